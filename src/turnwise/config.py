@@ -1,0 +1,361 @@
+"""All settings: plain dataclasses, a YAML file, and dotted overrides.
+
+>>> config = ConfigStore()
+>>> config.training.learning_rate = 3e-5
+>>> config.validate().training.learning_rate
+3e-05
+
+A misspelt name is an error when it is written, not a setting that silently does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import tempfile
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+
+from turnwise.errors import ConfigError, did_you_mean
+
+Positive = Annotated[int, Ge(1)]
+Probability = Annotated[float, Gt(0), Le(1)]
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field with its default and its one line of help."""
+    if isinstance(default, dict | list):
+        return field(default_factory=lambda: type(default)(default), metadata={"help": help})
+    return field(default=default, metadata={"help": help})
+
+
+class Section:
+    """Base of the sections: an unknown name is an error at once, with the nearest real one."""
+
+    # Read by pydantic, which does the type checks: nothing unknown, nothing infinite.
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = {f.name for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        if name not in known:
+            raise ConfigError(
+                f"{type(self).__name__} has no setting {name!r}. {did_you_mean(name, known)}"
+            )
+        object.__setattr__(self, name, value)
+
+
+@dataclass
+class ModelConfig(Section):
+    """Which model, and where it runs."""
+
+    model_name: str = setting("tiny", "A built-in model ('tiny') or a Hugging Face model id.")
+    local_path: str | None = setting(None, "A folder with the model, used instead of model_name.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto", "Precision of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
+    device: str = setting("auto", "cpu, cuda, cuda:1 ...; auto: a GPU if there is one.")
+    tensor_parallel_size: Positive = setting(1, "GPUs that one copy of the model is split over.")
+    trust_remote_code: bool = setting(False, "Run Python code that comes with the model.")
+
+
+@dataclass
+class InferenceConfig(Section):
+    """How the model is sampled, and how long a conversation may be."""
+
+    backend: Literal["local", "transformers", "vllm", "sglang", "scripted"] = setting(
+        "local", "The engine that generates."
+    )
+    max_tokens: Positive = setting(64, "Most tokens in one turn of the model.")
+    temperature: Annotated[float, Ge(0)] = setting(1.0, "Sampling temperature; 0 is greedy.")
+    top_p: Probability = setting(1.0, "Sample from the smallest set of tokens with this mass.")
+    multi_turn: bool = setting(True, "False ends every episode after the first action.")
+    max_turns: Positive = setting(10, "Most turns of the model in one episode.")
+
+
+@dataclass
+class TrainingConfig(Section):
+    """The learning algorithm and its numbers."""
+
+    adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ...")
+    learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Step size of the optimiser.")
+    gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount per token of the policy.")
+    lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
+    clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
+    num_epochs: Positive = setting(10, "How many epochs `fit` runs.")
+    batch_size: Positive = setting(32, "Episodes in one training step.")
+    use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
+    kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
+    seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
+
+
+@dataclass
+class CheckpointConfig(Section):
+    """Where runs are kept and how often they are saved."""
+
+    output_dir: str = setting("runs", "Folder that holds the run.")
+    save_interval: Positive = setting(1, "Save every so many epochs.")
+    keep_last_n: Positive = setting(3, "Keep so many of the newest checkpoints.")
+
+
+@dataclass
+class EnvironmentConfig(Section):
+    """Which environment, and what it is given.
+
+    An environment may read its settings as attributes or as from a dict: `config.max_steps`,
+    `config.get("size", 4)`, `config["size"]`. What is not a field is looked up in `params`.
+    """
+
+    name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
+    max_steps: Positive | None = setting(None, "Most actions; none: the environment's own limit.")
+    params: dict[str, Any] = setting({}, "The environment's own settings.")
+
+    @classmethod
+    def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:
+        """From whatever an environment is given: a config, a plain dict, or nothing."""
+        if config is None:
+            return cls()
+        if isinstance(config, EnvironmentConfig):
+            return config
+        if not isinstance(config, Mapping):
+            raise ConfigError(
+                f"an environment takes an EnvironmentConfig, a dict or None, "
+                f"got {type(config).__name__}"
+            )
+        fields = {f.name for f in dataclasses.fields(cls)} - {"params"}
+        own = {key: value for key, value in config.items() if key in fields}
+        params = {key: value for key, value in config.items() if key not in {*fields, "params"}}
+        return cls(**own, params={**config.get("params", {}), **params})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting by name, as from a dict; a field that is None counts as not given."""
+        if key in self.params:
+            return self.params[key]
+        value = getattr(self, key, None)
+        return default if value is None else value
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self:
+            return self.params[key] if key in self.params else getattr(self, key)
+        raise KeyError(f"environment has no setting {key!r}. {did_you_mean(key, self.params)}")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.params or key in {f.name for f in dataclasses.fields(self)}
+
+
+@dataclass
+class RayConfig(Section):
+    """Running on a Ray cluster."""
+
+    use_ray: bool = setting(False, "Run episodes and learners as Ray actors.")
+    num_actors: Positive = setting(1, "Workers that play episodes.")
+
+
+@dataclass
+class LoggingConfig(Section):
+    """What a run tells."""
+
+    level: Literal["debug", "info", "warning", "error"] = setting(
+        "info", "How much is logged."
+    )
+
+
+@dataclass
+class ConfigStore(Section):
+    """Every setting of a run. As it stands it trains the tiny model on a CPU, offline."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    def validate(self) -> Self:
+        """Check every value, turn near misses into the right type ("3e-5"), return self."""
+        checked = _checked(dataclasses.asdict(self), source="config")
+        for section in dataclasses.fields(checked):
+            setattr(self, section.name, getattr(checked, section.name))
+        return self
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
+        """Read a YAML file (none: the defaults), then apply `section.name=value` overrides."""
+        data = _read_yaml(Path(path)) if path is not None else {}
+        for override in overrides:
+            _apply_override(data, override)
+        return _checked(data, source=str(path) if path is not None else "config")
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str] | None = None) -> ConfigStore:
+        """The settings that a script's command line asks for.
+
+        `main.py --config-path=config --config-name=test training.batch_size=8`
+        """
+        parser = argparse.ArgumentParser(description="turnwise settings")
+        parser.add_argument("--config-path", metavar="DIR", help="folder of the YAML file")
+        parser.add_argument("--config-name", metavar="NAME", help="its name, with or without .yaml")
+        parser.add_argument("overrides", nargs="*", metavar="section.name=value")
+        args = parser.parse_args(argv)
+        return cls.load(find_config(args.config_path, args.config_name), args.overrides)
+
+    def save(self, path: str | Path) -> None:
+        """Write a YAML file with each setting's help beside it; the file is whole or not there."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_yaml())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def to_yaml(self) -> str:
+        """The settings as YAML, each under its line of help."""
+        self.validate()
+        lines: list[str] = []
+        for section in dataclasses.fields(self):
+            values = getattr(self, section.name)
+            lines += [f"# {(type(values).__doc__ or '').splitlines()[0]}", f"{section.name}:"]
+            for item in dataclasses.fields(values):
+                text = yaml.dump(
+                    {item.name: getattr(values, item.name)},
+                    Dumper=_Dumper,
+                    allow_unicode=True,
+                    sort_keys=False,
+                    width=1_000_000,
+                )
+                lines.append(f"  # {item.metadata['help']}")
+                lines += [f"  {line}" if line else "" for line in text.rstrip("\n").split("\n")]
+            lines.append("")
+        return "\n".join(lines)
+
+
+def find_config(folder: str | Path | None, name: str | None) -> Path | None:
+    """The file that `--config-path` and `--config-name` mean; None if neither is given."""
+    if folder is None and name is None:
+        return None
+    path = Path(folder or ".") / (name or "config")
+    return path if path.suffix in {".yaml", ".yml"} else path.with_name(path.name + ".yaml")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: 3e-5 is a number (YAML 1.1 would make it a string)."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the strings that `_Loader` would read as numbers."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_FLOAT = re.compile(
+    r"^[-+]?(\d[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?|\.[\d_]+([eE][-+]?\d+)?|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
+)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
+        hint = f" In {path.parent} there are: {', '.join(near)}." if near else ""
+        raise ConfigError(f"there is no configuration file {path}.{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
+    try:
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(
+            f"{path} holds a {type(data).__name__}, expected sections such as 'training:'"
+        )
+    return data
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    """Put one `section.name=value` into the nested mapping."""
+    key, equals, raw = override.partition("=")
+    path = key.strip().lstrip("+").split(".")
+    if not equals or len(path) < 2 or not all(path):
+        raise ConfigError(
+            f"cannot read the override {override!r}. Write section.name=value, "
+            "for example training.learning_rate=3e-5"
+        )
+    try:
+        value = yaml.load(raw, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError:
+        value = raw
+    if value is not None and not isinstance(value, str) and _takes_text(path):
+        value = raw  # model.model_name=123 names a model
+    place = data
+    for part in path[:-1]:
+        inner = place.get(part)
+        if inner is None:
+            inner = place[part] = {}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"cannot apply {override!r}: {part!r} is a value, not a section")
+        place = inner
+    place[path[-1]] = value
+
+
+def _takes_text(path: list[str]) -> bool:
+    hints = typing.get_type_hints(ConfigStore).get(path[0])
+    if hints is None or len(path) != 2:
+        return False
+    hint = typing.get_type_hints(hints).get(path[1])
+    return hint is str or str in typing.get_args(hint)
+
+
+@cache
+def _adapter() -> Any:
+    # Imported here: pydantic costs more than all the rest of this module, and only checks need it.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ConfigStore)
+
+
+def _checked(data: dict[str, Any], source: str) -> ConfigStore:
+    """A `ConfigStore` from nested mappings, or one error that names every problem."""
+    from pydantic import ValidationError
+
+    data = {name: {} if section is None else section for name, section in data.items()}
+    try:
+        store: ConfigStore = _adapter().validate_python(data)
+    except ValidationError as error:
+        problems = [_explain(problem) for problem in error.errors()]
+        raise ConfigError(f"{source}: " + "\n".join(problems)) from None
+    return store
+
+
+def _explain(problem: Any) -> str:
+    """One line about one bad value: the field, what it got, what it takes."""
+    where = [str(part) for part in problem["loc"]]
+    name = ".".join(where[:2])
+    if problem["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
+        owner: Any = ConfigStore if len(where) == 1 else _section_class(where[0])
+        known = [f.name for f in dataclasses.fields(owner)]
+        kind = "section" if len(where) == 1 else "setting"
+        return f"there is no {kind} {name!r}. {did_you_mean(where[-1], known)}"
+    return f"{name} got {problem['input']!r}. {problem['msg']}."
+
+
+def _section_class(name: str) -> Any:
+    return typing.get_type_hints(ConfigStore)[name]

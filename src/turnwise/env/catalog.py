@@ -1,0 +1,136 @@
+"""From a name, a class, a factory or an instance to as many fresh environments as are needed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from turnwise.config import EnvironmentConfig
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean
+
+EnvironmentFactory: TypeAlias = Callable[[], BaseEnvironment]
+EnvironmentSource: TypeAlias = (
+    str | BaseEnvironment | type[BaseEnvironment] | Callable[..., BaseEnvironment]
+)
+
+# The one line where a built-in environment is named.
+BUILT_IN: dict[str, str] = {
+    "guess-number": "turnwise.env.games.guess_number:GuessNumberEnvironment",
+    "grid-world": "turnwise.env.games.grid_world:GridWorldEnvironment",
+    "alphabet-sort": "turnwise.env.games.alphabet_sort:AlphabetSortEnvironment",
+    "shop": "turnwise.env.games.shop:ShopEnvironment",
+    "simple-game": "turnwise.env.games.simple:SimpleGameEnvironment",
+    "custom-game": "turnwise.env.games.custom:CustomGameEnvironment",
+}
+
+# "gym:CartPole-v1" is CartPole-v1 of the adapter named gym; the rest of the name goes to it.
+ADAPTERS: dict[str, str] = {
+    "gym": "turnwise.env.adapters.gymnasium:GymnasiumEnvironment",
+    "textarena": "turnwise.env.adapters.textarena:TextArenaEnvironment",
+    "reasoning-gym": "turnwise.env.adapters.reasoning_gym:ReasoningGymEnvironment",
+}
+
+
+def environment_factory(
+    source: EnvironmentSource,
+    config: EnvironmentConfig | Mapping[str, Any] | None = None,
+) -> EnvironmentFactory:
+    """A function that makes a fresh environment each time it is called.
+
+    `source` is a name from the catalogue, `path.py:Class`, `module:Class`, a class, a factory
+    (a function without arguments, or one that takes the config), or an instance, which stays
+    untouched: each call spawns a copy of it.
+    """
+    config = EnvironmentConfig.of(config)
+    if isinstance(source, str):
+        return _factory_by_name(source, config)
+    if isinstance(source, BaseEnvironment):
+        return source.spawn
+    if not callable(source):
+        raise ConfigError(
+            f"an environment must be a name, a class, a factory or an instance, "
+            f"got {type(source).__name__}"
+        )
+    takes_config = isinstance(source, type) or bool(inspect.signature(source).parameters)
+
+    def make() -> BaseEnvironment:
+        env = source(config) if takes_config else source()
+        if not isinstance(env, BaseEnvironment):
+            raise EnvironmentFault(
+                f"the environment factory {_name_of(source)} returned {type(env).__name__}, "
+                "expected a BaseEnvironment. Derive the class from turnwise.BaseEnvironment."
+            )
+        return env
+
+    return make
+
+
+def make_environment(
+    source: EnvironmentSource,
+    config: EnvironmentConfig | Mapping[str, Any] | None = None,
+) -> BaseEnvironment:
+    """One fresh environment."""
+    return environment_factory(source, config)()
+
+
+def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory:
+    prefix, colon, rest = name.partition(":")
+    if colon and prefix in ADAPTERS:
+        adapter = _import_object(ADAPTERS[prefix])
+        return lambda: adapter(rest, config)
+    if colon:
+        return environment_factory(_import_object(name), config)
+    if name in BUILT_IN:
+        return environment_factory(_import_object(BUILT_IN[name]), config)
+    raise ConfigError(
+        f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
+        "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
+    )
+
+
+def _import_object(target: str) -> Any:
+    """The object that `path.py:Name` or `package.module:Name` means."""
+    place, _, attribute = target.rpartition(":")
+    if place.endswith(".py"):
+        module = _import_file(Path(place))
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+            raise ConfigError(
+                f"there is no module {place!r} for {target!r}. "
+                "A file is written with its ending: path/to/file.py:ClassName"
+            ) from None
+    if not hasattr(module, attribute):
+        names = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isclass(value) and issubclass(value, BaseEnvironment)
+        ]
+        raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(attribute, names)}")
+    return getattr(module, attribute)
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    # A stable name, registered, so that objects of the file can be copied and pickled.
+    name = f"turnwise_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _name_of(source: object) -> str:
+    return getattr(source, "__qualname__", type(source).__name__)

@@ -1,0 +1,133 @@
+"""The one way in which turnwise calls an environment: seeds, async, and checked results.
+
+Episodes, the checker, `turnwise play` and the scripted players all go through `reset_environment`
+and `step_environment`, so a mistake in an environment is found and named in one place.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import EnvironmentFault
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gave, with ending and cutting told apart.
+
+    >>> StepResult("You win.", 1.0, terminated=True, truncated=False, info={"success": True}).done
+    True
+    """
+
+    observation: str
+    """What the agent reads next."""
+    reward: float
+    """Finite."""
+    terminated: bool
+    """The episode came to its own end."""
+    truncated: bool
+    """The episode was cut: `info["truncated"]`, or out of steps."""
+    info: dict[str, Any]
+    """Whatever the environment added."""
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
+async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> str:
+    """Begin an episode and return the first observation.
+
+    The seed reaches the environment both ways it may ask for it: by `seed()`, and as
+    `reset(seed=...)` if its signature has that argument.
+    """
+    env._done = False
+    env.step_count = 0
+    if seed is not None:
+        env.seed(seed)
+    arguments = {"seed": seed} if accepts_seed(env) else {}
+    observation = env.reset(**arguments)
+    if inspect.isawaitable(observation):
+        observation = await observation
+    return _checked_observation(env, "reset()", observation)
+
+
+async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
+    """Carry out one action and check what came back."""
+    count_before = env.step_count
+    result = env.step(action)
+    if inspect.isawaitable(result):
+        result = await result
+    if env.step_count == count_before:
+        # The environment does not count for itself; one that does is left alone.
+        env.step_count = count_before + 1
+    return checked_step(env, result)
+
+
+def accepts_seed(env: BaseEnvironment) -> bool:
+    """Whether `reset` takes `seed`."""
+    parameters = inspect.signature(env.reset).parameters.values()
+    return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def checked_step(env: BaseEnvironment, result: object) -> StepResult:
+    """Turn what `step` returned into a `StepResult`, or say what is wrong with it."""
+    who = type(env).__name__
+    if not isinstance(result, tuple | list) or len(result) != 4:
+        got = f"{len(result)} values" if isinstance(result, tuple | list) else _kind(result)
+        cure = "Return (observation, reward, done, info)."
+        if isinstance(result, tuple) and len(result) == 5:
+            cure += " For a Gymnasium environment use turnwise.env.GymnasiumEnvironment."
+        raise EnvironmentFault(f"{who}.step() returned {got}, expected 4. {cure}")
+    observation, reward, done, info = result
+    observation = _checked_observation(env, "step()", observation)
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        raise EnvironmentFault(
+            f"{who}.step() returned a reward of {_kind(reward)}, expected a number. "
+            "Return 0.0 where nothing was earned."
+        ) from None
+    if not math.isfinite(number):
+        raise EnvironmentFault(
+            f"{who}.step() returned the reward {number}, expected a finite number. "
+            "Look for a division by zero or a logarithm of zero in the reward."
+        )
+    if info is None:
+        info = {}
+    if not isinstance(info, dict):
+        raise EnvironmentFault(
+            f"{who}.step() returned info of {_kind(info)}, expected a dict. Return {{}} for none."
+        )
+    over = _checked_flag(env, done)
+    cut = bool(info.get("truncated", False))
+    out_of_steps = not over and env.step_count >= env.max_steps
+    return StepResult(observation, number, over and not cut, cut or out_of_steps, info)
+
+
+def _checked_observation(env: BaseEnvironment, call: str, observation: object) -> str:
+    if isinstance(observation, str):
+        return observation
+    raise EnvironmentFault(
+        f"{type(env).__name__}.{call} returned an observation of {_kind(observation)}, "
+        "expected str. Describe the state in words, or return json.dumps(...) of it."
+    )
+
+
+def _checked_flag(env: BaseEnvironment, done: object) -> bool:
+    # numpy's bool_ is not a bool; a 0 or 1 is taken too, a list or a string is a mistake.
+    if isinstance(done, bool) or (
+        not isinstance(done, str | bytes | list | tuple | dict) and done in (0, 1)
+    ):
+        return bool(done)
+    raise EnvironmentFault(
+        f"{type(env).__name__}.step() returned done={done!r}, expected True or False."
+    )
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else f"type {type(value).__name__}"

@@ -1,0 +1,118 @@
+"""Playing an environment without a model: the expert, the random player, or any function."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from turnwise.deadlines import run_sync
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.types import EpisodeStatus, Trajectory
+
+Player: TypeAlias = Callable[[BaseEnvironment, str], str | Awaitable[str]]
+"""Given the environment and the last observation, say the next action."""
+
+OnStep: TypeAlias = Callable[[str, StepResult], None]
+"""Told of each action and what came of it."""
+
+
+def expert_player(env: BaseEnvironment, observation: str) -> str:
+    """The environment's own scripted expert: the upper bound, and the warm start's teacher."""
+    action = env.expert_action()
+    if action is None:
+        raise ConfigError(
+            f"{type(env).__name__} has no expert. Give it an expert_action() method, "
+            "or choose another player."
+        )
+    return action
+
+
+def random_player(seed: int | None = None) -> Player:
+    """A player that takes valid random actions: the lower bound."""
+    rng = random.Random(seed)
+
+    def play(env: BaseEnvironment, observation: str) -> str:
+        action = env.sample_action(rng)
+        if action is None:
+            raise ConfigError(
+                f"{type(env).__name__} has no random actions. Give it a sample_action(rng) "
+                "method, or choose another player."
+            )
+        return action
+
+    return play
+
+
+async def play_episode_async(
+    env: BaseEnvironment,
+    player: Player,
+    seed: int | None = None,
+    on_step: OnStep | None = None,
+) -> Trajectory:
+    """Play one episode; an environment that fails gives a trajectory that says so.
+
+    What the player itself raises is the caller's own affair, and flies.
+    """
+    trajectory = Trajectory(seed=seed)
+    try:
+        observation = await reset_environment(env, seed)
+    except Exception as error:  # the one boundary at which an environment's failure becomes data
+        return _failed(trajectory, "reset", error)
+    trajectory.prompts = [env.get_prompt_prefix(), observation]
+    while True:
+        action = player(env, observation)
+        if inspect.isawaitable(action):
+            action = await action
+        try:
+            trajectory.states.append(env.get_state_description())
+            trajectory.actions.append(action)
+            result = await step_environment(env, action)
+        except Exception as error:  # the same boundary
+            return _failed(trajectory, "step", error)
+        trajectory.observations.append(result.observation)
+        trajectory.rewards.append(result.reward)
+        trajectory.dones.append(result.done)
+        trajectory.infos.append(result.info)
+        if on_step is not None:
+            on_step(action, result)
+        if result.done:
+            trajectory.status = _ending(result)
+            return trajectory
+        observation = result.observation
+
+
+def play_episode(
+    env: BaseEnvironment,
+    player: Player,
+    seed: int | None = None,
+    on_step: OnStep | None = None,
+) -> Trajectory:
+    """`play_episode_async` for ordinary code.
+
+    >>> from turnwise.env import GuessNumberEnvironment
+    >>> play_episode(GuessNumberEnvironment(), expert_player, seed=1).success
+    True
+    """
+    return run_sync(play_episode_async(env, player, seed, on_step))
+
+
+def _ending(result: StepResult) -> EpisodeStatus:
+    if not result.truncated:
+        return EpisodeStatus.DONE
+    if result.info.get("truncated"):
+        return EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+    return EpisodeStatus.TRUNCATED_BY_TURNS
+
+
+def _failed(trajectory: Trajectory, call: str, error: Exception) -> Trajectory:
+    trajectory.status = EpisodeStatus.ENVIRONMENT_ERROR
+    trajectory.error = (
+        str(error)
+        if isinstance(error, TurnwiseError)
+        else f"{call}() raised {type(error).__name__}: {error}"
+    )
+    return trajectory

@@ -1,0 +1,63 @@
+"""Every error that turnwise raises on purpose, and the words that make it useful.
+
+One base, few categories, each also a standard type, so that `except ValueError` in a user's
+code keeps working. A message says what was wrong, what was given, what was expected, the cure.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable
+from types import ModuleType
+
+
+class TurnwiseError(Exception):
+    """Base of all errors that turnwise raises on purpose."""
+
+
+class ConfigError(TurnwiseError, ValueError):
+    """A setting, a name or an argument is not one that turnwise takes."""
+
+
+class EnvironmentFault(TurnwiseError, RuntimeError):
+    """An environment broke its contract: wrong type, wrong shape, or it raised."""
+
+
+class RewardError(TurnwiseError, RuntimeError):
+    """A reward function raised, timed out, or returned something that is not a finite number."""
+
+
+class ToolError(TurnwiseError, RuntimeError):
+    """A tool was defined or called in a way that cannot work."""
+
+
+class DeadlineExceeded(TurnwiseError, TimeoutError):
+    """Something that can wait waited longer than it may."""
+
+
+class MissingExtraError(TurnwiseError, ImportError):
+    """An optional package is needed and not installed."""
+
+
+def import_extra(module: str, extra: str) -> ModuleType:
+    """Import an optional package, or say the exact command that installs it."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A broken import inside an installed package must not be reported as "not installed".
+        if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
+            raise
+        raise MissingExtraError(
+            f"{module.split('.')[0]} is not installed, and this needs it. "
+            f"Install it with: pip install 'turnwise[{extra}]'"
+        ) from None
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """End of an error message: the nearest real name if one is near, else all of them."""
+    known = sorted(options)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Known: {', '.join(known)}." if known else "None exist."

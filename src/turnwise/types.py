@@ -1,0 +1,157 @@
+"""The data that all parts speak: how an episode ended, and what happened in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, overload
+
+from turnwise.errors import ConfigError, did_you_mean
+
+
+class EpisodeStatus(str, Enum):
+    """How an episode ended. An episode that failed is data: it has a status, never a silent 0."""
+
+    DONE = "done"
+    TRUNCATED_BY_ENVIRONMENT = "truncated_by_environment"
+    TRUNCATED_BY_TURNS = "truncated_by_turns"
+    TRUNCATED_BY_TOKENS = "truncated_by_tokens"
+    TRUNCATED_BY_TIME = "truncated_by_time"
+    ENVIRONMENT_ERROR = "environment_error"
+    TOOL_ERROR = "tool_error"
+    ENGINE_ERROR = "engine_error"
+    REWARD_ERROR = "reward_error"
+
+    @property
+    def is_truncated(self) -> bool:
+        """The episode was cut before its own end; its last state still has a value."""
+        return self.value.startswith("truncated_")
+
+    @property
+    def is_error(self) -> bool:
+        """Something broke; the rewards of this episode mean nothing."""
+        return self.value.endswith("_error")
+
+
+@dataclass
+class Trajectory:
+    """One episode as text: what was seen, done and earned, turn by turn.
+
+    The lists run in parallel: in `states[t]` the agent said `actions[t]`, the environment
+    answered `observations[t]` and gave `rewards[t]`. Fields can be read by item too.
+
+    >>> t = Trajectory(states=["door"], actions=["open"], rewards=[1.0], dones=[True], infos=[{}])
+    >>> t.total_reward, t["num_turns"]
+    (1.0, 1)
+    """
+
+    states: list[str] = field(default_factory=list)
+    """`get_state_description()` before each action."""
+    actions: list[str] = field(default_factory=list)
+    """What the agent said, one text a turn."""
+    rewards: list[float] = field(default_factory=list)
+    """The environment's reward for each action."""
+    dones: list[bool] = field(default_factory=list)
+    """Whether the environment said the episode was over after each action."""
+    infos: list[dict[str, Any]] = field(default_factory=list)
+    """The `info` of each step; `success` and `invalid_action` are understood by the rewards."""
+    observations: list[str] = field(default_factory=list)
+    """What the environment answered to each action."""
+    prompts: list[str] = field(default_factory=list)
+    """The opening: what the agent was told before its first action."""
+    status: EpisodeStatus = EpisodeStatus.DONE
+    """How it ended."""
+    seed: int | None = None
+    """The seed of the environment, if it was given one."""
+    error: str | None = None
+    """What went wrong, when `status.is_error`."""
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the step rewards."""
+        return float(sum(self.rewards))
+
+    @property
+    def num_turns(self) -> int:
+        """How many actions were taken."""
+        return len(self.actions)
+
+    @property
+    def success(self) -> bool:
+        """Whether the last step said so (`info["success"]`)."""
+        return bool(self.infos and self.infos[-1].get("success", False))
+
+    def __getitem__(self, name: str) -> Any:
+        if name in _TRAJECTORY_NAMES:
+            return getattr(self, name)
+        raise KeyError(f"a trajectory has no {name!r}. {did_you_mean(name, _TRAJECTORY_NAMES)}")
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name) if name in _TRAJECTORY_NAMES else default
+
+    def keys(self) -> tuple[str, ...]:
+        return _TRAJECTORY_NAMES
+
+    def __contains__(self, name: object) -> bool:
+        return name in _TRAJECTORY_NAMES
+
+    @classmethod
+    def of(cls, data: Trajectory | Mapping[str, Any]) -> Trajectory:
+        """A trajectory from a plain mapping, as hand-written harnesses make them."""
+        if isinstance(data, Trajectory):
+            return data
+        if not isinstance(data, Mapping):
+            raise ConfigError(
+                f"expected a Trajectory or a mapping with its fields, got {type(data).__name__}"
+            )
+        names = {f.name for f in dataclasses.fields(cls)}
+        known = {key: value for key, value in data.items() if key in names}
+        return cls(**known)
+
+
+_TRAJECTORY_NAMES: tuple[str, ...] = (
+    *(f.name for f in dataclasses.fields(Trajectory)),
+    "total_reward",
+    "num_turns",
+    "success",
+)
+
+
+@dataclass
+class RolloutData(Sequence[Trajectory]):
+    """A batch of trajectories: a sequence of them, with the batch's own figures."""
+
+    trajectories: list[Trajectory] = field(default_factory=list)
+    """The episodes, in the order in which they were asked for."""
+
+    @overload
+    def __getitem__(self, index: int) -> Trajectory: ...
+    @overload
+    def __getitem__(self, index: slice) -> RolloutData: ...
+    def __getitem__(self, index: int | slice) -> Trajectory | RolloutData:
+        if isinstance(index, slice):
+            return RolloutData(self.trajectories[index])
+        return self.trajectories[index]
+
+    def __len__(self) -> int:
+        return len(self.trajectories)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        return iter(self.trajectories)
+
+    @property
+    def total_rewards(self) -> list[float]:
+        """Each episode's sum of step rewards."""
+        return [trajectory.total_reward for trajectory in self.trajectories]
+
+    @property
+    def num_turns(self) -> int:
+        """Turns of all episodes together."""
+        return sum(trajectory.num_turns for trajectory in self.trajectories)
+
+    def count_statuses(self) -> dict[EpisodeStatus, int]:
+        """How many episodes ended in which way."""
+        return dict(Counter(trajectory.status for trajectory in self.trajectories))
