@@ -163,9 +163,7 @@ class RayConfig(Section):
 class LoggingConfig(Section):
     """What a run tells."""
 
-    level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "How much is logged."
-    )
+    level: Literal["debug", "info", "warning", "error"] = setting("info", "How much is logged.")
 
 
 @dataclass

@@ -2,12 +2,15 @@
 
 A user's function may block, so it never runs on the event loop: sync code gets a daemon thread
 of its own. Python cannot kill a thread; one that overruns is left behind, named after what it
-was doing, and cannot keep the process alive (an executor's threads would).
+was doing, and cannot keep the process alive (an executor's threads would). Async code runs on
+the loop: it is cancelled when it overruns, but one that blocks instead of awaiting holds up all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
@@ -27,18 +30,39 @@ async def call_with_deadline(
 ) -> Any:
     """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds."""
     try:
-        async with asyncio.timeout(timeout):
-            if inspect.iscoroutinefunction(function):
-                return await function(*args, **kwargs)
-            result = await _in_thread(lambda: function(*args, **kwargs), waiting_for)
-            return await result if inspect.isawaitable(result) else result
-    except TimeoutError as error:
-        if isinstance(error, DeadlineExceeded) or timeout is None:
+        async with asyncio.timeout(timeout) as limit:
+            if is_async(function):
+                result = await function(*args, **kwargs)
+            else:
+                result = await _in_thread(lambda: function(*args, **kwargs), waiting_for)
+                if inspect.isawaitable(result):
+                    result = await result
+    except TimeoutError:
+        if not limit.expired():
+            raise  # the function's own, such as a socket's
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
             raise
-        raise DeadlineExceeded(
-            f"{waiting_for} took longer than {timeout:g} s. "
-            "Make it faster, or raise its limit in the configuration."
-        ) from None
+        # Nobody cancelled us: something that the function waited for was. That is its failure.
+        raise RuntimeError(f"{waiting_for} was cancelled from within") from None
+    else:
+        # A bare `except:` in the function can swallow the cancellation and still return.
+        if not limit.expired():
+            return result
+    raise DeadlineExceeded(
+        f"{waiting_for} took longer than {timeout:g} s. "
+        "Make it faster, or raise its limit in the configuration."
+    )
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine: also for partials and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
 
 
 async def _in_thread(function: Callable[[], Any], name: str) -> Any:
@@ -58,16 +82,21 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
         error: BaseException | None = None
         try:
             result = function()
-        except StopIteration:
-            error = RuntimeError(f"{name} raised StopIteration")  # a future cannot carry it
         except BaseException as raised:  # sys.exit in user code must not end our thread silently
-            error = raised if isinstance(raised, Exception) else RuntimeError(repr(raised))
+            error = raised
+            # A future cannot carry StopIteration, and what is no Exception would end the loop.
+            if isinstance(raised, StopIteration) or not isinstance(raised, Exception):
+                error = RuntimeError(f"{name} raised {raised!r}")
+                error.__cause__ = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop closed while an overrunning call was still at work
             return
 
-    threading.Thread(target=work, name=f"turnwise: {name}", daemon=True).start()
+    context = contextvars.copy_context()
+    threading.Thread(
+        target=context.run, args=(work,), name=f"turnwise: {name}", daemon=True
+    ).start()
     return await future
 
 
@@ -86,7 +115,10 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         except BaseException as raised:
             failure.append(raised)
 
-    thread = threading.Thread(target=work, name="turnwise: run_sync", daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(
+        target=context.run, args=(work,), name="turnwise: run_sync", daemon=True
+    )
     thread.start()
     thread.join()
     if failure:

@@ -50,7 +50,7 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     if seed is not None:
         env.seed(seed)
     arguments = {"seed": seed} if accepts_seed(env) else {}
-    observation = env.reset(**arguments)
+    observation: object = env.reset(**arguments)
     if inspect.isawaitable(observation):
         observation = await observation
     return _checked_observation(env, "reset()", observation)
@@ -59,7 +59,7 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
 async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
     """Carry out one action and check what came back."""
     count_before = env.step_count
-    result = env.step(action)
+    result: object = env.step(action)
     if inspect.isawaitable(result):
         result = await result
     if env.step_count == count_before:

@@ -33,7 +33,8 @@ def expert_player(env: BaseEnvironment, observation: str) -> str:
 
 def random_player(seed: int | None = None) -> Player:
     """A player that takes valid random actions: the lower bound."""
-    rng = random.Random(seed)
+    # Not the stream that an environment of the same seed draws from.
+    rng = random.Random(None if seed is None else f"player {seed}")
 
     def play(env: BaseEnvironment, observation: str) -> str:
         action = env.sample_action(rng)

@@ -1,0 +1,109 @@
+"""Algorithms: pure functions on tensors. Advantages, policy and value losses, KL, correction.
+
+Shapes are [B, T]: a batch of B episodes, T tokens each, of which `response_mask` marks those that
+the policy sampled. What takes a mask never lets a masked token change a result.
+"""
+
+from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
+from turnwise.algo.advantages.outcome import (
+    compute_dr_grpo_advantage,
+    compute_gdpo_advantage,
+    compute_gpg_advantage,
+    compute_grpo_advantage,
+    compute_grpo_passk_advantage,
+    compute_opo_advantage,
+    compute_reinforce_plus_plus_advantage,
+    compute_reinforce_plus_plus_baseline_advantage,
+    compute_remax_advantage,
+    compute_rloo_advantage,
+)
+from turnwise.algo.advantages.token_baseline import compute_optimal_token_baseline_advantage
+from turnwise.algo.advantages.turns import (
+    compute_gigpo_advantage,
+    compute_turn_gae_advantage_return,
+    compute_turn_grpo_advantage,
+)
+from turnwise.algo.choose import (
+    ADVANTAGE_ESTIMATORS,
+    POLICY_LOSSES,
+    compute_advantages,
+    get_advantage_estimator,
+    get_policy_loss,
+)
+from turnwise.algo.correction import (
+    compute_importance_weights,
+    compute_rejection_mask,
+    measure_log_prob_gap,
+)
+from turnwise.algo.kl import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
+from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
+from turnwise.algo.losses.geo_mean import compute_geo_mean_loss
+from turnwise.algo.losses.gspo import compute_gspo_loss
+from turnwise.algo.losses.ppo import compute_policy_loss, compute_ppo_loss
+from turnwise.algo.losses.sapo import compute_sapo_loss
+from turnwise.algo.losses.value import (
+    compute_entropy_loss,
+    compute_value_loss,
+    entropy_from_logits,
+    explained_variance,
+)
+from turnwise.algo.losses.weighted import (
+    compute_cispo_loss,
+    compute_dppo_kl_loss,
+    compute_dppo_tv_loss,
+    compute_gpg_loss,
+    compute_reinforce_loss,
+)
+from turnwise.algo.masked import BatchTotals, aggregate_loss, masked_mean
+from turnwise.algo.recurrence import discounted_suffix_sum
+
+__all__ = [
+    "ADVANTAGE_ESTIMATORS",
+    "POLICY_LOSSES",
+    "BatchTotals",
+    "KLController",
+    "aggregate_loss",
+    "apply_kl_penalty",
+    "compute_advantages",
+    "compute_cispo_loss",
+    "compute_clip_cov_loss",
+    "compute_dppo_kl_loss",
+    "compute_dppo_tv_loss",
+    "compute_dr_grpo_advantage",
+    "compute_entropy_loss",
+    "compute_gae_advantage_return",
+    "compute_gdpo_advantage",
+    "compute_geo_mean_loss",
+    "compute_gigpo_advantage",
+    "compute_gpg_advantage",
+    "compute_gpg_loss",
+    "compute_grpo_advantage",
+    "compute_grpo_passk_advantage",
+    "compute_gspo_loss",
+    "compute_importance_weights",
+    "compute_kl_cov_loss",
+    "compute_kl_penalty",
+    "compute_opo_advantage",
+    "compute_optimal_token_baseline_advantage",
+    "compute_policy_loss",
+    "compute_ppo_loss",
+    "compute_reinforce_loss",
+    "compute_reinforce_plus_plus_advantage",
+    "compute_reinforce_plus_plus_baseline_advantage",
+    "compute_rejection_mask",
+    "compute_remax_advantage",
+    "compute_rloo_advantage",
+    "compute_sapo_loss",
+    "compute_turn_gae_advantage_return",
+    "compute_turn_grpo_advantage",
+    "compute_value_loss",
+    "discounted_suffix_sum",
+    "entropy_from_logits",
+    "estimate_advantages",
+    "estimate_kl",
+    "explained_variance",
+    "get_advantage_estimator",
+    "get_policy_loss",
+    "masked_mean",
+    "measure_log_prob_gap",
+]

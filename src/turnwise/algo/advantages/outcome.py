@@ -1,0 +1,258 @@
+"""Advantages from what whole episodes earned, without a critic.
+
+An episode's score s_i is the sum of its rewards on the policy's tokens; its advantage is the same
+on each of its tokens, and 0 on masked ones. An episode that is alone in its group gets 0: with
+nothing to compare it with, a raw score would only push by the arbitrary zero of the reward scale.
+(VERL's looped forms give such an episode its raw score, its vectorised ones give 0.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from turnwise.algo.groups import GroupIndex, Groups
+from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten_
+from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.tiling import row_tiles
+from turnwise.errors import ConfigError
+
+
+@torch.no_grad()
+def compute_grpo_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    *,
+    norm_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GRPO (Shao et al., https://arxiv.org/abs/2402.03300): compare with the group.
+
+        A_i = (s_i − mean_group(s)) / (std_group(s) + ε)
+
+    With `norm_by_std=False` the division is left out, as in Dr. GRPO (Liu et al.,
+    https://arxiv.org/abs/2503.20783): it weighs easy and hard questions alike.
+
+    Args:
+        token_level_rewards: [B, T].
+        response_mask: [B, T].
+        index: [B], the group of each episode.
+
+    Returns:
+        advantages, returns: [B, T], the same tensor.
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    return _on_tokens(_group_relative(scores, index, norm_by_std, epsilon), mask)
+
+
+def compute_dr_grpo_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIndex
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Dr. GRPO (https://arxiv.org/abs/2503.20783): A_i = s_i − mean_group(s).
+
+    Use it with the loss aggregation "seq-mean-token-sum-norm", which is its other half.
+    """
+    return compute_grpo_advantage(token_level_rewards, response_mask, index, norm_by_std=False)
+
+
+@torch.no_grad()
+def compute_grpo_passk_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    *,
+    norm_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pass@k (Tang et al., https://arxiv.org/abs/2503.19595): only a group's best is rewarded.
+
+        A_best = (s_best − s_second) / (std_group(s) + ε),   0 for all others
+
+    Of equal bests the first counts; its margin is 0 then anyway.
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    groups = Groups.of(index, scores.device)
+    if bool(groups.is_alone.any()):
+        raise ConfigError("grpo_passk needs at least 2 episodes in each group, got a group of 1")
+    best, second = groups.best_two(scores)
+    margin = torch.zeros_like(scores)
+    margin[best] = scores[best] - scores[second]
+    if norm_by_std:
+        margin /= groups.std(scores) + epsilon
+    return _on_tokens(margin, mask)
+
+
+@torch.no_grad()
+def compute_gdpo_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    *,
+    reward_parts: torch.Tensor | None = None,
+    part_weights: Sequence[float] | None = None,
+    norm_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GDPO (Liu et al., https://arxiv.org/abs/2601.05242): normalise each part of the reward.
+
+        A_i = whiten( Σ_k w_k (s_ik − mean_group(s_k)) / (std_group(s_k) + ε) )
+
+    so that a part with a large spread cannot drown the others.
+
+    Args:
+        reward_parts: [B, D], the score of each episode in each part (format, accuracy, ...);
+            without it the one part is the sum of the rewards.
+        part_weights: D weights; 1 each if not given.
+    """
+    mask = as_mask(response_mask)
+    if reward_parts is None:
+        reward_parts = _scores(token_level_rewards, mask)[:, None]
+    weights = [1.0] * reward_parts.shape[1] if part_weights is None else list(part_weights)
+    if len(weights) != reward_parts.shape[1]:
+        raise ConfigError(
+            f"gdpo got {len(weights)} part_weights for {reward_parts.shape[1]} reward parts"
+        )
+    total = torch.zeros_like(reward_parts[:, 0], dtype=torch.float64)
+    for part, weight in zip(reward_parts.double().unbind(1), weights, strict=True):
+        total += weight * _group_relative(part, index, norm_by_std, epsilon)
+    return _whitened_on_tokens(total, mask)
+
+
+@torch.no_grad()
+def compute_rloo_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIndex
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """RLOO (Ahmadian et al., https://arxiv.org/abs/2402.14740): leave one out.
+
+        A_i = s_i − mean_(j ≠ i)(s_j) = n / (n − 1) · (s_i − mean_group(s))
+
+    The baseline does not depend on the episode itself, so the gradient is unbiased.
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    groups = Groups.of(index, scores.device)
+    scale = groups.sizes / (groups.sizes - 1).clamp(min=1)
+    return _on_tokens(groups.centred(scores) * scale, mask)
+
+
+@torch.no_grad()
+def compute_opo_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIndex
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """OPO (Hao et al., https://arxiv.org/abs/2505.23585): a baseline weighted by length.
+
+        A_i = s_i − Σ_group(l_j s_j) / Σ_group(l_j),    l_j = number of policy tokens
+
+    the variance-minimising baseline if each token's gradient has the same norm.
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    groups = Groups.of(index, scores.device)
+    lengths = mask.sum(1)
+    baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
+    return _on_tokens(torch.where(groups.is_alone, 0.0, scores - baseline), mask)
+
+
+@torch.no_grad()
+def compute_gpg_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    *,
+    f_norm: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GPG (Chu et al., https://arxiv.org/abs/2504.02546): centred, scaled by how many scored.
+
+    A_i = (B / #{j : s_j ≠ 0}) · (s_i − mean_group(s)) / f_norm
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1)
+    groups = Groups.of(index, scores.device)
+    return _on_tokens(alpha * groups.centred(scores) / f_norm, mask)
+
+
+@torch.no_grad()
+def compute_reinforce_plus_plus_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """REINFORCE++ (Hu et al., https://arxiv.org/abs/2501.03262): whitened discounted returns.
+
+    R_t = Σ_k γ^k r_(t+k) over policy tokens        A = whiten(R) over the batch
+    """
+    mask = as_mask(response_mask)
+    returns = discounted_suffix_sum(token_level_rewards, mask, gamma)
+    return masked_whiten_(returns.clone(), mask), returns
+
+
+@torch.no_grad()
+def compute_reinforce_plus_plus_baseline_advantage(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIndex
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """REINFORCE++ with a group baseline (https://arxiv.org/abs/2501.03262).
+
+    A = whiten over the batch of (s_i − mean_group(s))
+    """
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    return _whitened_on_tokens(Groups.of(index, scores.device).centred(scores), mask)
+
+
+@torch.no_grad()
+def compute_remax_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    reward_baselines: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """ReMax (Li et al., https://arxiv.org/abs/2310.10505): the greedy episode is the baseline.
+
+        A_t = Σ_(k ≥ 0) r_(t+k) − b_i
+
+    Args:
+        reward_baselines: [B], the score of the greedy episode from the same start.
+    """
+    mask = as_mask(response_mask)
+    returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)
+    baselines = reward_baselines.to(returns.dtype)[:, None]
+    advantages = torch.empty_like(returns)
+    for rows in row_tiles(returns):
+        advantages[rows] = keep(returns[rows] - baselines[rows], mask[rows])
+    return advantages, returns
+
+
+def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """What each episode earned [B], in float64: a group's mean and spread may nearly cancel."""
+    return masked_row_sum(token_level_rewards, mask).double()
+
+
+def _group_relative(
+    scores: torch.Tensor, index: GroupIndex, norm_by_std: bool, epsilon: float
+) -> torch.Tensor:
+    groups = Groups.of(index, scores.device)
+    centred = groups.centred(scores)
+    return centred / (groups.std(scores) + epsilon) if norm_by_std else centred
+
+
+def _on_tokens(scores: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each episode's number on each of its tokens; advantages and returns are the same."""
+    advantages = torch.mul(mask.view(torch.uint8), scores.float()[:, None])
+    return advantages, advantages
+
+
+def _whitened_on_tokens(
+    scores: torch.Tensor, mask: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same, whitened over the tokens of the batch.
+
+    Done on the [B] numbers, each counted as often as it has tokens: the same result as whitening
+    the [B, T] tensor, without touching it.
+    """
+    lengths = mask.sum(1).double()
+    count = lengths.sum().clamp(min=1)
+    mean = (scores * lengths).sum() / count
+    variance = ((scores - mean).square() * lengths).sum() / (count - 1).clamp(min=1)
+    return _on_tokens((scores - mean) * torch.rsqrt(variance + 1e-8), mask)

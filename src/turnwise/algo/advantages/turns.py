@@ -1,0 +1,220 @@
+"""Advantages turn by turn: an action is what the agent said in one turn, not one token.
+
+All three estimators give every token of a turn the same advantage. Turns are told by `turn_ids`
+[B, T] (which turn each policy token belongs to, from 0); without it each unbroken run of policy
+tokens is a turn, which is what chat templates produce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from turnwise.algo.advantages.gae import compute_gae_advantage_return
+from turnwise.algo.groups import GroupIndex, Groups
+from turnwise.algo.masked import as_mask, keep, masked_whiten_
+from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of a batch: [B, K], where K is the most turns of any episode."""
+
+    ids: torch.Tensor
+    """[B, T], the turn of each policy token; 0 on masked tokens."""
+    mask: torch.Tensor
+    """[B, T] bool, the policy's tokens."""
+    exists: torch.Tensor
+    """[B, K] bool, whether the episode has that turn."""
+
+    @classmethod
+    def of(cls, mask: torch.Tensor, turn_ids: torch.Tensor | None = None) -> Turns:
+        if turn_ids is None:
+            starts = mask.clone()
+            starts[:, 1:] &= ~mask[:, :-1]
+            turn_ids = starts.cumsum(1) - 1
+        ids = torch.where(mask, turn_ids.long(), 0)
+        num_turns = int(ids.max()) + 1 if ids.numel() else 0
+        exists = torch.zeros(len(mask), num_turns, dtype=torch.long, device=mask.device)
+        exists.scatter_add_(1, ids, mask.long())
+        return cls(ids, mask, exists > 0)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Total of each turn: [B, T] -> [B, K]."""
+        x = keep(x.float(), self.mask)
+        return x.new_zeros(self.exists.shape).scatter_add_(1, self.ids, x)
+
+    def first(self, x: torch.Tensor) -> torch.Tensor:
+        """x at the first token of each turn: [B, T] -> [B, K]."""
+        length = self.ids.shape[1]
+        position = torch.arange(length, device=x.device).expand_as(self.ids)
+        position = torch.where(self.mask, position, length)
+        first = torch.full_like(self.exists, length, dtype=torch.long)
+        first.scatter_reduce_(1, self.ids, position, "amin")
+        return keep(x.float().gather(1, first.clamp(max=length - 1)), self.exists)
+
+    def on_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Each turn's number on each of its tokens: [B, K] -> [B, T]."""
+        return keep(x.gather(1, self.ids), self.mask)
+
+
+@torch.no_grad()
+def compute_turn_gae_advantage_return(
+    token_level_rewards: torch.Tensor,
+    values: torch.Tensor,
+    response_mask: torch.Tensor,
+    gamma: float,
+    lam: float,
+    *,
+    turn_ids: torch.Tensor | None = None,
+    bootstrap_values: torch.Tensor | None = None,
+    whiten: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GAE in which one turn is one step (https://arxiv.org/abs/1506.02438 on the turn's MDP).
+
+        δ_k = r_k + γ V_(k+1) − V_k        A_k = Σ_j (γλ)^j δ_(k+j)        R_k = A_k + V_k
+
+    r_k is what turn k earned, V_k the critic's value at its first token, that is before the agent
+    has said anything. γ and λ count turns, so a long turn discounts no more than a short one.
+
+    Args and Returns: as `compute_gae_advantage_return`.
+    """
+    turns = Turns.of(as_mask(response_mask), turn_ids)
+    advantages, returns = compute_gae_advantage_return(
+        turns.sum(token_level_rewards),
+        turns.first(values),
+        turns.exists,
+        gamma,
+        lam,
+        bootstrap_values=bootstrap_values,
+        whiten=False,
+    )
+    on_tokens = turns.on_tokens(advantages)
+    if whiten:
+        masked_whiten_(on_tokens, turns.mask)
+    return on_tokens, turns.on_tokens(returns)
+
+
+@torch.no_grad()
+def compute_turn_grpo_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    gamma: float = 1.0,
+    *,
+    turn_ids: torch.Tensor | None = None,
+    norm_by_std: bool = False,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn-level credit within a group, without the bias of normalising per turn index.
+
+    With G_ik = Σ_j γ^j r_i(k+j) the reward-to-go of turn k, and K_j the last turn of episode j:
+
+        A_ik = G_ik − mean_(j ≠ i) G_j,min(k, K_j)
+
+    The obvious form, (r_ik − mean_i r_ik) per turn index k summed over the later turns, subtracts
+    one mean for each turn that the episode goes on. How many that are depends on the action (to
+    stop or to go on), so it is no baseline: where all episodes earn the same in the end it still
+    pushes towards more, or fewer, turns. Here an action's baseline comes from the other episodes
+    alone, so its expected push is zero: an episode that ended before k stands there at its last
+    turn. If only last turns pay, this is RLOO.
+
+    Args:
+        token_level_rewards, response_mask: [B, T].
+        index: [B], the group of each episode.
+        gamma: Discount per turn.
+        norm_by_std: Divide by the group's standard deviation of G_i0; one number a group.
+
+    Returns:
+        advantages, returns: [B, T]; an episode alone in its group has advantage 0.
+    """
+    turns = Turns.of(as_mask(response_mask), turn_ids)
+    to_go = discounted_suffix_sum(turns.sum(token_level_rewards), turns.exists, gamma)
+    groups = Groups.of(index, to_go.device)
+    last = (turns.exists.sum(1) - 1).clamp(min=0)
+    turn = torch.arange(turns.exists.shape[1], device=to_go.device)
+    standing = to_go.double().gather(1, torch.minimum(turn, last[:, None]))
+    others = (groups.sizes - 1).clamp(min=1)[:, None]
+    baseline = (groups.sum(standing) - standing) / others
+    advantages = torch.where(groups.is_alone[:, None], 0.0, standing - baseline)
+    if norm_by_std:
+        advantages /= groups.std(standing[:, 0])[:, None] + epsilon
+    return turns.on_tokens(advantages.float()), turns.on_tokens(to_go)
+
+
+@torch.no_grad()
+def compute_gigpo_advantage(
+    token_level_rewards: torch.Tensor,
+    response_mask: torch.Tensor,
+    index: GroupIndex,
+    anchor_states: Sequence[Sequence[Any]],
+    gamma: float = 1.0,
+    *,
+    turn_ids: torch.Tensor | None = None,
+    step_weight: float = 1.0,
+    norm_by_std: bool = True,
+    epsilon: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """GiGPO (Feng et al., https://arxiv.org/abs/2505.10978): groups inside the group.
+
+        A_ik = A^episode_i + ω A^step_ik
+
+    A^episode compares whole episodes of a group, as GRPO does. A^step compares the turns of that
+    group which were taken in the same state, wherever in the episode it was reached, by their
+    discounted reward-to-go; a turn whose state nobody else met gets 0 there.
+
+    Args:
+        token_level_rewards, response_mask: [B, T].
+        index: [B], the group of each episode.
+        anchor_states: For each episode the state before each of its turns; what the environment's
+            `get_state_description` said (`Trajectory.states`).
+        gamma: Discount per turn.
+        step_weight: ω.
+        norm_by_std: Divide both parts by their groups' standard deviations.
+
+    Returns:
+        advantages, returns: [B, T].
+    """
+    turns = Turns.of(as_mask(response_mask), turn_ids)
+    rewards = turns.sum(token_level_rewards)
+    groups = Groups.of(index, rewards.device)
+    advantages = _relative(rewards.double().sum(1), groups, norm_by_std, epsilon)[:, None]
+
+    to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
+    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), rewards.device)
+    step = torch.zeros_like(to_go, dtype=torch.float64)
+    step[turns.exists] = _relative(to_go[turns.exists].double(), anchors, norm_by_std, epsilon)
+    combined = advantages + step_weight * step
+    return turns.on_tokens(combined.float()), turns.on_tokens(to_go)
+
+
+def _relative(x: torch.Tensor, groups: Groups, norm_by_std: bool, epsilon: float) -> torch.Tensor:
+    centred = groups.centred(x)
+    return centred / (groups.std(x) + epsilon) if norm_by_std else centred
+
+
+def _anchor_labels(
+    anchor_states: Sequence[Sequence[Any]], groups: Groups, turns: Turns
+) -> list[int]:
+    """A number for each existing turn, row by row: the same for the same state of one group."""
+    num_turns = turns.exists.sum(1).tolist()
+    if len(anchor_states) != len(num_turns):
+        raise ConfigError(
+            f"gigpo got anchor states of {len(anchor_states)} episodes, expected {len(num_turns)}"
+        )
+    numbers: dict[tuple[int, Any], int] = {}
+    labels: list[int] = []
+    for row, (group, states, count) in enumerate(
+        zip(groups.ids.tolist(), anchor_states, num_turns, strict=True)
+    ):
+        if len(states) < count:
+            raise ConfigError(
+                f"gigpo got {len(states)} anchor states for episode {row}, which has {count} "
+                "turns. Pass the state before each turn (Trajectory.states)."
+            )
+        labels += [numbers.setdefault((group, state), len(numbers)) for state in states[:count]]
+    return labels

@@ -1,0 +1,177 @@
+"""When the sampler's log-probs are not the learner's: measure it, weigh it, or leave it out.
+
+Engines round differently (bf16, other kernels), filter (top-p), or run on older weights. With
+ρ = π_learner / π_sampler per token, a loss that is multiplied by ρ is unbiased again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+import torch
+
+from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.masked import as_mask, keep, masked_mean
+from turnwise.errors import ConfigError, did_you_mean
+
+# exp(±20) is as far as a weight goes before truncation.
+_MAX_LOG_RATIO = 20.0
+
+Bounds: TypeAlias = float | tuple[float, float]
+"""An upper bound, or (lower, upper)."""
+
+
+@torch.no_grad()
+def measure_log_prob_gap(
+    sampler_log_probs: torch.Tensor, log_probs: torch.Tensor, response_mask: torch.Tensor
+) -> Metrics:
+    """How far the two are apart: mean and max of |Δ log π|, and KL(sampler ‖ learner)."""
+    mask = as_mask(response_mask)
+    gap = keep(log_probs - sampler_log_probs, mask)
+    return {
+        "gap_mean": masked_mean(gap.abs(), mask),
+        "gap_max": gap.abs().amax() if gap.numel() else gap.sum(),
+        # k3, which is never negative, from samples of the sampler.
+        "gap_kl": masked_mean(gap.clamp(max=_MAX_LOG_RATIO).expm1() - gap, mask),
+    }
+
+
+@torch.no_grad()
+def compute_importance_weights(
+    sampler_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    response_mask: torch.Tensor,
+    *,
+    level: Literal["token", "sequence"] = "token",
+    bounds: Bounds = 2.0,
+    normalize: bool = False,
+) -> tuple[torch.Tensor, Metrics]:
+    """Truncated importance sampling (Espeholt et al., https://arxiv.org/abs/1802.01561).
+
+        token:     w_t = min(ρ_t, C)             little variance, some bias
+        sequence:  w_t = min(Π_s ρ_s, C)         no bias but for C, much variance
+
+    Args:
+        sampler_log_probs, log_probs: [B, T], at sampling and from the learner.
+        bounds: C; or (lower, upper): weights outside become 0 (IcePop,
+            https://arxiv.org/abs/2510.18855).
+        normalize: Divide by the mean weight (per token or per sequence), so that the step size
+            does not change.
+
+    Returns:
+        weights [B, T], 0 on masked tokens, and metrics: `is_mean`, `is_max`, `is_truncated`
+        (share of tokens beyond a bound) and `is_ess` (effective share of the samples).
+    """
+    mask = as_mask(response_mask)
+    log_ratio = keep(log_probs - sampler_log_probs, mask)
+    if level == "sequence":
+        log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
+    elif level != "token":
+        raise ConfigError(f"level got {level!r}, expected 'token' or 'sequence'")
+    raw = keep(log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp(), mask)
+    lower, upper = _checked_bounds(bounds)
+    outside = raw > upper
+    if lower is None:
+        weights = raw.clamp(max=upper)
+    else:
+        outside |= raw < lower
+        weights = torch.where(outside, 0.0, raw)
+    metrics = {
+        "is_mean": masked_mean(weights, mask),
+        "is_max": raw.amax() if raw.numel() else raw.sum(),
+        "is_truncated": masked_mean(outside.to(raw.dtype), mask),
+        "is_ess": _effective_share(weights, mask),
+    }
+    if normalize:
+        # Every token of a sequence has the same weight there, so a sequence counts once.
+        share = mask / mask.sum(1, keepdim=True).clamp(min=1) if level == "sequence" else mask
+        mean = (weights * share).sum() / share.sum().clamp(min=1)
+        weights = weights / mean.clamp(min=1e-8)
+    return weights, metrics
+
+
+@torch.no_grad()
+def compute_rejection_mask(
+    sampler_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    response_mask: torch.Tensor,
+    criteria: Mapping[str, Bounds],
+) -> tuple[torch.Tensor, Metrics]:
+    """Leave out tokens or whole sequences on which sampler and learner disagree too much.
+
+    Args:
+        criteria: What to measure, and its bounds; all must hold. Names are
+            `token_K`, `seq_sum_K`, `seq_mean_K` and `seq_max_K` with K one of k1, k2, k3, estimates
+            of the divergence from d = log ρ. For k1 the bounds are on the ratio itself,
+            (lower, upper) or an upper one whose inverse is the lower; `seq_max_k1` does not exist.
+            For k2 and k3 an upper bound.
+
+    Returns:
+        The mask [B, T] bool without the rejected tokens, and metrics: the share of tokens that
+        each criterion rejected, and `rejected` over all.
+    """
+    mask = as_mask(response_mask)
+    difference = keep(log_probs - sampler_log_probs, mask)
+    difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    accepted = mask
+    metrics: Metrics = {}
+    for name, bounds in criteria.items():
+        keeps = _accepts(name, bounds, difference, mask)
+        metrics[f"rejected_{name}"] = masked_mean((~keeps).float(), mask)
+        accepted = accepted & keeps
+    metrics["rejected"] = masked_mean((~accepted).float(), mask)
+    return accepted, metrics
+
+
+_DIVERGENCES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "k1": lambda d: -d,
+    "k2": lambda d: 0.5 * d.square(),
+    "k3": lambda d: d.expm1() - d,
+}
+_CRITERIA = [
+    f"{place}_{kind}"
+    for place in ("token", "seq_sum", "seq_mean", "seq_max")
+    for kind in _DIVERGENCES
+    if (place, kind) != ("seq_max", "k1")
+]
+
+
+def _accepts(
+    name: str, bounds: Bounds, difference: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """[B, T] bool: which tokens one criterion lets pass."""
+    if name not in _CRITERIA:
+        raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
+    place, _, kind = name.rpartition("_")
+    divergence = keep(_DIVERGENCES[kind](difference), mask)
+    if place == "seq_max":
+        divergence = divergence.amax(1, keepdim=True)
+    elif place != "token":
+        divergence = divergence.sum(1, keepdim=True)
+        if place == "seq_mean":
+            divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
+    lower, upper = _checked_bounds(bounds)
+    if kind != "k1":
+        if lower is not None:
+            raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
+        return (divergence <= upper).expand_as(mask)
+    lower = 1.0 / upper if lower is None else lower
+    low, high = torch.tensor([lower, upper], dtype=divergence.dtype).log().tolist()
+    return ((divergence >= low) & (divergence <= high)).expand_as(mask)
+
+
+def _checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
+    lower, upper = bounds if isinstance(bounds, tuple) else (None, bounds)
+    if upper <= 0 or (lower is not None and not 0 < lower <= upper):
+        raise ConfigError(
+            f"bounds got {bounds!r}, expected a number above 0, or (lower, upper) with "
+            "0 < lower ≤ upper"
+        )
+    return lower, upper
+
+
+def _effective_share(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(Σ w)² / (n Σ w²): 1 if all samples count alike, towards 0 if a few rule."""
+    count = mask.sum().clamp(min=1)
+    return weights.sum().square() / (count * weights.square().sum()).clamp(min=1e-30)

@@ -1,0 +1,82 @@
+"""Statistics over groups of episodes that started from the same place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from turnwise.errors import ConfigError
+
+GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
+"""Which group each episode is in: [B] of ints, strings or anything that can be compared."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of episodes, as numbers from 0.
+
+    >>> Groups.of(["b", "a", "b"], torch.device("cpu")).mean(torch.tensor([1.0, 5.0, 3.0]))
+    tensor([2., 5., 2.])
+    """
+
+    ids: torch.Tensor
+    """[B], from 0 to the number of groups."""
+    sizes: torch.Tensor
+    """[B], the size of each episode's own group."""
+    num_groups: int
+
+    @classmethod
+    def of(cls, index: GroupIndex, device: torch.device) -> Groups:
+        labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
+        if labels.ndim != 1:
+            raise ConfigError(
+                f"index got an array of shape {labels.shape}, expected one group a sample: [batch]"
+            )
+        names, inverse = np.unique(labels, return_inverse=True)
+        counts = np.bincount(inverse, minlength=len(names))
+        return cls(
+            ids=torch.from_numpy(inverse).to(device),
+            sizes=torch.from_numpy(counts[inverse]).to(device),
+            num_groups=len(names),
+        )
+
+    @property
+    def is_alone(self) -> torch.Tensor:
+        """[B], set where an episode is the only one of its group: nothing to compare it with."""
+        return self.sizes == 1
+
+    def totals(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over each group: [B, ...] -> [num_groups, ...]."""
+        total = torch.zeros(self.num_groups, *x.shape[1:], dtype=x.dtype, device=x.device)
+        return total.index_add_(0, self.ids, x)
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Each episode's group total: [B, ...] -> [B, ...]."""
+        return self.totals(x)[self.ids]
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        """Each episode's group mean: [B] -> [B]."""
+        return self.sum(x) / self.sizes
+
+    def centred(self, x: torch.Tensor) -> torch.Tensor:
+        """x minus its group's mean; exactly 0 for an episode that is alone."""
+        return torch.where(self.is_alone, 0.0, x - self.mean(x))
+
+    def std(self, x: torch.Tensor) -> torch.Tensor:
+        """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 when alone."""
+        return (self.sum(self.centred(x).square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+
+    def best_two(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The episodes with the largest and second largest x of each group: two [num_groups].
+
+        Of equals the earlier comes first. In a group of one, both are that one.
+        """
+        order = torch.argsort(x, descending=True, stable=True)
+        order = order[torch.argsort(self.ids[order], stable=True)]
+        sizes = torch.bincount(self.ids, minlength=self.num_groups)
+        first = sizes.cumsum(0) - sizes
+        return order[first], order[first + (sizes > 1)]

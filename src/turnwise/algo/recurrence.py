@@ -1,0 +1,84 @@
+"""The one recurrence behind GAE and discounted returns, without a loop over time."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch.nn.functional import pad
+
+from turnwise.algo.masked import RowMask
+from turnwise.algo.tiling import row_tiles
+
+# Weights inside one block span at most this factor: small enough that float32 keeps its digits
+# (the rounding of exp(y) grows with |y|), large enough that blocks are few.
+_BLOCK_RANGE = 1e5
+
+
+@torch.no_grad()
+def discounted_suffix_sum(x: torch.Tensor, mask: torch.Tensor, decay: float) -> torch.Tensor:
+    """S_t = x_t + decay · S_(next policy token), over the tokens where `mask` is set.
+
+    Masked tokens are skipped: they neither add nor discount, and their own result is 0.
+
+    Args:
+        x: [B, T], any float type; computed in float32 or wider.
+        mask: [B, T] bool.
+        decay: from 0 to 1.
+
+    Returns:
+        [B, T], zero where masked.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    result = torch.empty(x.shape, dtype=dtype, device=x.device)
+    for rows in row_tiles(x):
+        tile = RowMask(mask[rows], dtype)
+        result[rows] = tile.keep_(suffix_sum_tile(tile.keep(x[rows].to(dtype)), tile, decay))
+    return result
+
+
+def suffix_sum_tile(x: torch.Tensor, mask: RowMask, decay: float) -> torch.Tensor:
+    """The suffix sums of a few rows whose masked tokens are 0.
+
+    Read backwards, a row is S_j = x_j + decay · S_(j−1). With c_j the number of policy tokens so
+    far, S_j = decay^c_j · Σ_(i ≤ j) decay^(−c_i) · x_i: a running sum of rescaled terms. Terms
+    only shrink relative to the newest one, so nothing cancels. The row is cut into blocks to keep
+    decay^(−c) small; what a block ends with flows into the next. A masked token repeats the sum
+    of the token after it.
+    """
+    num_rows, length = x.shape
+    if decay == 0.0 or length == 0:
+        return x
+    backwards = x.flip(1)
+    if decay == 1.0:
+        return torch.cumsum(backwards, 1, out=backwards).flip(1)
+    num_blocks, block = _blocks(length, decay)
+    padding = num_blocks * block - length
+    shape = (num_rows, num_blocks, block)
+    sums = (pad(backwards, (0, padding)) if padding else backwards).view(shape)
+    counts = mask.numbers.flip(1)
+    counts = (pad(counts, (0, padding)) if padding else counts).view(shape)
+    weights = torch.cumsum(counts, 2, out=counts).mul_(math.log(decay)).exp_()
+    torch.cumsum(sums.div_(weights), 2, out=sums).mul_(weights)
+    _carry_over(sums, weights)
+    return sums.view(num_rows, -1)[:, :length].flip(1)
+
+
+def _blocks(length: int, decay: float) -> tuple[int, int]:
+    """Number and size of the blocks; sizes that divide the row are taken, to save padding."""
+    longest = max(1, int(math.log(_BLOCK_RANGE) / -math.log(decay)))
+    fewest = -(-length // longest)
+    number = next((n for n in range(fewest, 2 * fewest) if length % n == 0), fewest)
+    return number, -(-length // number)
+
+
+def _carry_over(sums: torch.Tensor, weights: torch.Tensor) -> None:
+    """Add to each block what the blocks before it left, discounted; [rows, blocks, block]."""
+    num_blocks = sums.shape[1]
+    if num_blocks == 1:
+        return
+    ends = sums[:, :, -1].T.contiguous()
+    decays = weights[:, :, -1].T.contiguous()
+    for i in range(1, num_blocks - 1):
+        ends[i].addcmul_(decays[i], ends[i - 1])
+    sums[:, 1:].addcmul_(weights[:, 1:], ends[:-1].T.unsqueeze(2))

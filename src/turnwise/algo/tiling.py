@@ -1,0 +1,26 @@
+"""Work through a batch a few rows at a time.
+
+A chain of element-wise steps over [B, T] tensors spends its time moving memory: each step reads
+and writes the whole batch. Done tile by tile, the intermediate results stay in the cache and
+never exist in full, which is several times faster on a CPU and takes less memory everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+# Numbers in one tile. On a CPU, what fits the second-level cache with a handful of temporaries;
+# on a GPU, enough to keep the chip busy while the temporaries stay small.
+_CPU_TILE = 1 << 18
+_GPU_TILE = 1 << 24
+
+
+def row_tiles(tensor: torch.Tensor) -> Iterator[slice]:
+    """Slices of rows that together cover a [B, T] tensor."""
+    num_rows, row_length = tensor.shape
+    size = _CPU_TILE if tensor.device.type == "cpu" else _GPU_TILE
+    step = max(1, size // max(1, row_length))
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))

@@ -1,0 +1,81 @@
+"""Scripted experts: any table of transitions solved exactly, and rules for a few others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from turnwise.env.adapters.spaces import is_discrete
+
+_DISCOUNT = 0.99  # below 1, so that of two ways to the goal the shorter one is better
+
+
+def transition_table(env: Any) -> Any:
+    """`P[state][action] = [(chance, next, reward, end), ...]` if an environment has it.
+
+    Only where the state itself is observed and the actions are the environment's own.
+    """
+    plain = env.unwrapped
+    table = getattr(plain, "P", None)
+    is_plain = (env.observation_space, env.action_space) == (
+        plain.observation_space,
+        plain.action_space,
+    )
+    if not is_plain or not isinstance(table, dict) or not is_discrete(plain.observation_space):
+        return None
+    return table if table.keys() == set(range(plain.observation_space.n)) else None
+
+
+def solve_table(table: Any) -> Any:
+    """The best action of each state, by value iteration over all states at once."""
+    rows = [
+        (state, action, chance, after, reward, not end)
+        for state, actions in table.items()
+        for action, outcomes in actions.items()
+        for chance, after, reward, end in outcomes
+    ]
+    state, action, chance, after, reward, goes_on = map(np.array, zip(*rows, strict=True))
+    num_actions = int(action.max()) + 1
+    place = state * num_actions + action
+    num_places = (int(state.max()) + 1) * num_actions
+    values = np.zeros(num_places // num_actions)
+    while True:
+        gains = chance * (reward + _DISCOUNT * goes_on * values[after])
+        returns = np.bincount(place, gains, num_places).reshape(-1, num_actions)
+        change = np.abs(returns.max(axis=1) - values).max()
+        values = returns.max(axis=1)
+        if change < 1e-9:
+            return returns.argmax(axis=1)
+
+
+def is_uncertain(table: Any) -> bool:
+    """Whether some action of the table can have more than one effect."""
+    return any(len(outcomes) > 1 for actions in table.values() for outcomes in actions.values())
+
+
+def cart_pole(observation: Any) -> int:
+    """Push under the pole, towards where it will fall; the cart's drift counts a little."""
+    position, velocity, angle, spin = map(float, observation)
+    return int(angle + 0.3 * spin + 0.02 * position + 0.05 * velocity > 0)
+
+
+def blackjack(observation: Any) -> int:
+    """The basic strategy, without the moves that this game does not have."""
+    total, dealer, usable_ace = map(int, observation)
+    dealer_is_weak = 2 <= dealer <= 6
+    if usable_ace:
+        return int(total <= 17 or (total == 18 and dealer in (1, 9, 10)))
+    if total == 12:
+        return int(not 4 <= dealer <= 6)
+    return int(total <= 11 or (total <= 16 and not dealer_is_weak))
+
+
+def mountain_car(observation: Any) -> int:
+    """Push the way the car already moves: every swing goes higher."""
+    return 2 if observation[1] >= 0 else 0
+
+
+def mountain_car_continuous(observation: Any) -> Any:
+    """The same, with all the force there is."""
+    return np.array([1.0 if observation[1] >= 0 else -1.0], dtype=np.float32)

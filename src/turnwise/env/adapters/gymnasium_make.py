@@ -1,0 +1,69 @@
+"""From an id, a function or an instance to as many fresh Gymnasium environments as are needed."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+from turnwise.errors import ConfigError, MissingExtraError, import_extra
+
+gymnasium: Any = import_extra("gymnasium", "gym")
+
+Env: TypeAlias = Any
+"""A `gymnasium.Env`."""
+
+
+def maker_of(source: Any, kwargs: dict[str, Any]) -> Callable[[], Env]:
+    """A function that makes a fresh Gymnasium environment each time."""
+    if isinstance(source, str):
+        return partial(_make_registered, source, kwargs)
+    if isinstance(source, gymnasium.Env):
+        if kwargs:
+            raise ConfigError(
+                f"an environment that is made already takes no {', '.join(kwargs)}. "
+                "Give them where you make it, or pass its id instead."
+            )
+        return partial(_copy, source)
+    if not callable(source):
+        raise ConfigError(
+            f"GymnasiumEnvironment takes a registered id such as 'CartPole-v1', a gymnasium.Env "
+            f"or a function that makes one, got {source!r}"
+        )
+    return partial(_call, source, kwargs)
+
+
+def _call(source: Callable[..., Env], kwargs: dict[str, Any]) -> Env:
+    env = source(**kwargs)
+    if isinstance(env, gymnasium.Env):
+        return env
+    raise ConfigError(
+        f"the function given to GymnasiumEnvironment made an object of type {type(env).__name__}, "
+        "expected a gymnasium.Env"
+    )
+
+
+def _copy(env: Env) -> Env:
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        raise ConfigError(
+            f"{env} cannot be copied for a second episode ({error}). "
+            "Pass a function that makes it instead: GymnasiumEnvironment(lambda: ...)"
+        ) from error
+
+
+def _make_registered(name: str, kwargs: dict[str, Any]) -> Env:
+    try:
+        return gymnasium.make(name, **kwargs)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise MissingExtraError(f"Gymnasium cannot make {name!r}: {error}") from error
+    except gymnasium.error.UnregisteredEnv as error:
+        known = {registered.lower(): registered for registered in gymnasium.registry}
+        near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        hint = f"Did you mean {known[near[0]]!r}?" if near else "See gymnasium.pprint_registry()."
+        raise ConfigError(f"Gymnasium has no environment {name!r}. {hint}") from error
+    except (gymnasium.error.Error, TypeError) as error:
+        raise ConfigError(f"Gymnasium cannot make {name!r} with {kwargs}: {error}") from error

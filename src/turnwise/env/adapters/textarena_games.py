@@ -1,0 +1,150 @@
+"""TextArena's games that run offline: how many play each, and how a random player finds a move."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+MAX_TRIES = 2000
+"""So many moves in a game's format are tried before the random player gives up."""
+
+
+@dataclass(frozen=True)
+class Game:
+    """What the adapter must know of a game beyond what its texts say.
+
+    >>> Game(2, moves=("[attack <0|1> <0|1>]",)).num_players
+    2
+    """
+
+    num_players: int | None = None
+    """None: not known before the game is asked."""
+    moves: tuple[str, ...] | None = None
+    """How moves are written, `<1-9>` and `<a|b>` left to choose; None: the game's texts list them
+    in square brackets; empty: no random player can know one."""
+    board_is_state: bool = False
+    """The last board that was shown is all there is to know."""
+
+
+UNKNOWN_GAME = Game()
+
+# Of the games that need nothing from a network, those that one or two can play. A variant, such as
+# PigDice-v0-50, goes by the name up to its version. Left out though they start: Bandit-v0, whose
+# reward is the regret (higher is worse), and games for three players and more.
+OFFLINE_GAMES: dict[str, Game] = {
+    # One player.
+    "2048-v0": Game(1, board_is_state=True),
+    "Blackjack-v0": Game(1),
+    "Countdown-v0": Game(1, ("[<0-5> <0-5> <+|-|*|/>]",)),
+    # In these three a wrong guess is an invalid move: to try moves out would be to know the answer.
+    "Crosswords-v0": Game(1, ()),
+    "Minesweeper-v0": Game(1, ()),
+    "Sudoku-v0": Game(1, (), board_is_state=True),
+    "Cryptarithm-v0": Game(1, ("[<A-Z> <0-9>]",)),
+    "FifteenPuzzle-v0": Game(1, board_is_state=True),
+    "FrozenLake-v0": Game(1, board_is_state=True),
+    "GuessTheNumber-v0": Game(1, ("[<1-50>]",)),
+    "LightsOut-v0": Game(1, ("[<0-4> <0-4>]",)),
+    "LogicPuzzle-v0": Game(1, ()),
+    "Mastermind-v0": Game(1, ("[<1-8> <1-8> <1-8> <1-8>]", "[" + " ".join(["<1-12>"] * 6) + "]")),
+    "PegJump-v0": Game(1, ("[<1-15> <1-15>]",), board_is_state=True),
+    "RushHour-v0": Game(1, ("[<A-Z><+|->]",), board_is_state=True),
+    "Secretary-v0": Game(1),
+    "Set-v0": Game(1, ("[<1-12>, <1-12>, <1-12>]",)),
+    "Slitherlink-v0": Game(1, ("[<h|v> <0-4> <0-4>]",), board_is_state=True),
+    "Sokoban-v0": Game(1, board_is_state=True),
+    "ThreeCardMonte-v0": Game(1, ("[<0-2>]",)),
+    "TowerOfHanoi-v0": Game(1, ("[<A|B|C> <A|B|C>]",), board_is_state=True),
+    # Two players.
+    "Alquerque-v0": Game(2, ("[<a-e><1-5> <a-e><1-5>]",)),
+    "Battleship-v0": Game(2, ("[<A-T><0-19>]",)),
+    "Breakthrough-v0": Game(2, ("[<a-j><1-10><a-j><1-10>]",)),
+    "Briscola-v0": Game(2),
+    "Chopsticks-v0": Game(2, ("[attack <0|1> <0|1>]", "[split <0-4> <0-4>]"), board_is_state=True),
+    "ColonelBlotto-v0": Game(2, ()),
+    "ConnectFour-v0": Game(2, ("[col <0-14>]",)),
+    "Crusade-v0": Game(2),
+    "GameOfPureStrategy-v0": Game(2),
+    "GermanWhist-v0": Game(2),
+    "Golf-v0": Game(2),
+    "HighSociety-v0": Game(2),
+    "IndianPoker-v0": Game(2),
+    "IteratedMatchingPennies-v0": Game(2),
+    "IteratedPrisonersDilemma-v0": Game(2),
+    "IteratedRockPaperScissors-v0": Game(2),
+    "IteratedTwoThirdsAverage-v0": Game(2, ("[<0-100>]",)),
+    "IteratedUltimatumGame-v0": Game(2, ("[Offer: $<0-50>]", "[Accept]", "[Reject]")),
+    "KuhnPoker-v0": Game(2),
+    "LiarsDice-v0": Game(2, ("[Bid: <1-12>, <1-6>]", "[Call]")),
+    "LinesOfAction-v0": Game(2, ("[<a-h><1-8><a-h><1-8>]",), board_is_state=True),
+    "MemoryGame-v0": Game(2, ("[<0-7> <0-7> <0-7> <0-7>]",)),
+    "NewRecruit-v0": Game(2, ("[Propose] " + " ".join(["<A-E>"] * 8), "[Accept]", "[Reject]")),
+    "Nim-v0": Game(2, ("[<0-4> <1-11>]",), board_is_state=True),
+    "Othello-v0": Game(2, ("[<0-13>, <0-13>]",)),
+    "PigDice-v0": Game(2),
+    "Poker-v0": Game(2, ("[Check]", "[Call]", "[Fold]", "[Bet <20-200>]", "[Raise <20-200>]")),
+    "QuantumTicTacToe-v0": Game(2, ("[<0-8>,<0-8>]",)),
+    "SantoriniBaseFixed-v0": Game(2),
+    "SimpleBlindAuction-v0": Game(2, ("[Bid on Item <0-4>: <1-500>]",)),
+    "SimpleNegotiation-v0": Game(2, ()),
+    "SimpleTak-v0": Game(2, board_is_state=True),
+    "Snake-v0": Game(2),
+    "SpiteAndMalice-v0": Game(2),
+    "Stratego-v0": Game(2),
+    "Surround-v0": Game(2),
+    "Tak-v0": Game(2, ("[place () {(<0-5>,<0-5>): [<F|W>0]}]",)),
+    "TicTacToe-v0": Game(2, board_is_state=True),
+    "TruthAndDeception-v0": Game(2, ()),
+    "TwoDollar-v0": Game(2, ("[Propose] $<0|1>.<10-99>", "[Accept]", "[Reject]")),
+    "UltimateTicTacToe-v0": Game(2, ("[<0-8> <0-8>]",)),
+    "WildTicTacToe-v0": Game(2, board_is_state=True),
+}
+
+
+def game_facts(name: str) -> Game:
+    """What is known of a game or of the game that it is a variant of."""
+    family = re.match(r".+?-v\d+", name)
+    return OFFLINE_GAMES.get(family.group() if family else name, UNKNOWN_GAME)
+
+
+def random_move(
+    game: Game, texts: Iterable[str], rng: random.Random, is_valid: Callable[[str], bool]
+) -> str | None:
+    """A random move that the game takes, from its format or from the lists in its texts."""
+    candidates = _listed(texts, rng) if game.moves is None else _formatted(game.moves, rng)
+    move = None
+    for move in candidates:
+        if is_valid(move):
+            break
+    return move
+
+
+def _formatted(formats: tuple[str, ...], rng: random.Random) -> Iterator[str]:
+    for _ in range(MAX_TRIES if formats else 0):
+        yield re.sub(r"<([^<>]+)>", lambda hole: _choose(hole[1], rng), rng.choice(formats))
+
+
+def _choose(options: str, rng: random.Random) -> str:
+    """One of `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
+    if re.fullmatch(r"\d+-\d+", options):
+        low, high = map(int, options.split("-"))
+        return str(rng.randint(low, high))
+    if re.fullmatch(r"[A-Za-z]-[A-Za-z]", options):
+        return chr(rng.randint(ord(options[0]), ord(options[2])))
+    return rng.choice(options.split("|"))
+
+
+def _listed(texts: Iterable[str], rng: random.Random) -> Iterator[str]:
+    """Every bracketed text in random order; `X`, `Y` or `N` in one, as in `[play X]`, is a number."""
+    moves = list(
+        dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
+    )
+    for attempt in range(20):
+        for move in rng.sample(moves, len(moves)):
+            filled = re.sub(r"\b[XYN]\b", lambda _: str(rng.randint(0, 13)), move)
+            if attempt == 0 or filled != move:
+                yield filled
+    # The letter itself may be meant, as in Wild Tic Tac Toe's [X 4].
+    yield from rng.sample(moves, len(moves))

@@ -1,0 +1,162 @@
+"""`check_env`: play an environment in every way that training will, and say what to mend."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.config import EnvironmentConfig
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.catalog import EnvironmentSource, environment_factory
+from turnwise.env.checker import conduct, interface, repeatable
+from turnwise.env.checker.report import CheckReport, Finding
+from turnwise.env.checker.rig import BrokenCallError, Rig, timed_out
+from turnwise.errors import ConfigError, EnvironmentFault
+
+__all__ = ["CheckReport", "Finding", "check_env"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check, and when it is not worth running."""
+
+    name: str
+    function: Callable[[Rig], Iterable[Finding]]
+    unless: frozenset[str] = frozenset()
+    """Findings with these names would only be found again in other words."""
+    is_needed: bool = False
+    """All later checks rely on it."""
+
+
+_NOT_REPEATABLE = frozenset({"state-description", "seeds", "global-random", "shared-state"})
+_LEAKED = frozenset({"leaked-state"})
+
+# The order matters where a check relies on earlier ones; a new check is one line here.
+CHECKS: tuple[Check, ...] = (
+    Check("make", interface.check_make, is_needed=True),
+    Check("signature", interface.check_signatures, is_needed=True),
+    Check("max-steps", interface.check_max_steps, is_needed=True),
+    Check("reset", interface.check_reset, is_needed=True),
+    Check("texts", interface.check_texts, is_needed=True),
+    Check("step", interface.check_first_episode, is_needed=True),
+    Check("threads", interface.check_threads),
+    Check("state-description", repeatable.check_state_is_stable),
+    Check("seeds", repeatable.check_seeds, unless=_NOT_REPEATABLE),
+    Check("read-only-state", repeatable.check_state_is_read_only, unless=_NOT_REPEATABLE),
+    Check("leaked-state", repeatable.check_leaked_state, unless=_NOT_REPEATABLE),
+    Check("seeds-matter", repeatable.check_seeds_matter, unless=_NOT_REPEATABLE | _LEAKED),
+    Check("shared-state", repeatable.check_shared_state, unless=_NOT_REPEATABLE),
+    Check("spawn", repeatable.check_spawn, unless=_NOT_REPEATABLE | _LEAKED),
+    Check("odd-actions", conduct.check_odd_actions),
+    Check("sample-action", conduct.check_sample_action, unless=_LEAKED),
+    Check("expert-action", conduct.check_expert_action, unless=_LEAKED | {"sample-action"}),
+    Check("termination", conduct.check_termination, unless=_LEAKED),
+    Check("info", conduct.check_info),
+    Check("speed", conduct.check_speed),
+)
+
+
+def check_env(
+    env: EnvironmentSource,
+    config: EnvironmentConfig | Mapping[str, Any] | None = None,
+    *,
+    raise_on_error: bool = False,
+    num_episodes: int = 5,
+    seed: int = 0,
+    slow_after: float = 0.1,
+    timeout: float = 10.0,
+) -> CheckReport:
+    """Check that an environment is fit for training; every finding says the cure.
+
+    `env` is what a trainer takes: a class, a factory, an instance (copies of it are checked) or
+    a name. `slow_after` is the mean time in seconds above which steps count as slow, `timeout`
+    the time after which a call counts as hanging. With `raise_on_error`, errors are raised as
+    one `EnvironmentFault`.
+
+    >>> from turnwise.env import BaseEnvironment
+    >>> class Door(BaseEnvironment):
+    ...     def reset(self):
+    ...         return "There is a door."
+    ...     def step(self, action):
+    ...         return "It opens.", float("open" in action), True, {}
+    ...     def get_state_description(self):
+    ...         return "A door."
+    >>> check_env(Door).ok
+    True
+    """
+    if num_episodes < 1 or timeout <= 0:
+        raise ConfigError(
+            f"check_env got num_episodes={num_episodes} and timeout={timeout}, "
+            "expected at least 1 episode and a timeout above 0"
+        )
+    report = CheckReport(_name_of(env), interface.check_source(env))
+    if report.ok:
+        rig = Rig(
+            environment_factory(env, config),
+            seed=seed,
+            num_episodes=num_episodes,
+            slow_after=slow_after,
+            timeout=timeout,
+            spawns_instance=isinstance(env, BaseEnvironment),
+        )
+        _run_checks(rig, report)
+    if raise_on_error and not report.ok:
+        raise EnvironmentFault(str(report))
+    return report
+
+
+def _run_checks(rig: Rig, report: CheckReport) -> None:
+    is_playable = True
+    for check in CHECKS:
+        is_repetition = any(finding.check in check.unless for finding in report)
+        if is_repetition or not is_playable or rig.is_hung:
+            report.skipped.append(check.name)
+            continue
+        known = {finding.check for finding in report}
+        found = _run_watched(check, rig)
+        # The same failure meets many checks; once is enough.
+        report.findings += [finding for finding in found if finding.check not in known]
+        if not found:
+            report.passed.append(check.name)
+        is_playable = is_playable and (report.ok or not check.is_needed)
+    if not rig.is_hung and "close" not in {finding.check for finding in report}:
+        report.passed.append("close")
+    rig.shut()
+
+
+def _run_watched(check: Check, rig: Rig) -> list[Finding]:
+    """Run a check in a thread of its own, which is left behind when a call does not come back."""
+    found: list[Finding] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for step in (check.function, Rig.close_all):
+                try:
+                    found.extend(step(rig))
+                except BrokenCallError as broken:
+                    found.append(broken.finding)
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work, name=f"turnwise: check {check.name}", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        call = rig.waiting_for
+        thread.join(rig.timeout if call is None else max(0.0, call[1] - time.monotonic()))
+        if call is not None and call is rig.waiting_for and call[1] <= time.monotonic():
+            rig.is_hung = True
+            return [timed_out(call[0], rig.timeout)]
+    if failures:
+        raise failures[0]
+    return found
+
+
+def _name_of(env: object) -> str:
+    if isinstance(env, str):
+        return env
+    name: str = getattr(env, "__qualname__", type(env).__qualname__)
+    return name

@@ -1,0 +1,66 @@
+"""Where the actions of a check come from: the environment's own offers, or general texts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.checker.report import Finding
+from turnwise.env.checker.rig import BrokenCallError, Choice, Chooser, Rig, Turn, shorten
+
+GENERAL_TEXTS = ("yes", "no", "1", "42", "help", "look around", "go north", "take it", "A")
+"""What the checks say in an environment that offers no actions of its own."""
+
+
+def random_actions(rig: Rig, seed: int) -> Chooser:
+    """`sample_action`, else the expert's action, else a general text."""
+    # Salted: from the environment's own seed the two would draw the same numbers.
+    rng = random.Random(f"actions {seed}")
+    offers: dict[str, tuple[object, ...]] = {"sample_action": (rng,), "expert_action": ()}
+
+    def choose(env: BaseEnvironment) -> Choice:
+        for method, arguments in list(offers.items()):
+            action = offered(rig, env, method, *arguments)
+            if action is not None:
+                return Choice(action)
+            del offers[method]  # an environment without it is not asked again
+        return Choice(rng.choice(GENERAL_TEXTS), trusted=False)
+
+    return choose
+
+
+def expert_actions(rig: Rig) -> Chooser:
+    """The expert's actions, as long as it has any."""
+
+    def choose(env: BaseEnvironment) -> Choice | None:
+        action = offered(rig, env, "expert_action")
+        return None if action is None else Choice(action)
+
+    return choose
+
+
+def replayed(turns: Iterable[Turn]) -> Chooser:
+    """The actions of an earlier episode once more."""
+    actions = iter([turn.action for turn in turns if turn.action is not None])
+
+    def choose(_env: BaseEnvironment) -> Choice | None:
+        action = next(actions, None)
+        return None if action is None else Choice(action)
+
+    return choose
+
+
+def offered(rig: Rig, env: BaseEnvironment, method: str, *args: object) -> str | None:
+    """What `sample_action` or `expert_action` says; a wrong type is a finding."""
+    action: object = rig.call(f"{method}()", getattr(env, method), *args)
+    if action is None or isinstance(action, str):
+        return action
+    raise BrokenCallError(
+        Finding(
+            "error",
+            method.replace("_", "-"),
+            f"{type(env).__name__}.{method}() returned {shorten(action)}, expected a str or None",
+            f"Let {method}() return the action as the agent would write it: `return str(action)`.",
+        )
+    )

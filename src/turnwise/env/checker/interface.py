@@ -1,0 +1,236 @@
+"""Checks of the outside: the class can be made, its methods have the right shape, and one
+episode can be played. The others rely on these, so an error here ends the check."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+import traceback
+from collections.abc import Iterator
+
+from turnwise.deadlines import call_with_deadline, run_sync
+from turnwise.env import catalog
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.checker.choosers import random_actions
+from turnwise.env.checker.report import Finding
+from turnwise.env.checker.rig import BrokenCallError, Rig, shorten
+from turnwise.env.driver import accepts_seed
+from turnwise.errors import EnvironmentFault, TurnwiseError
+
+DEFINITIONS = {
+    "reset": "def reset(self) -> str:",
+    "step": "def step(self, action: str) -> tuple[str, float, bool, dict]:",
+    "get_state_description": "def get_state_description(self) -> str:",
+    "get_prompt_prefix": "def get_prompt_prefix(self) -> str:",
+    "sample_action": "def sample_action(self, rng: random.Random) -> str:",
+    "expert_action": "def expert_action(self) -> str | None:",
+    "seed": "def seed(self, seed: int) -> None:",
+    "close": "def close(self) -> None:",
+}
+MAY_BE_ASYNC = {"reset", "step"}
+
+
+def check_source(source: object) -> list[Finding]:
+    """What can be said before anything is made."""
+    is_class = isinstance(source, type)
+    kind = source if isinstance(source, type) else type(source)
+    is_factory = callable(source) and not is_class
+    if issubclass(kind, BaseEnvironment) or isinstance(source, str) or is_factory:
+        return []
+    given = "the class" if is_class else "an instance of"
+    if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
+        cure = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
+    else:
+        cure = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
+    return [
+        Finding(
+            "error",
+            "base-class",
+            f"got {given} {kind.__qualname__}, expected one derived from turnwise.BaseEnvironment",
+            cure,
+        )
+    ]
+
+
+def check_make(rig: Rig) -> Iterator[Finding]:
+    """An environment can be made from what was given."""
+    try:
+        rig.make()
+    except BrokenCallError as broken:
+        error, message = broken.error, broken.finding.message
+        if isinstance(error, TurnwiseError) and not isinstance(error, EnvironmentFault):
+            raise error from None  # a wrong setting or a missing package is the caller's affair
+        if isinstance(error, EnvironmentFault):
+            cure = "Let the factory return an object whose class derives from BaseEnvironment."
+            yield Finding("error", "base-class", str(error).partition(". ")[0], cure)
+        elif isinstance(error, TypeError) and "abstract" in str(error):
+            missing = [name for name in DEFINITIONS if re.search(rf"\b{name}\b", str(error))]
+            for name in missing:
+                cure = f"Add the method `{DEFINITIONS[name]}` to the class."
+                yield Finding("error", "signature", f"the class has no {name}()", cure)
+        elif isinstance(error, TypeError) and _raised_by_the_call(error):
+            cure = (
+                "Derive the class from BaseEnvironment and let it take the config: "
+                "`def __init__(self, config=None): super().__init__(config)`."
+            )
+            yield Finding("error", "signature", f"the class cannot be made: {error}", cure)
+        elif isinstance(error, AttributeError) and "'rng'" in str(error):
+            cure = "Delete the line `self.rng = ...`: BaseEnvironment has a self.rng, and seeds it."
+            yield Finding("error", "signature", message, cure)
+        elif rig.spawns_instance and error is not None:
+            yield spawn_failed("error", message)
+        else:
+            raise
+
+
+def spawn_failed(level: str, message: str) -> Finding:
+    assert level in ("error", "warning")
+    return Finding(
+        "error" if level == "error" else "warning",
+        "spawn",
+        f"{message}; a copy for each episode cannot be made from an instance",
+        "Pass the class instead of an instance, or make what cannot be copied in reset(), or add "
+        "`def spawn(self): return type(self)(self.config)`.",
+    )
+
+
+def _raised_by_the_call(error: TypeError) -> bool:
+    return traceback.extract_tb(error.__traceback__)[-1].filename == catalog.__file__
+
+
+def check_signatures(rig: Rig) -> Iterator[Finding]:
+    """Every method can be called the way turnwise calls it."""
+    env = rig.make()
+    who = type(env).__name__
+    for name, definition in DEFINITIONS.items():
+        method = getattr(env, name)
+        if not callable(method):
+            yield Finding(
+                "error",
+                "signature",
+                f"{who}.{name} is {shorten(method)}, expected a method: it hides the method "
+                f"{name}()",
+                f"Give the attribute another name: `self.own_{name} = ...`.",
+            )
+        elif not _takes_the_arguments(env, name):
+            yield Finding(
+                "error",
+                "signature",
+                f"{who} has {name}{inspect.signature(method)}, expected `{definition}`",
+                f"Write `{definition}`; give any other argument a default.",
+            )
+        elif inspect.iscoroutinefunction(method) and name not in MAY_BE_ASYNC:
+            yield Finding(
+                "error",
+                "signature",
+                f"{who}.{name} is async, expected a plain method",
+                f"Write `{definition}`; only reset and step may be `async def`.",
+            )
+
+
+def _takes_the_arguments(env: BaseEnvironment, name: str) -> bool:
+    arguments: dict[str, tuple[object, ...]] = {
+        "step": ("an action",),
+        "sample_action": (random.Random(),),
+        "seed": (0,),
+    }
+    keywords = {"seed": 0} if name == "reset" and accepts_seed(env) else {}
+    try:
+        inspect.signature(getattr(env, name)).bind(*arguments.get(name, ()), **keywords)
+    except TypeError:
+        return False
+    return True
+
+
+def check_max_steps(rig: Rig) -> Iterator[Finding]:
+    """There is a limit that the driver can count to."""
+    limit: object = (rig.make()).max_steps
+    if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
+        yield Finding(
+            "error",
+            "max-steps",
+            f"max_steps is {shorten(limit)}, expected a whole number of at least 1",
+            "Write `max_steps = 20` in the class, or leave it out for the default of 10.",
+        )
+
+
+def check_reset(rig: Rig) -> Iterator[Finding]:
+    """`reset` returns a text that says something."""
+    env = rig.make()
+    try:
+        observation = rig.reset(env, rig.seed)
+    except BrokenCallError as broken:
+        if "type tuple" not in broken.finding.message:
+            raise
+        yield Finding(
+            "error",
+            "reset",
+            f"{type(env).__name__}.reset() returned a tuple, expected only the text that the "
+            "agent reads first (the pair (observation, info) is Gymnasium's form)",
+            "Write `return observation` in reset(), without the info.",
+        )
+        return
+    if not observation.strip():
+        yield Finding(
+            "warning",
+            "reset",
+            f"{type(env).__name__}.reset() returned {observation!r}, expected a text: the agent "
+            "has nothing to answer",
+            "Return the task or the first state, for example `return "
+            "self.get_state_description()`.",
+        )
+
+
+def check_texts(rig: Rig) -> Iterator[Finding]:
+    """The state description and the prompt are texts."""
+    env = rig.make()
+    rig.reset(env, rig.seed)
+    texts: dict[str, object] = {
+        "state-description": rig.describe(env),
+        "prompt-prefix": rig.call("get_prompt_prefix()", env.get_prompt_prefix),
+    }
+    for check, text in texts.items():
+        if not isinstance(text, str):
+            method = f"get_{check.replace('-', '_')}"
+            yield Finding(
+                "error",
+                check,
+                f"{type(env).__name__}.{method}() returned {shorten(text)}, expected a str",
+                f"Let {method}() return a text, for example `return str(...)`.",
+            )
+
+
+def check_first_episode(rig: Rig) -> Iterator[Finding]:
+    """One episode can be played, and each step says something."""
+    env = rig.make()
+    turns = rig.play(env, rig.seed, random_actions(rig, rig.seed))
+    for turn in turns[1:]:
+        if not turn.observation.strip() and not turn.done:
+            yield Finding(
+                "warning",
+                "step",
+                f"{type(env).__name__}.step({shorten(turn.action)}) returned the observation "
+                f"{turn.observation!r} though the episode goes on, expected a text",
+                "Say what happened, or `return self.get_state_description(), reward, done, info`.",
+            )
+            return
+
+
+def check_threads(rig: Rig) -> Iterator[Finding]:
+    """Calls may come from different threads, as they do in training, where each has a deadline."""
+    env = rig.make()
+    turns = rig.turns(env, rig.seed, random_actions(rig, rig.seed), max_turns=2)
+    try:
+        while run_sync(
+            call_with_deadline(lambda: next(turns, None), timeout=None, waiting_for="a turn")
+        ):
+            continue
+    except BrokenCallError as broken:
+        yield Finding(
+            "error",
+            "threads",
+            f"called from another thread than the one that made it, {broken.finding.message}",
+            "Use objects that any thread may use, for example `sqlite3.connect(path, "
+            "check_same_thread=False)`.",
+        )

@@ -1,0 +1,261 @@
+"""Checks that an episode depends on its seed and its actions, and on nothing else."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.checker.choosers import random_actions, replayed
+from turnwise.env.checker.interface import spawn_failed
+from turnwise.env.checker.report import Finding
+from turnwise.env.checker.rig import BrokenCallError, Rig, Turn, shorten
+
+
+def first_difference(one: list[Turn], other: list[Turn]) -> str | None:
+    """Where two plays with the same actions part, in words; None if they do not."""
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        when = f"after turn {index} ({shorten(a.action, 30)})" if index else "after reset()"
+        parts: dict[str, tuple[object, object]] = {
+            "observation": (a.observation, b.observation),
+            "reward": (a.reward, b.reward),
+            "end of the episode": (a.done, b.done),
+            "state description": (a.state, b.state),
+            **{
+                f"info[{key!r}]": (a.info.get(key), b.info.get(key))
+                for key in ("success", "invalid_action", "truncated")
+            },
+        }
+        for part, (first, second) in parts.items():
+            if first != second and (part != "state description" or None not in (first, second)):
+                return f"{when} the {part} was {shorten(first)} and then {shorten(second)}"
+    return None
+
+
+def check_state_is_stable(rig: Rig) -> Iterator[Finding]:
+    """Two descriptions of one state are the same text."""
+    env = rig.make()
+    rig.reset(env, rig.seed)
+    first, second = rig.describe(env), rig.describe(env)
+    if first != second:
+        yield Finding(
+            "error",
+            "state-description",
+            "get_state_description() called twice in a row gave two texts: "
+            f"{shorten(first)} and then {shorten(second)}",
+            "Build the text from the state alone: no counter, no time and no random number in it.",
+        )
+
+
+def check_seeds(rig: Rig) -> Iterator[Finding]:
+    """The same seed and the same actions give the same episode, without global generators."""
+    differences: dict[int, str] = {}
+    before = class_attributes(rig.make())
+    for seed in rig.seeds:
+        env = rig.make()
+        turns = rig.play(env, seed, random_actions(rig, seed))
+        again = rig.play(rig.make(), seed, replayed(turns))
+        if difference := first_difference(turns, again):
+            differences[seed] = difference
+    touched = rig.global_random.touched
+    if not differences:
+        if touched:
+            call, module = next(iter(touched.items()))
+            message = f"{call} draws from or seeds the global module {module}, which all "
+            yield Finding(
+                "warning",
+                "global-random",
+                f"{message}episodes share",
+                f"Use `self.rng` instead of `{module}` there, for example `self.rng.randint(1, 6)`"
+                "; it is seeded before each reset.",
+            )
+        return
+    seed, difference = next(iter(differences.items()))
+    message = f"seed {seed} gave two different episodes: {difference}"
+    if changed := changed_class_attributes(before, rig.make()):
+        yield shared_class_attribute(message, changed)
+    elif touched:
+        call, module = next(iter(touched.items()))
+        cure = f"In {call} write `self.rng` instead of `{module}`: `self.rng.random()`."
+        yield Finding("error", "seeds", message, cure)
+    elif list(differences) == [0] and rig.num_episodes > 1:
+        cure = "Seed 0 is a seed too: write `if seed is not None:` instead of `if seed:`."
+        yield Finding("error", "seeds", message, cure)
+    else:
+        cure = (
+            "Take every random number from `self.rng` (`self.rng.random()`), which is seeded "
+            "before each reset; use no time, no id() and no global variables."
+        )
+        yield Finding("error", "seeds", message, cure)
+
+
+def check_seeds_matter(rig: Rig) -> Iterator[Finding]:
+    """An environment that asks for the seed gives different episodes for different seeds."""
+    env = rig.make()
+    overrides_seed = type(env).seed is not BaseEnvironment.seed
+    takes_seed = "seed" in inspect.signature(env.reset).parameters
+    if rig.num_episodes == 1 or not (overrides_seed or takes_seed):
+        return
+    turns = rig.play(env, rig.seed, random_actions(rig, rig.seed))
+    for seed in rig.seeds:
+        if first_difference(turns, rig.play(env, seed, replayed(turns))):
+            return
+    yield Finding(
+        "note",
+        "seeds-matter",
+        f"{rig.num_episodes} seeds gave one and the same episode, though the environment asks "
+        "for the seed",
+        "If episodes should differ, draw from `self.rng`, or write `self._rng = "
+        "random.Random(seed)` in reset(seed).",
+    )
+
+
+def check_state_is_read_only(rig: Rig) -> Iterator[Finding]:
+    """Describing the state does not change the episode."""
+    turns = rig.play(rig.make(), rig.seed, random_actions(rig, rig.seed))
+    unseen = rig.play(rig.make(), rig.seed, replayed(turns), describe=False)
+    if difference := first_difference(unseen, turns):
+        yield Finding(
+            "error",
+            "state-description",
+            f"calling get_state_description() changes the episode: {difference}",
+            "Only read in get_state_description(): assign to no attribute and draw no random "
+            "number there.",
+        )
+
+
+def check_leaked_state(rig: Rig) -> Iterator[Finding]:
+    """Episodes on a used object are the same as on fresh ones, also after an early reset."""
+    expected = {seed: rig.play(rig.make(), seed, random_actions(rig, seed)) for seed in rig.seeds}
+    used = rig.make()
+    rig.play(used, rig.seed, random_actions(rig, rig.seed), max_turns=1)
+    for seed in [*rig.seeds, rig.seed]:
+        try:
+            turns = rig.play(used, seed, replayed(expected[seed]))
+            difference = first_difference(expected[seed], turns)
+        except BrokenCallError as broken:
+            difference = broken.finding.message
+        if difference:
+            yield _leak(rig, used, difference)
+            return
+
+
+def _leak(rig: Rig, used: BaseEnvironment, difference: str) -> Finding:
+    """Say what was left over, by name where a look at the attributes tells."""
+    fresh = rig.make()
+    left_over: list[str] = []
+    try:
+        rig.reset(used, rig.seed)
+        rig.reset(fresh, rig.seed)
+        left_over = changed_attributes(fresh, used)
+    except BrokenCallError:
+        left_over = []  # a reset that fails the second time tells enough
+    names = ", ".join(f"self.{name}" for name in left_over)
+    return Finding(
+        "error",
+        "leaked-state",
+        "an episode on a used object is not the one that a fresh object gives: " + difference,
+        f"Set {names or 'every attribute that an episode changes'} anew in reset()"
+        + (f", for example `self.{left_over[0]} = ...`." if left_over else "."),
+    )
+
+
+def check_shared_state(rig: Rig) -> Iterator[Finding]:
+    """Two environments played at the same time do not disturb each other."""
+    first = rig.make()
+    before = class_attributes(first)
+    alone = rig.play(first, rig.seed, random_actions(rig, rig.seed))
+    if difference := _disturbance(rig, alone, rig.make(), rig.make()):
+        message = f"two environments played at the same time disturb each other: {difference}"
+        if changed := changed_class_attributes(before, first):
+            yield shared_class_attribute(message, changed)
+        else:
+            cure = (
+                "Keep what an episode changes in attributes set in reset() (`self.x = ...`), not "
+                "in global variables, default arguments or objects from the config."
+            )
+            yield Finding("error", "shared-state", message, cure)
+
+
+def check_spawn(rig: Rig) -> Iterator[Finding]:
+    """`spawn` gives another environment that shares nothing with the first."""
+    env = rig.make()
+    try:
+        spawned: object = rig.call("spawn()", env.spawn)
+    except BrokenCallError as broken:
+        if broken.error is None:
+            raise
+        yield spawn_failed("warning", broken.finding.message + _uncopyable(env))
+        return
+    cure = "Write `def spawn(self): return type(self)(self.config)`, or delete your spawn()."
+    if spawned is env or not isinstance(spawned, BaseEnvironment):
+        got = "the object itself" if spawned is env else shorten(spawned)
+        message = f"spawn() returned {got}, expected a new environment"
+        yield Finding("error", "spawn", message, cure)
+        return
+    rig.made.append(spawned)
+    alone = rig.play(rig.make(), rig.seed, random_actions(rig, rig.seed))
+    if difference := _disturbance(rig, alone, env, spawned):
+        message = f"an environment and its spawn() disturb each other: {difference}"
+        yield Finding("error", "spawn", message, cure)
+
+
+def _disturbance(
+    rig: Rig, alone: list[Turn], one: BaseEnvironment, other: BaseEnvironment
+) -> str | None:
+    """Play the same episode in both, turn by turn in alternation; how that differs from alone."""
+    plays = [rig.turns(env, rig.seed, replayed(alone)) for env in (one, other)]
+    transcripts: list[list[Turn]] = [[], []]
+    try:
+        for _ in alone:
+            for play, transcript in zip(plays, transcripts, strict=True):
+                if (turn := next(play, None)) is not None:
+                    transcript.append(turn)
+    except BrokenCallError as broken:
+        return broken.finding.message
+    return first_difference(alone, transcripts[0]) or first_difference(alone, transcripts[1])
+
+
+def class_attributes(env: BaseEnvironment) -> dict[str, str]:
+    """The data attributes of the user's own classes, as text."""
+    own = type(env).__mro__[: type(env).__mro__.index(BaseEnvironment)]
+    return {
+        f"{kind.__name__}.{name}": repr(value)
+        for kind in own
+        for name, value in vars(kind).items()
+        if not name.startswith(("__", "_abc_")) and not callable(value)
+    }
+
+
+def changed_class_attributes(before: dict[str, str], env: BaseEnvironment) -> list[str]:
+    return [name for name, text in class_attributes(env).items() if before.get(name) != text]
+
+
+def changed_attributes(one: BaseEnvironment, other: BaseEnvironment) -> list[str]:
+    """The attributes whose texts differ; one without a telling text is passed over."""
+    texts = [{name: repr(value) for name, value in vars(env).items()} for env in (one, other)]
+    return [
+        name
+        for name, text in texts[1].items()
+        if texts[0].get(name) != text and " at 0x" not in text
+    ]
+
+
+def shared_class_attribute(message: str, changed: list[str]) -> Finding:
+    name = changed[0].rpartition(".")[2]
+    return Finding(
+        "error",
+        "shared-state",
+        f"{message}; the class attribute {changed[0]}, which all environments share, was changed",
+        f"Make it anew for each episode: `self.{name} = ...` in reset().",
+    )
+
+
+def _uncopyable(env: BaseEnvironment) -> str:
+    for name, value in vars(env).items():
+        try:
+            copy.deepcopy(value)
+        except Exception as error:  # whatever a user's __deepcopy__ raises names the culprit
+            return f", because of self.{name} ({type(error).__name__})"
+    return ""

@@ -1,0 +1,45 @@
+"""What the built-in games share: reading their parameters and the last command in a text."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import ConfigError, did_you_mean
+
+
+def read_params(env: BaseEnvironment, **defaults: Any) -> dict[str, Any]:
+    """The game's own settings, each of the type of its default; an unknown name is an error."""
+    game = type(env).__name__
+    given = env.config.params
+    for name in given:
+        if name not in defaults:
+            raise ConfigError(f"{game} has no parameter {name!r}. {did_you_mean(name, defaults)}")
+    return {
+        name: _typed(game, name, given.get(name, default), type(default))
+        for name, default in defaults.items()
+    }
+
+
+def require(holds: bool, message: str) -> None:
+    """Refuse a parameter that the game cannot be played with."""
+    if not holds:
+        raise ConfigError(message)
+
+
+def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last place where `pattern` matches: who thinks aloud says the decision last."""
+    matches = list(pattern.finditer(text))
+    return matches[-1] if matches else None
+
+
+def _typed(game: str, name: str, value: Any, kind: type) -> Any:
+    if kind is float and type(value) is int:
+        return float(value)
+    # bool is a kind of int, yet `size: true` is a mistake.
+    if type(value) is not kind:
+        raise ConfigError(
+            f"{game} got {name}={value!r} of type {type(value).__name__}, expected {kind.__name__}"
+        )
+    return value

@@ -1,0 +1,30 @@
+"""Rewards: scoring episodes with a user's function, by rules, by a judge, or by a mixture."""
+
+from turnwise.reward.combine import WeightedReward
+from turnwise.reward.completions import openai_complete
+from turnwise.reward.compute import (
+    compute_reward,
+    compute_reward_async,
+    score_trajectories,
+    score_trajectories_async,
+)
+from turnwise.reward.function import RewardFn
+from turnwise.reward.judge import LLMJudge
+from turnwise.reward.manager import RewardManager, RewardWeights
+from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
+
+__all__ = [
+    "LLMJudge",
+    "Reward",
+    "RewardFailure",
+    "RewardFn",
+    "RewardManager",
+    "RewardOutcome",
+    "RewardWeights",
+    "WeightedReward",
+    "compute_reward",
+    "compute_reward_async",
+    "openai_complete",
+    "score_trajectories",
+    "score_trajectories_async",
+]

@@ -1,0 +1,64 @@
+"""Several reward functions as one: a weighted sum that keeps its parts for the metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from turnwise.errors import ConfigError, RewardError
+from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.reward.result import Reward, add_rewards, count_turns
+from turnwise.types import Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
+
+
+class WeightedReward:
+    """A reward function that is the weighted sum of others.
+
+    >>> def short(trajectory): return float(trajectory.num_turns < 3)
+    >>> reward_fn = WeightedReward({"steps": (None, 1.0), "short": (short, 0.5)})
+
+    None stands for the environment's step rewards. The parts run at the same time, the plain
+    ones in threads: one that keeps state must be safe to share, or run with max_concurrency=1.
+    A part that fails fails the whole. Where one part is per turn and another is not, the latter
+    goes on the last turn.
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[RewardFn | None, float]]) -> None:
+        if not isinstance(parts, Mapping) or not parts:
+            raise ConfigError(
+                "WeightedReward takes named parts, each a (function, weight): "
+                "WeightedReward({'rule': (rule, 1.0), 'judge': (judge, 0.5)})"
+            )
+        self._parts = {name: _read_part(name, part) for name, part in parts.items()}
+
+    async def __call__(
+        self, trajectory: Trajectory, environment: BaseEnvironment | None = None
+    ) -> Reward:
+        outcomes = await asyncio.gather(
+            *(part.score(trajectory, environment) for part, _ in self._parts.values()),
+            return_exceptions=True,
+        )
+        named: dict[str, tuple[Reward, float]] = {}
+        for (name, (_, weight)), outcome in zip(self._parts.items(), outcomes, strict=True):
+            if isinstance(outcome, RewardError):
+                raise RewardError(f"part {name!r}: {outcome}") from outcome
+            if isinstance(outcome, BaseException):
+                raise outcome
+            named[name] = (outcome, weight)
+        return add_rewards(named, count_turns(trajectory))
+
+
+def _read_part(name: str, part: object) -> tuple[RewardFunction, float]:
+    if not isinstance(part, tuple | list) or len(part) != 2:
+        raise ConfigError(
+            f"part {name!r} of a WeightedReward must be a (function, weight), got {part!r}"
+        )
+    function, weight = part
+    if not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise ConfigError(f"the weight of part {name!r} must be a finite number, got {weight!r}")
+    return RewardFunction.of(function), float(weight)

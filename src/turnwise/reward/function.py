@@ -1,0 +1,161 @@
+"""A user's reward function: its signature is read once, and its failures get one name."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from turnwise.deadlines import call_with_deadline, is_async
+from turnwise.errors import ConfigError, DeadlineExceeded, RewardError, TurnwiseError
+from turnwise.reward.result import Reward, count_turns, read_reward
+from turnwise.types import Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
+
+RewardFn: TypeAlias = Callable[..., Any]
+"""`f(trajectory)` or `f(trajectory, environment)`, plain or `async def`.
+
+It returns a float, one float a turn, or a dict of named parts that are either.
+"""
+
+EnvironmentArgument: TypeAlias = Literal["second", "keyword", "none"]
+
+
+def step_rewards(trajectory: Trajectory) -> list[float]:
+    """The environment's own rewards, each on its turn: what no reward function means."""
+    return trajectory.rewards
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A reward function, ready to be called in the way that it wants to be called."""
+
+    function: RewardFn
+    """What the user gave."""
+    name: str
+    """What errors call it."""
+    environment_argument: EnvironmentArgument
+    """How it takes the environment."""
+
+    @classmethod
+    def of(cls, function: RewardFn | None) -> RewardFunction:
+        """Read the signature; None is the sum of the step rewards."""
+        if function is None:
+            function = step_rewards
+        if isinstance(function, type):
+            raise ConfigError(
+                f"reward_fn is the class {function.__name__}. Pass an object of it: "
+                f"reward_fn={function.__name__}(...)"
+            )
+        if not callable(function):
+            raise ConfigError(
+                f"reward_fn must be a function of (trajectory) or (trajectory, environment), "
+                f"got {type(function).__name__}"
+            )
+        name = _name_of(function)
+        return cls(function, name, _environment_argument(function, name))
+
+    @property
+    def is_async(self) -> bool:
+        return is_async(self.function)
+
+    async def score(
+        self,
+        trajectory: Trajectory,
+        environment: BaseEnvironment | None,
+        *,
+        timeout: float | None = None,
+        inline: bool = False,
+    ) -> Reward:
+        """The reward of one episode; `RewardError` for anything that is not a reward.
+
+        A plain function runs in a thread of its own, so that one that hangs can be left behind;
+        `inline` spares the thread and gives up the deadline.
+        """
+        try:
+            value = await self._call(trajectory, environment, timeout, inline)
+            return read_reward(value, count_turns(trajectory))
+        except DeadlineExceeded as error:
+            raise RewardError(str(error)) from error
+        except Exception as error:  # the boundary: a reward's failure becomes an episode's
+            what = f"raised {type(error).__name__}: {error}"
+            if isinstance(error, TurnwiseError):
+                what = str(error)
+            raise RewardError(f"reward function {self.name!r}: {what}") from error
+
+    async def _call(
+        self,
+        trajectory: Trajectory,
+        environment: BaseEnvironment | None,
+        timeout: float | None,
+        inline: bool,
+    ) -> Any:
+        args: tuple[Any, ...] = (trajectory,)
+        kwargs: dict[str, Any] = {}
+        if self.environment_argument == "second":
+            args = (trajectory, environment)
+        elif self.environment_argument == "keyword":
+            kwargs = {"environment": environment}
+        if not self.is_async and (inline or self.function is step_rewards):
+            value = self.function(*args, **kwargs)
+            return await value if inspect.isawaitable(value) else value
+        return await call_with_deadline(
+            self.function,
+            *args,
+            timeout=timeout,
+            waiting_for=f"reward function {self.name!r}",
+            **kwargs,
+        )
+
+
+def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
+    """How `function` takes the environment, found in its signature and never by trying.
+
+    Calling it both ways and catching TypeError would hide the function's own TypeErrors.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # some functions written in C do not tell
+        return "none"
+    parameters = list(signature.parameters.values())
+    argument: EnvironmentArgument = "none"
+    if _second_is_environment(parameters):
+        argument = "second"
+    elif any(p.name == "environment" for p in parameters[1:]) and not _is_bound(function):
+        argument = "keyword"
+    try:
+        signature.bind(
+            *([None, None] if argument == "second" else [None]),
+            **({"environment": None} if argument == "keyword" else {}),
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"reward function {name!r} takes {signature}, expected (trajectory) or "
+            f"(trajectory, environment): {error}. "
+            "Give its other arguments a default, or bind them with functools.partial."
+        ) from None
+    return argument
+
+
+def _second_is_environment(parameters: list[inspect.Parameter]) -> bool:
+    """A second argument with a default is the user's own setting, unless it is named for it."""
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        return any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    second = positional[1]
+    return second.default is second.empty or second.name in {"environment", "env"}
+
+
+def _is_bound(function: RewardFn) -> bool:
+    return isinstance(function, functools.partial) and "environment" in function.keywords
+
+
+def _name_of(function: RewardFn) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name: str = getattr(function, "__qualname__", type(function).__name__)
+    return name.rpartition("<locals>.")[2]

@@ -1,0 +1,113 @@
+"""`RewardManager`: the step rewards, a bonus for success and for speed, a fine for nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, overload
+
+from turnwise.errors import ConfigError, RewardError
+from turnwise.reward.compute import TrajectoryBatch, check_scorable, list_trajectories
+from turnwise.reward.result import Reward, count_turns, read_reward
+from turnwise.types import Trajectory
+
+if TYPE_CHECKING:
+    import torch
+
+    from turnwise.env.base import BaseEnvironment
+
+
+@dataclass(frozen=True)
+class RewardWeights:
+    """What each part of a `RewardManager`'s reward is multiplied by; 0 leaves a part out."""
+
+    step: float = 1.0
+    """The sum of the step rewards."""
+    success: float = 5.0
+    """Whether the last step's `info["success"]` is true."""
+    invalid_action: float = -0.5
+    """The number of steps whose `info["invalid_action"]` is true; negative, since it is a fine."""
+    efficiency: float = 0.1
+    """The number of steps left over from the environment's `max_steps`."""
+
+    def __post_init__(self) -> None:
+        for name, weight in dataclasses.asdict(self).items():
+            if not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ConfigError(f"the weight {name!r} must be a finite number, got {weight!r}")
+
+
+class RewardManager:
+    """Rewards episodes of one kind of environment by four weighted parts.
+
+    >>> from types import SimpleNamespace
+    >>> manager = RewardManager(SimpleNamespace(max_steps=10))
+    >>> won = {"rewards": [1.0], "infos": [{"success": True}], "actions": ["go"]}
+    >>> manager.compute_trajectory_reward(won)  # 1 for the step, 5 for success, 9 × 0.1 for speed
+    6.9
+
+    A manager is itself a reward function: `RayPPOTrainer(..., reward_fn=RewardManager(env))`.
+    """
+
+    def __init__(self, environment: BaseEnvironment, weights: RewardWeights | None = None) -> None:
+        self.environment = environment
+        self.weights = weights or RewardWeights()
+
+    def score(self, trajectory: Trajectory | Mapping[str, Any]) -> Reward:
+        """The reward with its four parts, each step's own share on its turn."""
+        trajectory = Trajectory.of(trajectory)
+        check_scorable(trajectory)
+        num_turns = count_turns(trajectory)
+        steps = read_reward(trajectory.rewards, num_turns).by_turn(num_turns)
+        fines = [float(bool(info.get("invalid_action", False))) for info in trajectory.infos]
+        if len(fines) not in (0, num_turns):
+            raise RewardError(
+                f"the trajectory has {len(fines)} infos for {num_turns} turns. "
+                "Keep one info a turn, {} where there is nothing to say."
+            )
+        weights = self.weights
+        per_turn = [weights.step * step for step in steps]
+        for turn, fine in enumerate(fines):
+            per_turn[turn] += weights.invalid_action * fine
+        parts = {
+            "step": weights.step * sum(steps),
+            "success": weights.success * trajectory.success,
+            "invalid_action": weights.invalid_action * sum(fines),
+            "efficiency": weights.efficiency * self._num_steps_saved(num_turns),
+        }
+        if per_turn:
+            per_turn[-1] += parts["success"] + parts["efficiency"]
+        return Reward(sum(parts.values()), tuple(per_turn), parts)
+
+    def compute_trajectory_reward(self, trajectory: Trajectory | Mapping[str, Any]) -> float:
+        """The reward of one episode."""
+        return self.score(trajectory).total
+
+    def compute_batch_rewards(self, trajectories: TrajectoryBatch) -> torch.Tensor:
+        """The rewards of a batch, float32 [B]. An episode that failed is an error, not a zero."""
+        import torch
+
+        rewards = [self.score(trajectory).total for trajectory in list_trajectories(trajectories)]
+        return torch.tensor(rewards, dtype=torch.float32)
+
+    @overload
+    def __call__(self, data: Trajectory | Mapping[str, Any]) -> Reward: ...
+    @overload
+    def __call__(self, data: TrajectoryBatch) -> torch.Tensor: ...
+    def __call__(self, data: Any) -> Reward | torch.Tensor:
+        """The rewards of a batch, float32 [B]; of a single episode, its `Reward`."""
+        if isinstance(data, Trajectory | Mapping):
+            return self.score(data)
+        return self.compute_batch_rewards(data)
+
+    def _num_steps_saved(self, num_turns: int) -> int:
+        if not self.weights.efficiency:
+            return 0
+        max_steps = getattr(self.environment, "max_steps", None)
+        if max_steps is None:
+            raise ConfigError(
+                f"the efficiency bonus needs max_steps, and {type(self.environment).__name__} "
+                "has none. Set it on the environment, or use RewardWeights(efficiency=0)."
+            )
+        return int(max_steps) - num_turns

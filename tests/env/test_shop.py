@@ -1,0 +1,201 @@
+"""The shop: two tools, hidden prices, one purchase."""
+
+import copy
+import pickle
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from turnwise.env import expert_player, play_episode, random_player
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.games.shop import ShopEnvironment
+from turnwise.errors import ConfigError, ToolError
+from turnwise.tools import JSONActionParser, ToolCall, ToolRegistry
+
+NUM_EPISODES = 150
+
+
+def act(name: str, **arguments: Any) -> str:
+    return JSONActionParser().render(ToolCall(name, arguments))
+
+
+def start(seed: int = 0, **config: Any) -> tuple[ShopEnvironment, list[str]]:
+    """A shop with a new order, and the choices that its first observation names."""
+    env = ShopEnvironment(config)
+    env.seed(seed)
+    return env, read_choices(env.reset())
+
+
+def read_choices(observation: str) -> list[str]:
+    return observation.partition("Choices: ")[2].rstrip(".").split(", ")
+
+
+def success_rate(player: Callable[[BaseEnvironment, str], str], **config: Any) -> float:
+    wins = [play_episode(ShopEnvironment(config), player, seed=s) for s in range(NUM_EPISODES)]
+    return sum(episode.success for episode in wins) / NUM_EPISODES
+
+
+@pytest.mark.parametrize("num_choices", [2, 3, 4, 5])
+def test_the_expert_always_fills_the_order(num_choices: int) -> None:
+    assert success_rate(expert_player, num_choices=num_choices) == 1.0
+
+
+def test_the_expert_uses_both_tools_and_earns_one() -> None:
+    episode = play_episode(ShopEnvironment(), expert_player, seed=3)
+    assert [info["tool"] for info in episode.infos] == ["look_up"] * 3 + ["buy"]
+    assert episode.rewards == [0.0, 0.0, 0.0, 1.0]
+    assert not any(info["invalid_action"] for info in episode.infos)
+
+
+def test_the_cheapest_with_enough_stock_is_right() -> None:
+    for seed in range(60):
+        env, items = start(seed)
+        wanted = int(env.get_state_description().split()[1])
+        told = [env.step(act("look_up", item=item))[0] for item in items]
+        found = [re.fullmatch(r"(\w+): price (\d+), stock (\d+)\.", text) for text in told]
+        shelf = [(int(m[2]), m[1]) for m in found if m is not None and int(m[3]) >= wanted]
+        _, reward, done, info = env.step(act("buy", item=min(shelf)[1], quantity=wanted))
+        assert (reward, done, info["success"]) == (1.0, True, True)
+
+
+def test_the_random_player_rarely_succeeds_and_is_always_valid() -> None:
+    episodes = [
+        play_episode(ShopEnvironment(), random_player(seed), seed=seed) for seed in range(200)
+    ]
+    assert 0 < sum(episode.success for episode in episodes) < 0.15 * 200
+    assert not any(info["invalid_action"] for e in episodes for info in e.infos)
+
+
+def test_one_tool_is_not_enough() -> None:
+    def buy_only(env: BaseEnvironment, observation: str) -> str:
+        # The best that can be done blindly: the right quantity of any one choice.
+        quantity = int(observation.split()[1])
+        return act("buy", item=read_choices(observation)[0], quantity=quantity)
+
+    def look_only(env: BaseEnvironment, observation: str) -> str:
+        looked_up, colon, _ = observation.partition(": price")
+        return act("look_up", item=looked_up if colon else read_choices(observation)[0])
+
+    assert 0.2 < success_rate(buy_only) < 0.5
+    assert success_rate(look_only) == 0.0
+
+
+def test_the_expert_carries_on_from_any_point() -> None:
+    rng = random.Random(0)
+    for seed in range(60):
+        env, items = start(seed)
+        for _ in range(rng.randint(0, 4)):
+            env.step(rng.choice(["nonsense", act("look_up", item=rng.choice(items))]))
+        success = False
+        while not env.is_done():
+            _, _, _, info = env.step(env.expert_action())
+            success = info["success"]
+        assert success
+
+
+def test_the_expert_buys_in_the_last_turn() -> None:
+    episode = play_episode(ShopEnvironment({"max_steps": 2}), expert_player, seed=0)
+    assert [info["tool"] for info in episode.infos] == ["look_up", "buy"]
+
+
+@pytest.mark.parametrize(
+    ("action", "told"),
+    [
+        ("I would like tea.", "found no calls"),
+        ('{"tool": "look_up", "arguments": {"item": "te', "ends before it is complete"),
+        (act("look_up", item="x") + act("buy", item="x", quantity=1), "found 2 calls"),
+        (act("look", item="x"), "Did you mean 'look_up'?"),
+        (act("buy", item="x"), "quantity is missing. Call it as buy(item: string"),
+        (act("buy", item="x", quantity=0), "greater than or equal to 1"),
+        (act("look_up", item="piñata"), "There is no 'pi\\xf1ata'. Choices: "),
+        (act("\ud800", item="x"), "there is no tool"),
+    ],
+)
+def test_invalid_actions_are_told_and_cost_a_little(action: str, told: str) -> None:
+    env, _ = start()
+    before = env.get_state_description()
+    observation, reward, done, info = env.step(action)
+    assert told in observation
+    assert observation.isascii()
+    assert -0.1 < reward < 0
+    assert not done
+    assert info["invalid_action"]
+    assert not info["success"]
+    assert env.get_state_description() == before
+
+
+def test_wrong_purchases_close_the_order() -> None:
+    for seed in range(30):
+        env, items = start(seed)
+        while '"look_up"' in (action := env.expert_action()):
+            env.step(action)
+        right = JSONActionParser().parse(action).calls[0].arguments
+        for item in items:
+            for quantity in (right["quantity"], right["quantity"] + 1):
+                twin = copy.deepcopy(env)
+                _, reward, done, info = twin.step(act("buy", item=item, quantity=quantity))
+                is_right = {"item": item, "quantity": quantity} == right
+                assert (reward, done, info["success"]) == (float(is_right), True, is_right)
+                assert twin.step(action)[1:3] == (0.0, True)
+                with pytest.raises(ToolError, match="closed"):
+                    twin.buy(item, quantity)
+
+
+def test_same_seed_same_episode_and_seeds_differ() -> None:
+    def play(seed: int) -> list[str]:
+        return play_episode(ShopEnvironment(), expert_player, seed=seed).observations
+
+    assert play(5) == play(5)
+    assert len({tuple(play(seed)) for seed in range(20)}) > 15
+
+
+def test_state_tells_what_the_agent_knows() -> None:
+    env, (first, second, _) = start()
+    unknown = env.get_state_description()
+    assert unknown.count("unknown") == 3
+    env.step(act("look_up", item=first))
+    known = env.get_state_description()
+    assert known.count("unknown") == 2
+    env.step(act("look_up", item=first.upper()))
+    assert env.get_state_description() == known
+    other = copy.deepcopy(env)
+    env.step(act("look_up", item=second))
+    assert other.get_state_description() == known
+    assert env.get_state_description() != known
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_plays_on_by_itself(duplicate: Callable[[ShopEnvironment], ShopEnvironment]) -> None:
+    env, _ = start(2)
+    twin = duplicate(env)
+    while not twin.is_done():
+        twin.step(twin.expert_action())
+    assert twin.done
+    assert not env.done
+    assert env.get_state_description().count("unknown") == 3
+
+
+def test_methods_are_tools_for_others_too() -> None:
+    env, (item, *_) = start()
+    registry = ToolRegistry.from_object(env)
+    assert registry.names == ["look_up", "buy"]
+    assert registry.execute_tool("look_up", item=item) == (True, env.look_up(item))
+
+
+def test_prompt_tells_tools_and_format_in_ascii() -> None:
+    env = ShopEnvironment()
+    prompt = env.get_prompt_prefix()
+    assert prompt.isascii()
+    assert "look_up(item: string): " in prompt
+    assert "buy(item: string, quantity: integer): " in prompt
+    parsed = JSONActionParser().parse(prompt)
+    assert [call.name for call in parsed.calls] == ["look_up", "buy"]
+
+
+@pytest.mark.parametrize("params", [{"num_choices": 1}, {"num_choices": 6}, {"choices": 3}])
+def test_bad_parameters_are_refused(params: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="num_choices"):
+        ShopEnvironment(params)

@@ -1,0 +1,137 @@
+"""The two text games of the documents: the room with a monster, and the adventure."""
+
+import pytest
+
+from turnwise.config import ConfigStore
+from turnwise.env.games.custom import CustomGameEnvironment
+from turnwise.env.games.simple import WEAPONS, SimpleGameEnvironment, read_command
+from turnwise.env.players import expert_player, play_episode
+from turnwise.types import EpisodeStatus
+
+
+def room_with(monster: str) -> SimpleGameEnvironment:
+    env = SimpleGameEnvironment(ConfigStore().environment)
+    env.reset()
+    env.monster = monster
+    return env
+
+
+def test_the_right_weapon_wins_the_room() -> None:
+    env = room_with("troll")
+    assert env.step("take sword") == ("You take the sword.", 1.0, False, {})
+    assert env.inventory == ["sword"]
+    won = ("The troll is defeated. You win!", 5.0, True, {"success": True})
+    assert env.step("attack with sword") == won
+    assert env.score == 6.0
+
+
+def test_another_weapon_loses_the_room() -> None:
+    env = room_with("troll")
+    assert env.step("take lamp") == ("You take the lamp.", 0.0, False, {})
+    assert env.step("attack") == (
+        "The lamp does not help. You lose.",
+        0.0,
+        True,
+        {"success": False},
+    )
+
+
+@pytest.mark.parametrize("monster", WEAPONS)
+def test_the_prompt_tells_which_weapon_each_monster_falls_to(monster: str) -> None:
+    env = room_with(monster)
+    assert f"{monster}: {WEAPONS[monster]}" in env.get_prompt_prefix()
+    assert monster in env.get_state_description()
+
+
+@pytest.mark.parametrize(
+    ("before", "action", "observation"),
+    [
+        ([], "dance", "Write take or attack and a weapon."),
+        ([], "take it", "Name the weapon to take."),
+        ([], "attack", "Name the weapon to attack with."),
+        ([], "attack with bow", "You do not hold the bow."),
+        (["take bow"], "take bow", "You already hold the bow."),
+        (["take bow", "take lamp"], "attack", "Name the weapon to attack with."),
+    ],
+)
+def test_what_cannot_be_done_in_the_room_is_explained(
+    before: list[str], action: str, observation: str
+) -> None:
+    env = room_with("troll")
+    for earlier in before:
+        env.step(earlier)
+    assert env.step(action) == (observation, -0.1, False, {"invalid_action": True})
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ("Take the LAMP, quickly!", ("take", "lamp")),
+        ("The bow is useless, so I attack the troll with my sword.", ("attack", "sword")),
+        ("take bow, then attack with bow", ("attack", "bow")),
+        ("mistake, bowl", (None, None)),
+        ("sword, take!", ("take", None)),
+    ],
+)
+def test_the_last_command_counts(text: str, command: tuple[str | None, str | None]) -> None:
+    assert read_command(text) == command
+
+
+def test_the_adventure_as_documented() -> None:
+    env = CustomGameEnvironment({"max_steps": 5})
+    assert env.max_steps == 5
+    assert env.reset() == (
+        "Position: (0, 0). Score: 0. Inventory: empty. Enemy: near. Steps remaining: 5."
+    )
+    assert env.step("move north")[1:] == (0.1, False, {})
+    assert env.position == (0, 1)
+    assert env.step("pick up sword")[1:] == (0.5, False, {})
+    assert env.inventory == ["sword"]
+    assert env.step("attack enemy")[1:] == (0.5, False, {})
+    assert env.step("sing a song")[1:] == (-0.1, False, {"invalid_action": True})
+    observation, *rest = env.step("complete quest")
+    assert rest == [10.0, True, {"success": True}]
+    assert observation == (
+        "Position: (0, 1). Score: 10. Inventory: sword. Enemy: defeated. Steps remaining: 0."
+    )
+    assert env.done
+
+
+@pytest.mark.parametrize(
+    ("direction", "position"),
+    [("north", (0, 1)), ("south", (0, -1)), ("east", (1, 0)), ("west", (-1, 0))],
+)
+def test_the_four_directions(direction: str, position: tuple[int, int]) -> None:
+    env = CustomGameEnvironment()
+    env.step(f"I will Move  {direction.upper()}, I think.")
+    assert env.position == position
+
+
+@pytest.mark.parametrize("action", ["pick up the potion", "attack the enemy"])
+def test_nothing_is_won_twice(action: str) -> None:
+    env = CustomGameEnvironment()
+    assert env.step(action)[1] == 0.5
+    assert env.step(action)[1:] == (-0.1, False, {"invalid_action": True})
+
+
+@pytest.mark.parametrize("text", ["move", "move up", "pick up", "pick up banana", "complete", "go"])
+def test_half_a_command_is_invalid(text: str) -> None:
+    env = CustomGameEnvironment()
+    before = (env.position, env.inventory.copy(), env.score)
+    assert env.step(text)[3] == {"invalid_action": True}
+    assert (env.position, env.inventory, env.score) == before
+
+
+def test_the_last_step_ends_the_adventure() -> None:
+    env = CustomGameEnvironment({"max_steps": 2})
+    episode = play_episode(env, lambda env, observation: "move east")
+    assert episode.dones == [False, True]
+    assert episode.infos[-1] == {"success": False}
+    assert episode.status is EpisodeStatus.DONE
+
+
+@pytest.mark.parametrize("max_steps", [1, 3, 5, 10])
+def test_the_expert_completes_the_quest_in_time(max_steps: int) -> None:
+    episode = play_episode(CustomGameEnvironment({"max_steps": max_steps}), expert_player)
+    assert episode.success
+    assert episode.num_turns == min(5, max_steps)

@@ -1,0 +1,144 @@
+"""Combining reward functions by weights."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import ConfigError, RewardError
+from turnwise.reward import (
+    LLMJudge,
+    Reward,
+    RewardFailure,
+    WeightedReward,
+    compute_reward,
+    score_trajectories,
+)
+from turnwise.types import EpisodeStatus, Trajectory
+
+EPISODE = Trajectory(actions=["a", "b"], rewards=[1.0, 2.0])
+numbers = st.floats(-100, 100)
+
+
+def constant(value):
+    def reward(trajectory):
+        return value
+
+    return reward
+
+
+def constant_async(value):
+    async def reward(trajectory, environment):
+        await asyncio.sleep(0)
+        return value
+
+    return reward
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_size=4))
+def test_the_combination_is_the_weighted_sum(parts):
+    named = {
+        f"part{i}": ((constant_async if slow else constant)(value), weight)
+        for i, (value, weight, slow) in enumerate(parts)
+    }
+    reward = compute_reward(EPISODE, reward_fn=WeightedReward(named))
+    assert reward.total == pytest.approx(sum(v * w for v, w, _ in parts), abs=1e-9)
+    assert reward.parts == {f"part{i}": v * w for i, (v, w, _) in enumerate(parts)}
+    assert reward.by_turn(2) == [0.0, reward.total]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.tuples(numbers, numbers), numbers, numbers, numbers)
+def test_a_part_for_the_episode_joins_the_last_turn_of_a_part_for_turns(turns, end, u, v):
+    reward_fn = WeightedReward({"turns": (constant(turns), u), "end": (constant(end), v)})
+    reward = compute_reward(EPISODE, reward_fn=reward_fn)
+    assert reward.by_turn(2) == pytest.approx([u * turns[0], u * turns[1] + v * end])
+    assert sum(reward.by_turn(2)) == pytest.approx(reward.total, abs=1e-9)
+
+
+def test_rule_and_judge_and_step_rewards_together():
+    judge = LLMJudge(lambda prompt: "Fair.\nScore: 5")
+    reward_fn = WeightedReward(
+        {"steps": (None, 1.0), "rule": (lambda t: t.num_turns, 0.5), "judge": (judge, 4.0)}
+    )
+    reward = compute_reward(EPISODE, reward_fn=reward_fn)
+    assert reward == Reward(6.0, (1.0, 5.0), {"steps": 3.0, "rule": 1.0, "judge": 2.0})
+
+
+def test_parts_of_parts_keep_both_names():
+    inner = WeightedReward({"a": (constant(1.0), 2.0), "b": (constant({"x": 1.0, "y": 3.0}), 1.0)})
+    reward = compute_reward(EPISODE, reward_fn=WeightedReward({"inner": (inner, 10.0)}))
+    assert reward.total == 60.0
+    assert reward.parts == {"inner/a": 20.0, "inner/b/x": 10.0, "inner/b/y": 30.0}
+
+
+def test_the_environment_reaches_the_parts_that_ask():
+    reward_fn = WeightedReward({"limit": (lambda t, environment: environment["limit"], 1.0)})
+    assert compute_reward(EPISODE, {"limit": 7}, reward_fn).total == 7.0
+
+
+def test_parts_run_at_the_same_time_plain_or_async():
+    meeting = threading.Barrier(2, timeout=5.0)
+
+    def plain(trajectory):
+        meeting.wait()
+        return 1.0
+
+    async def through_a_thread(trajectory):
+        await asyncio.to_thread(meeting.wait)
+        return 2.0
+
+    reward_fn = WeightedReward({"plain": (plain, 1.0), "async": (through_a_thread, 1.0)})
+    assert compute_reward(EPISODE, reward_fn=reward_fn).total == 3.0
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (constant(float("nan")), "part 'judge': reward function 'reward': the reward is nan"),
+        (constant(None), "part 'judge': reward function 'reward': returned None"),
+        (constant([1.0]), "part 'judge': reward function 'reward': got 1 rewards"),
+        (lambda t: 1 / 0, "part 'judge': reward function '<lambda>': raised ZeroDivisionError"),
+    ],
+)
+@pytest.mark.parametrize("weight", [1.0, 0.0])
+def test_a_part_that_fails_fails_the_whole_by_name(broken, words, weight):
+    reward_fn = WeightedReward({"rule": (constant(1.0), 1.0), "judge": (broken, weight)})
+    with pytest.raises(RewardError, match=words):
+        compute_reward(EPISODE, reward_fn=reward_fn)
+
+
+def test_a_part_that_hangs_is_cut_by_the_deadline_of_the_whole():
+    reward_fn = WeightedReward(
+        {"rule": (lambda t: time.sleep(5.0), 1.0), "other": (constant(1.0), 1.0)}
+    )
+    start = time.monotonic()
+    [outcome] = score_trajectories([EPISODE], reward_fn, timeout=0.1)
+    assert time.monotonic() - start < 3.0
+    assert isinstance(outcome, RewardFailure)
+    assert outcome.status is EpisodeStatus.REWARD_ERROR
+    assert "'WeightedReward' took longer than 0.1 s" in outcome.error
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({}, "named parts"),
+        ([], "named parts"),
+        (
+            {"rule": constant(1.0)},
+            r"part 'rule' of a WeightedReward must be a \(function, weight\)",
+        ),
+        ({"rule": (constant(1.0), float("nan"))}, "weight of part 'rule' must be a finite number"),
+        ({"rule": (constant(1.0), "1")}, "weight of part 'rule'"),
+        ({"rule": (3, 1.0)}, "reward_fn must be a function"),
+        ({"rule": (lambda: 1.0, 1.0)}, r"expected \(trajectory\)"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused_at_once(parts, words):
+    with pytest.raises(ConfigError, match=words):
+        WeightedReward(parts)

@@ -1,0 +1,168 @@
+"""`RewardManager`: the four parts, by hand, in every form in which a batch may come."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.env import BaseEnvironment
+from turnwise.errors import ConfigError, RewardError
+from turnwise.reward import (
+    Reward,
+    RewardManager,
+    RewardWeights,
+    compute_reward,
+    score_trajectories,
+)
+from turnwise.types import EpisodeStatus, RolloutData, Trajectory
+
+
+class Quest(BaseEnvironment):
+    max_steps = 10
+
+    def reset(self):
+        return "A quest."
+
+    def step(self, action):
+        return "Done.", 10.0, True, {"success": True}
+
+    def get_state_description(self):
+        return "A quest."
+
+
+MANAGER = RewardManager(Quest())
+
+# As a hand-written harness makes it: 0.1 + (-0.1) + 10 for the steps, 5 for success,
+# -0.5 for the invalid action, 0.1 for each of the 7 steps left.
+WON = {
+    "prompts": ["Play."],
+    "states": ["start"],
+    "actions": ["move north", "dance", "complete quest"],
+    "observations": ["", "", ""],
+    "rewards": [0.1, -0.1, 10.0],
+    "dones": [False, False, True],
+    "infos": [{}, {"invalid_action": True}, {"success": True}],
+    "total_reward": 10.0,
+    "num_turns": 3,
+}
+LOST = {**WON, "rewards": [0.1, -0.1, -0.1], "infos": [{}, *[{"invalid_action": True}] * 2]}
+TOTALS = [10.0 + 5.0 - 0.5 + 0.7, -0.1 - 1.0 + 0.7]
+
+
+def test_the_four_parts_by_hand():
+    reward = MANAGER.score(WON)
+    assert reward.parts == pytest.approx(
+        {"step": 10.0, "success": 5.0, "invalid_action": -0.5, "efficiency": 0.7}
+    )
+    assert reward.total == pytest.approx(15.2)
+    assert reward.by_turn(3) == pytest.approx([0.1, -0.6, 15.7])
+
+
+@pytest.mark.parametrize(("data", "total"), [(WON, TOTALS[0]), (LOST, TOTALS[1])])
+def test_one_episode_as_a_mapping_or_a_trajectory(data, total):
+    assert MANAGER.compute_trajectory_reward(data) == pytest.approx(total)
+    assert MANAGER.compute_trajectory_reward(Trajectory.of(data)) == pytest.approx(total)
+
+
+def test_turns_are_counted_by_the_rewards_where_actions_are_missing():
+    short = {"rewards": [1.0, 2.0], "infos": [{}, {"success": True}], "num_turns": 2}
+    assert MANAGER.compute_trajectory_reward(short) == pytest.approx(3.0 + 5.0 + 0.8)
+
+
+def test_success_counts_only_at_the_end():
+    early = {**WON, "infos": [{"success": True}, {}, {}]}
+    assert MANAGER.score(early).parts["success"] == 0.0
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [WON, LOST],
+        (Trajectory.of(WON), LOST),
+        RolloutData([Trajectory.of(WON), Trajectory.of(LOST)]),
+        SimpleNamespace(trajectories=[WON, LOST]),
+    ],
+)
+def test_a_batch_gives_a_float32_tensor(batch):
+    rewards = MANAGER(batch)
+    assert rewards.dtype is torch.float32
+    assert rewards.tolist() == pytest.approx(TOTALS)
+    assert torch.equal(rewards, MANAGER.compute_batch_rewards([WON, LOST]))
+
+
+def test_an_empty_batch_gives_an_empty_tensor():
+    assert MANAGER([]).shape == (0,)
+
+
+def test_weights_are_the_users():
+    weights = RewardWeights(step=2.0, success=1.0, invalid_action=0.0, efficiency=0.0)
+    assert RewardManager(Quest(), weights).compute_trajectory_reward(WON) == pytest.approx(21.0)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    rewards=st.lists(st.floats(-10, 10), min_size=1, max_size=6),
+    invalid=st.lists(st.booleans(), min_size=6, max_size=6),
+    success=st.booleans(),
+    w=st.tuples(*[st.floats(-5, 5)] * 4),
+)
+def test_the_total_is_the_weighted_sum_and_sits_on_the_turns(rewards, invalid, success, w):
+    infos = [{"invalid_action": bad} for bad in invalid[: len(rewards)]]
+    infos[-1]["success"] = success
+    trajectory = Trajectory(actions=["x"] * len(rewards), rewards=rewards, infos=infos)
+    reward = RewardManager(Quest(), RewardWeights(*w)).score(trajectory)
+    by_hand = (
+        w[0] * sum(rewards)
+        + w[1] * success
+        + w[2] * sum(invalid[: len(rewards)])
+        + w[3] * (10 - len(rewards))
+    )
+    assert reward.total == pytest.approx(by_hand, abs=1e-9)
+    assert sum(reward.by_turn(len(rewards))) == pytest.approx(by_hand, abs=1e-9)
+
+
+def test_a_manager_is_itself_a_reward_function():
+    assert compute_reward(WON, reward_fn=MANAGER) == MANAGER.score(WON)
+    outcomes = score_trajectories([WON, LOST], MANAGER)
+    assert all(isinstance(outcome, Reward) for outcome in outcomes)
+    assert [outcome.total for outcome in outcomes] == pytest.approx(TOTALS)
+
+
+def test_a_failed_episode_is_an_error_and_not_a_zero():
+    failed = Trajectory(status=EpisodeStatus.ENVIRONMENT_ERROR, error="step() raised KeyError: 'x'")
+    with pytest.raises(RewardError, match="environment_error: step"):
+        MANAGER.compute_batch_rewards([WON, failed])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rewards": [0.0, float("nan"), 1.0]}, "finite"),
+        ({"rewards": [1.0]}, "got 1 rewards for an episode of 3 turns"),
+        ({"infos": [{}]}, "1 infos for 3 turns"),
+    ],
+)
+def test_a_broken_trajectory_is_an_error(change, words):
+    with pytest.raises(RewardError, match=words):
+        MANAGER.compute_trajectory_reward({**WON, **change})
+
+
+@pytest.mark.parametrize("data", [3, "episodes", None, SimpleNamespace(batch=[1])])
+def test_what_is_no_batch_is_refused(data):
+    with pytest.raises(ConfigError, match="expected a list of trajectories"):
+        MANAGER(data)
+
+
+def test_the_efficiency_bonus_needs_a_limit_of_steps():
+    unlimited = SimpleNamespace()
+    with pytest.raises(ConfigError, match="max_steps"):
+        RewardManager(unlimited).score(WON)
+    manager = RewardManager(unlimited, RewardWeights(efficiency=0.0))
+    assert manager.compute_trajectory_reward(WON) == pytest.approx(14.5)
+
+
+def test_weights_must_be_finite():
+    with pytest.raises(ConfigError, match="'success' must be a finite number, got inf"):
+        RewardWeights(success=float("inf"))

@@ -1,0 +1,234 @@
+"""Scoring a batch: order, concurrency, deadlines, and failures that stay apart."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import ConfigError
+from turnwise.reward import (
+    Reward,
+    RewardFailure,
+    score_trajectories,
+    score_trajectories_async,
+)
+from turnwise.types import EpisodeStatus, RolloutData, Trajectory
+
+
+def episodes(num_episodes):
+    return [Trajectory(actions=["x"], rewards=[float(i)], seed=i) for i in range(num_episodes)]
+
+
+class Meter:
+    """Counts how many calls are in flight at once."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.num_now = self.num_most = 0
+
+    def __enter__(self):
+        with self.lock:
+            self.num_now += 1
+            self.num_most = max(self.num_most, self.num_now)
+
+    def __exit__(self, *exc):
+        with self.lock:
+            self.num_now -= 1
+
+
+def metered_async(meter):
+    async def reward(trajectory):
+        with meter:
+            await asyncio.sleep(0.01)
+        return trajectory.seed
+
+    return reward
+
+
+def metered_plain(meter):
+    def reward(trajectory):
+        with meter:
+            time.sleep(0.01)
+        return trajectory.seed
+
+    return reward
+
+
+@pytest.mark.parametrize("metered", [metered_async, metered_plain])
+@pytest.mark.parametrize("limit", [1, 3])
+def test_the_limit_is_reached_and_never_passed(metered, limit):
+    meter = Meter()
+    outcomes = score_trajectories(episodes(9), metered(meter), max_concurrency=limit)
+    assert [outcome.total for outcome in outcomes] == [float(i) for i in range(9)]
+    assert meter.num_most == limit
+
+
+def test_by_default_async_calls_run_together_and_plain_ones_in_turn():
+    together, in_turn = Meter(), Meter()
+    score_trajectories(episodes(8), metered_async(together))
+    score_trajectories(episodes(8), metered_plain(in_turn))
+    assert together.num_most == 8
+    assert in_turn.num_most == 1
+
+
+def test_without_a_deadline_a_plain_function_needs_no_thread():
+    threads = set()
+
+    def reward(trajectory):
+        threads.add(threading.current_thread())
+        return 0.0
+
+    score_trajectories(episodes(3), reward, timeout=None)
+    assert threads == {threading.main_thread()}
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(0, 5), min_size=0, max_size=12), st.integers(1, 5))
+def test_order_is_kept_whatever_ends_first(pauses, limit):
+    async def reward(trajectory):
+        await asyncio.sleep(pauses[trajectory.seed] / 2000)
+        return trajectory.seed
+
+    outcomes = score_trajectories(episodes(len(pauses)), reward, max_concurrency=limit)
+    assert [outcome.total for outcome in outcomes] == list(range(len(pauses)))
+
+
+def test_a_failure_is_an_outcome_and_the_others_keep_their_rewards():
+    async def reward(trajectory):
+        if trajectory.seed == 1:
+            raise ValueError("no verdict")
+        if trajectory.seed == 2:
+            return float("nan")
+        if trajectory.seed == 3:
+            return [1.0, 2.0]
+        return 7.0
+
+    first, raised, nan, wrong_length, last = score_trajectories(episodes(5), reward)
+    assert first == last == Reward(7.0)
+    for failure, words in [
+        (raised, "reward function 'reward': raised ValueError: no verdict"),
+        (nan, "reward function 'reward': the reward is nan"),
+        (wrong_length, "reward function 'reward': got 2 rewards for an episode of 1 turns"),
+    ]:
+        assert isinstance(failure, RewardFailure)
+        assert failure.status is EpisodeStatus.REWARD_ERROR
+        assert failure.error.startswith(words)
+
+
+def hang_plain(trajectory):
+    if trajectory.seed == 1:
+        time.sleep(5.0)
+    return 1.0
+
+
+async def hang_async(trajectory):
+    if trajectory.seed == 1:
+        await asyncio.sleep(5.0)
+    return 1.0
+
+
+async def hang_and_swallow(trajectory):
+    try:
+        return await hang_async(trajectory)
+    except BaseException:
+        return 0.0
+
+
+@pytest.mark.parametrize("reward_fn", [hang_plain, hang_async, hang_and_swallow])
+def test_a_call_that_hangs_is_cut_and_the_rest_goes_on(reward_fn):
+    start = time.monotonic()
+    first, hung, last = score_trajectories(episodes(3), reward_fn, timeout=0.3)
+    assert time.monotonic() - start < 3.0
+    assert first == last == Reward(1.0)
+    assert isinstance(hung, RewardFailure)
+    assert hung.status is EpisodeStatus.REWARD_ERROR
+    assert f"reward function '{reward_fn.__name__}' took longer than 0.3 s" in hung.error
+
+
+def test_waiting_for_a_place_does_not_count_against_the_deadline():
+    async def reward(trajectory):
+        await asyncio.sleep(0.05)
+        return 1.0
+
+    outcomes = score_trajectories(episodes(12), reward, max_concurrency=1, timeout=0.5)
+    assert outcomes == [Reward(1.0)] * 12
+
+
+def test_an_episode_that_failed_is_not_scored_and_keeps_its_status():
+    scored = []
+
+    def reward(trajectory):
+        scored.append(trajectory.seed)
+        return 1.0
+
+    batch = episodes(3)
+    batch[1].status = EpisodeStatus.TOOL_ERROR
+    batch[1].error = "the tool broke"
+    outcomes = score_trajectories(RolloutData(batch), reward)
+    assert scored == [0, 2]
+    assert outcomes[1] == RewardFailure(EpisodeStatus.TOOL_ERROR, "tool_error: the tool broke")
+
+
+def test_environments_come_one_each_or_one_for_all():
+    def reward(trajectory, environment):
+        return environment["bonus"]
+
+    batch = episodes(2)
+    each = score_trajectories(batch, reward, [{"bonus": 1.0}, {"bonus": 2.0}])
+    shared = score_trajectories(batch, reward, {"bonus": 3.0})
+    assert [outcome.total for outcome in each] == [1.0, 2.0]
+    assert [outcome.total for outcome in shared] == [3.0, 3.0]
+    with pytest.raises(ConfigError, match="got 1 environments for 2 trajectories"):
+        score_trajectories(batch, reward, [{"bonus": 1.0}])
+
+
+def test_without_a_function_the_step_rewards_count():
+    assert score_trajectories(episodes(2)) == [
+        Reward(0.0, per_turn=(0.0,)),
+        Reward(1.0, per_turn=(1.0,)),
+    ]
+
+
+def test_batches_come_as_mappings_rollouts_and_generators():
+    batch = episodes(2)
+    mappings = [{"actions": ["x"], "rewards": [t.total_reward]} for t in batch]
+    expected = score_trajectories(batch)
+    assert score_trajectories(mappings) == expected
+    assert score_trajectories(RolloutData(batch)) == expected
+    assert score_trajectories(t for t in batch) == expected
+    assert score_trajectories([]) == []
+
+
+@pytest.mark.parametrize("batch", [Trajectory(), {"rewards": [1.0]}, "episodes", 3])
+def test_what_is_no_batch_is_refused(batch):
+    with pytest.raises(ConfigError, match="expected a list of trajectories"):
+        score_trajectories(batch)
+
+
+def test_a_limit_below_one_is_refused():
+    with pytest.raises(ConfigError, match="max_concurrency must be at least 1, got 0"):
+        score_trajectories(episodes(1), max_concurrency=0)
+
+
+def test_cancelling_the_scoring_cancels_the_calls():
+    cancelled = []
+
+    async def reward(trajectory):
+        try:
+            await asyncio.sleep(5.0)
+        except asyncio.CancelledError:
+            cancelled.append(trajectory.seed)
+            raise
+
+    async def main():
+        task = asyncio.create_task(score_trajectories_async(episodes(3), reward))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert sorted(cancelled) == [0, 1, 2]

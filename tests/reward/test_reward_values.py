@@ -1,0 +1,200 @@
+"""What a reward function may return, and what becomes of it."""
+
+import math
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise.errors import RewardError
+from turnwise.reward import Reward, compute_reward
+from turnwise.types import EpisodeStatus, Trajectory
+
+THREE_TURNS = Trajectory(actions=["a", "b", "c"], rewards=[0.5, 0.0, 1.0])
+
+
+def reward_of(value, trajectory=THREE_TURNS):
+    return compute_reward(trajectory, reward_fn=lambda t: value)
+
+
+@pytest.mark.parametrize(
+    ("value", "total"),
+    [
+        (2, 2.0),
+        (2.5, 2.5),
+        (True, 1.0),
+        (False, 0.0),
+        (0.0, 0.0),
+        (-1.5, -1.5),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.bool_(True), 1.0),
+        (np.array(0.25), 0.25),
+        (torch.tensor(0.75), 0.75),
+        (torch.tensor(0.5, dtype=torch.bfloat16, requires_grad=True), 0.5),
+        (Fraction(1, 4), 0.25),
+        (Decimal("1.5"), 1.5),
+    ],
+)
+def test_a_number_is_the_reward_of_the_whole_episode(value, total):
+    reward = reward_of(value)
+    assert reward == Reward(total)
+    assert type(reward.total) is float
+    assert reward.by_turn(3) == [0.0, 0.0, total]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [0.5, 0, True],
+        (0.5, 0.0, 1.0),
+        np.array([0.5, 0.0, 1.0]),
+        torch.tensor([0.5, 0.0, 1.0]),
+        [torch.tensor(0.5), np.float64(0.0), 1.0],
+    ],
+)
+def test_a_sequence_is_one_reward_a_turn(value):
+    reward = reward_of(value)
+    assert reward.per_turn == (0.5, 0.0, 1.0)
+    assert reward.total == 1.5
+    assert reward.by_turn(3) == [0.5, 0.0, 1.0]
+
+
+def test_a_dict_names_parts_that_add_up():
+    reward = reward_of({"form": 0.5, "answer": np.float64(2.0)})
+    assert reward == Reward(2.5, parts={"form": 0.5, "answer": 2.0})
+    assert reward.by_turn(3) == [0.0, 0.0, 2.5]
+
+
+def test_a_dict_may_mix_parts_a_turn_with_parts_an_episode():
+    reward = reward_of({"steps": [1.0, 2.0, 3.0], "end": 10.0})
+    assert reward == Reward(16.0, (1.0, 2.0, 13.0), {"steps": 6.0, "end": 10.0})
+
+
+def test_a_reward_may_be_returned_ready_made():
+    made = Reward(1.0, parts={"rule": 1.0})
+    assert reward_of(made) is made
+
+
+def test_without_a_function_the_step_rewards_stay_on_their_turns():
+    reward = compute_reward(THREE_TURNS)
+    assert reward.total == THREE_TURNS.total_reward
+    assert reward.by_turn(3) == [0.5, 0.0, 1.0]
+
+
+def test_a_mapping_is_read_as_a_trajectory():
+    data = {"actions": ["a", "b"], "rewards": [1, 2], "num_turns": 2, "total_reward": 3}
+    assert compute_reward(data).by_turn(2) == [1.0, 2.0]
+    assert compute_reward(data, reward_fn=lambda t: t.num_turns).total == 2.0
+
+
+def test_an_episode_without_turns_has_no_place_for_a_reward():
+    assert compute_reward(Trajectory()).total == 0.0
+    assert compute_reward(Trajectory(), reward_fn=lambda t: 3.0).total == 3.0
+    assert Reward(3.0).by_turn(0) == []
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.nan,
+        torch.tensor(math.nan),
+        [0.0, math.nan, 0.0],
+        {"rule": 1.0, "judge": math.nan},
+        {"rule": math.inf, "judge": -math.inf},
+        1e39,
+        10**400,
+        [3e38, 3e38, 0.0],
+        [1e39, -1e39, 0.0],
+        Decimal("NaN"),
+    ],
+)
+def test_what_is_not_finite_is_an_error_and_never_a_zero(value):
+    with pytest.raises(RewardError, match=r"<lambda>.*expected a finite number"):
+        reward_of(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "returned None, expected a float.*Does every path end in a return"),
+        ("1.0", "returned type str.*Convert it with float"),
+        (b"1.0", "returned type bytes"),
+        (1j, "returned type complex"),
+        ({1.0}, "returned type set"),
+        (object(), "returned type object"),
+        ({}, "returned an empty dict"),
+        ({"rule": None}, "returned None"),
+        ([0.0, 1.0, None], "returned None"),
+        ([0.0, 1.0, "x"], "returned type str"),
+        ([[0.0, 1.0, 2.0]], "returned type list"),
+        (np.zeros((3, 1)), "returned type list"),
+        (np.array(["1", "2", "3"]), "returned type str"),
+    ],
+)
+def test_what_is_no_reward_is_an_error_with_the_cure(value, message):
+    with pytest.raises(RewardError, match=f"(?s)reward function '<lambda>': {message}"):
+        reward_of(value)
+
+
+@pytest.mark.parametrize("value", [[], [1.0], [1.0] * 4, np.ones(2), torch.ones(1)])
+def test_a_wrong_number_of_rewards_is_an_error(value):
+    with pytest.raises(RewardError, match=rf"got {len(value)} rewards for an episode of 3 turns"):
+        reward_of(value)
+
+
+def test_a_ready_made_reward_of_the_wrong_length_is_an_error():
+    with pytest.raises(RewardError, match="got 2 rewards for an episode of 3 turns"):
+        reward_of(Reward(2.0, per_turn=(1.0, 1.0)))
+
+
+def test_step_rewards_that_are_missing_or_not_finite_are_errors():
+    with pytest.raises(RewardError, match="got 1 rewards for an episode of 2 turns"):
+        compute_reward(Trajectory(actions=["a", "b"], rewards=[1.0]))
+    with pytest.raises(RewardError, match=r"step_rewards.*finite"):
+        compute_reward(Trajectory(actions=["a"], rewards=[math.nan]))
+
+
+def test_an_exception_is_named_and_keeps_its_cause():
+    def broken(trajectory):
+        return trajectory.rewards[99]
+
+    with pytest.raises(RewardError, match="reward function 'broken': raised IndexError") as caught:
+        compute_reward(THREE_TURNS, reward_fn=broken)
+    assert isinstance(caught.value.__cause__, IndexError)
+
+
+@pytest.mark.parametrize("status", [s for s in EpisodeStatus if s.is_error])
+def test_a_failed_episode_is_not_scored(status):
+    failed = Trajectory(actions=["a"], rewards=[1.0], status=status, error="the door fell off")
+    with pytest.raises(RewardError, match=f"{status.value}: the door fell off"):
+        compute_reward(failed, reward_fn=lambda t: 1.0)
+
+
+@pytest.mark.parametrize("status", [s for s in EpisodeStatus if s.is_truncated])
+def test_a_truncated_episode_is_scored(status):
+    cut = Trajectory(actions=["a"], rewards=[1.0], status=status)
+    assert compute_reward(cut).total == 1.0
+
+
+numbers = st.floats(-1e6, 1e6)
+
+
+@settings(deadline=None, max_examples=100)
+@given(turns=st.lists(numbers, min_size=1, max_size=8), end=numbers)
+def test_rewards_by_turn_always_add_up_to_the_total(turns, end):
+    trajectory = Trajectory(actions=["x"] * len(turns), rewards=turns)
+    for value in (end, turns, {"turns": turns, "end": end}):
+        reward = reward_of(value, trajectory)
+        by_turn = reward.by_turn(len(turns))
+        assert len(by_turn) == len(turns)
+        assert sum(by_turn) == pytest.approx(reward.total, abs=1e-6)
+        if reward.parts:
+            assert sum(reward.parts.values()) == pytest.approx(reward.total, abs=1e-6)

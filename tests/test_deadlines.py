@@ -1,0 +1,298 @@
+"""Deadlines: user code runs off the loop, overruns are cut, and failures keep their meaning."""
+
+import asyncio
+import contextvars
+import functools
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.errors import DeadlineExceeded
+
+
+def call(function, *args, timeout=5.0, **kwargs):
+    return asyncio.run(
+        call_with_deadline(function, *args, timeout=timeout, waiting_for="the test", **kwargs)
+    )
+
+
+def add(a, b=0):
+    return a + b
+
+
+async def add_async(a, b=0):
+    await asyncio.sleep(0)
+    return a + b
+
+
+def gives_a_coroutine(a, b):
+    return add_async(a, b)
+
+
+class AsyncAdder:
+    async def __call__(self, a, b=0):
+        return a + b
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        add,
+        add_async,
+        AsyncAdder(),
+        functools.partial(add_async),
+        functools.partial(AsyncAdder()),
+        gives_a_coroutine,
+    ],
+)
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_sync_and_async_callables_give_their_value(function, timeout):
+    assert call(function, 2, b=3, timeout=timeout) == 5
+
+
+def test_async_callables_are_recognised_in_every_form():
+    assert is_async(add_async)
+    assert is_async(AsyncAdder())
+    assert is_async(AsyncAdder().__call__)
+    assert is_async(functools.partial(functools.partial(AsyncAdder(), 1), b=2))
+    assert not is_async(add)
+    assert not is_async(AsyncAdder)
+    assert not is_async(functools.partial(add, 1))
+
+
+def test_sync_code_runs_in_a_daemon_thread_named_after_it():
+    thread = call(threading.current_thread)
+    assert thread is not threading.main_thread()
+    assert thread.daemon
+    assert thread.name == "turnwise: the test"
+
+
+def test_async_code_runs_on_the_loop():
+    async def where():
+        return threading.current_thread()
+
+    assert call(where) is threading.main_thread()
+
+
+def test_a_blocked_sync_call_does_not_hold_up_the_loop():
+    async def main():
+        release = threading.Event()
+        waiting = asyncio.create_task(
+            call_with_deadline(release.wait, timeout=5.0, waiting_for="the test")
+        )
+        await asyncio.sleep(0.02)
+        release.set()
+        return await waiting
+
+    assert asyncio.run(main()) is True
+
+
+def test_a_sync_call_that_hangs_is_cut_and_named():
+    release = threading.Event()
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded, match=r"the test took longer than 0\.05 s"):
+        call(release.wait, timeout=0.05)
+    assert time.monotonic() - start < 2.0
+    release.set()
+
+
+def test_an_async_call_that_hangs_is_cut_and_cleaned_up():
+    cleaned = []
+
+    async def hang():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(DeadlineExceeded, match="the test"):
+        call(hang, timeout=0.02)
+    assert cleaned == [True]
+
+
+def test_swallowing_the_cancellation_does_not_beat_the_deadline():
+    async def stubborn():
+        try:
+            await asyncio.Event().wait()
+        except BaseException:
+            return 0.0
+
+    with pytest.raises(DeadlineExceeded):
+        call(stubborn, timeout=0.02)
+
+
+def test_a_deadline_is_a_timeout_error():
+    assert issubclass(DeadlineExceeded, TimeoutError)
+
+
+def raise_timeout():
+    raise TimeoutError("the socket gave up")
+
+
+async def raise_timeout_async():
+    raise TimeoutError("the socket gave up")
+
+
+@pytest.mark.parametrize("function", [raise_timeout, raise_timeout_async])
+@pytest.mark.parametrize("timeout", [None, 5.0])
+def test_a_timeout_of_the_functions_own_is_not_called_a_deadline(function, timeout):
+    with pytest.raises(TimeoutError, match="the socket gave up") as caught:
+        call(function, timeout=timeout)
+    assert not isinstance(caught.value, DeadlineExceeded)
+
+
+def test_an_inner_deadline_keeps_its_own_words():
+    async def outer():
+        await call_with_deadline(asyncio.sleep, 5, timeout=0.01, waiting_for="the inner call")
+
+    with pytest.raises(DeadlineExceeded, match=r"the inner call took longer than 0\.01 s"):
+        call(outer)
+
+
+def test_an_outer_deadline_wins_over_a_longer_inner_one():
+    async def outer():
+        await call_with_deadline(asyncio.sleep, 5, timeout=4.0, waiting_for="the inner call")
+
+    with pytest.raises(DeadlineExceeded, match="the test took longer"):
+        call(outer, timeout=0.02)
+
+
+def test_errors_arrive_as_they_are():
+    with pytest.raises(ZeroDivisionError):
+        call(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize("error", [StopIteration("no more"), SystemExit(3), KeyboardInterrupt()])
+def test_what_a_future_cannot_carry_becomes_a_runtime_error_with_its_cause(error):
+    def fail():
+        raise error
+
+    with pytest.raises(RuntimeError, match="the test raised") as caught:
+        call(fail)
+    assert caught.value.__cause__ is error
+
+
+def test_a_cancelled_dependency_is_a_failure_and_not_our_cancellation():
+    async def wait_for_cancelled():
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+
+    with pytest.raises(RuntimeError, match="cancelled from within"):
+        call(wait_for_cancelled)
+
+
+@pytest.mark.parametrize("function", [asyncio.sleep, time.sleep])
+def test_cancelling_the_caller_cancels_the_call(function):
+    async def main():
+        task = asyncio.create_task(
+            call_with_deadline(function, 0.2, timeout=5.0, waiting_for="the test")
+        )
+        await asyncio.sleep(0.02)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+
+
+def test_threads_see_the_callers_context():
+    request = contextvars.ContextVar("request", default="none")
+    request.set("seven")
+    assert call(request.get) == "seven"
+
+
+def test_calls_run_at_the_same_time():
+    meeting = threading.Barrier(4, timeout=5.0)
+
+    async def main():
+        calls = [call_with_deadline(meeting.wait, timeout=5.0, waiting_for=str(i)) for i in "abcd"]
+        return await asyncio.gather(*calls)
+
+    assert sorted(asyncio.run(main())) == [0, 1, 2, 3]
+
+
+def test_a_call_that_ends_after_it_was_cut_is_silent():
+    complaints = []
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(lambda _, c: complaints.append(c))
+        release = threading.Event()
+        with pytest.raises(DeadlineExceeded):
+            await call_with_deadline(release.wait, 5.0, timeout=0.02, waiting_for="the test")
+        release.set()
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+    assert complaints == []
+
+
+def test_a_call_that_ends_after_the_loop_closed_is_silent():
+    release = threading.Event()
+    threads = []
+
+    def late():
+        threads.append(threading.current_thread())
+        return release.wait(5.0)
+
+    with pytest.raises(DeadlineExceeded):
+        call(late, timeout=0.02)
+    release.set()
+    # An exception in the thread would fail the test: pytest is told to treat it as an error.
+    threads[0].join(5.0)
+    assert not threads[0].is_alive()
+
+
+def test_an_abandoned_thread_does_not_keep_the_process_alive():
+    script = (
+        "import asyncio, time\n"
+        "from turnwise.deadlines import call_with_deadline\n"
+        "try:\n"
+        "    asyncio.run(call_with_deadline(time.sleep, 60, timeout=0.05, waiting_for='x'))\n"
+        "except TimeoutError:\n"
+        "    print('cut')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PYTHONPATH": ":".join(p for p in sys.path if p)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert done.stdout == "cut\n"
+    assert done.stderr == ""
+
+
+def test_run_sync_from_ordinary_code():
+    assert run_sync(add_async(1, 2)) == 3
+
+
+def test_run_sync_inside_a_running_loop():
+    request = contextvars.ContextVar("request", default="none")
+
+    async def inner():
+        return request.get()
+
+    async def main():
+        request.set("seven")
+        return run_sync(inner())
+
+    assert asyncio.run(main()) == "seven"
+
+
+def test_run_sync_raises_what_the_coroutine_raises():
+    async def fail():
+        raise ZeroDivisionError("here")
+
+    async def main():
+        return run_sync(fail())
+
+    with pytest.raises(ZeroDivisionError, match="here"):
+        run_sync(fail())
+    with pytest.raises(ZeroDivisionError, match="here"):
+        asyncio.run(main())

@@ -1,0 +1,179 @@
+"""Schemas from signatures and docstrings, and tools as classes, functions and methods."""
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+
+from turnwise.errors import ToolError
+from turnwise.tools import FunctionTool, Tool, ToolDefinition, tool
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@tool
+def paint(
+    colour: Literal["red", "blue"],
+    at: Point,
+    size: Annotated[int, Field(ge=1)] = 3,
+    tags: list[str] | None = None,
+) -> str:
+    """Paint a spot
+    on the wall.
+
+    Args:
+        colour: The colour: red or blue.
+        at (Point): Where,
+            in steps.
+
+    Returns:
+        size: this is not about the argument.
+    """
+    return f"{colour} {at} {size} {tags}"
+
+
+def test_a_marked_function_is_called_as_before() -> None:
+    assert paint("red", Point(1), size=2) == "red Point(x=1, y=0) 2 None"
+
+
+def test_schema_comes_from_type_hints_and_docstring() -> None:
+    definition = FunctionTool(paint).definition
+    properties = definition.parameters["properties"]
+    assert definition.name == "paint"
+    assert definition.description == "Paint a spot on the wall."
+    assert properties["colour"]["enum"] == ["red", "blue"]
+    assert properties["colour"]["description"] == "The colour: red or blue."
+    assert properties["at"]["description"] == "Where, in steps."
+    assert properties["size"] == {"type": "integer", "minimum": 1, "default": 3}
+    assert definition.parameters["required"] == ["colour", "at"]
+    assert "title" not in json.dumps(properties)
+
+
+def test_openai_form_is_plain_json() -> None:
+    form = FunctionTool(paint).definition.to_openai()
+    assert form["type"] == "function"
+    assert set(form["function"]) == {"name", "description", "parameters"}
+    assert json.loads(json.dumps(form)) == form
+
+
+def test_signature_says_how_to_call() -> None:
+    assert FunctionTool(paint).definition.signature == (
+        'paint(colour: "red"|"blue", at: object, size: integer = 3, '
+        "tags: array of string|null = null)"
+    )
+
+
+def test_name_and_description_can_be_given() -> None:
+    @tool(name="other", description="Said otherwise.")
+    def function() -> None:
+        """Not this."""
+
+    definition = FunctionTool(function).definition
+    assert (definition.name, definition.description) == ("other", "Said otherwise.")
+    assert definition.parameters["properties"] == {}
+
+
+def test_class_without_schema_takes_it_from_execute() -> None:
+    class HTTPGetTool(Tool):
+        """Fetch a page."""
+
+        def execute(self, url: str, retries: int = 2) -> str:
+            return url * retries
+
+    definition = HTTPGetTool().definition
+    assert definition.signature == "http_get_tool(url: string, retries: integer = 2)"
+    assert definition.description == "Fetch a page."
+
+
+def test_class_attributes_win() -> None:
+    class Named(Tool):
+        name = "given"
+        description = "Given too."
+        parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}  # noqa: RUF012
+
+        def execute(self, **params: Any) -> Any:
+            return params
+
+    assert Named().definition == ToolDefinition("given", "Given too.", Named.parameters)
+
+
+def test_class_may_give_its_definition_whole() -> None:
+    class Whole(Tool):
+        definition = ToolDefinition("whole", "All at once.")
+
+        def execute(self, **params: Any) -> Any:
+            return params
+
+    assert Whole().definition.name == "whole"
+
+
+def test_open_keywords_take_anything() -> None:
+    class Anything(Tool):
+        def execute(self, **params: Any) -> Any:
+            return params
+
+    assert Anything().check({"whatever": [1]}) == {"whatever": [1]}
+
+
+@pytest.mark.parametrize("name", ["copy", "schema", "json", "model_config", "_private", "self_"])
+def test_arguments_may_have_names_that_pydantic_uses(name: str) -> None:
+    scope: dict[str, Any] = {}
+    exec(f"def function({name}: int): return {name}", scope)
+    assert FunctionTool(scope["function"]).check({name: "4"}) == {name: 4}
+
+
+def test_default_that_json_cannot_show_is_left_to_the_function() -> None:
+    marker = object()
+
+    def function(a: int = 1, b: Any = marker) -> bool:
+        return b is marker
+
+    made = FunctionTool(function)
+    assert "default" not in made.definition.parameters["properties"]["b"]
+    assert made.check({}) == {}
+
+
+def test_mistakes_in_a_tool_say_the_cure() -> None:
+    def positional(a: int, /) -> None: ...
+
+    def unknown_type(a: "Nowhere") -> None: ...  # noqa: F821
+
+    class Strange: ...
+
+    def no_schema(a: Strange) -> None: ...
+
+    class Bad(Tool):
+        parameters = {"city": {"type": "string"}}  # noqa: RUF012
+
+        def execute(self, **params: Any) -> None: ...
+
+    with pytest.raises(ToolError, match="Remove the '/'"):
+        _ = FunctionTool(positional).definition
+    with pytest.raises(ToolError, match=r"Nowhere.*top of its module"):
+        _ = FunctionTool(unknown_type).definition
+    with pytest.raises(ToolError, match="Use str, int"):
+        _ = FunctionTool(no_schema).definition
+    with pytest.raises(ToolError, match=r"@tool\(name="):
+        _ = FunctionTool(lambda: None).definition
+    with pytest.raises(ToolError, match="JSON schema of an object"):
+        _ = Bad().definition
+    with pytest.raises(ToolError, match="without its object"):
+        _ = FunctionTool(Tool.check).definition
+
+
+def test_import_is_light() -> None:
+    code = (
+        "import sys, turnwise.tools\n"
+        "from turnwise.tools import tool\n"
+        "@tool\ndef f(a: int): ...\n"
+        "assert not {'torch', 'pydantic'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

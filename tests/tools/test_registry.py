@@ -1,0 +1,292 @@
+"""Registering tools, calling them, and what the model is told when a call goes wrong."""
+
+import asyncio
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from typing import Any
+
+import pytest
+
+from turnwise.errors import ToolError
+from turnwise.tools import Tool, ToolRegistry, tool
+
+
+def add(a: int, b: float = 1.0) -> float:
+    """Add two numbers."""
+    return a + b
+
+
+async def slow_add(a: int, b: int) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+class MyTool(Tool):
+    def execute(self, param: str) -> str:
+        return param.upper()
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.total = 0
+
+    @tool
+    def increase(self, by: int = 1) -> int:
+        """Count on."""
+        self.total += by
+        return self.total
+
+    @tool(name="zero")
+    def reset_count(self) -> None:
+        self.total = 0
+
+    @staticmethod
+    @tool
+    def double(x: int) -> int:
+        return 2 * x
+
+    @tool
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__
+
+    def not_a_tool(self) -> None: ...
+
+    @property
+    def never_read(self) -> None:
+        raise AssertionError("looking for tools must not run properties")
+
+
+class StepCounter(Counter):
+    def increase(self, by: int = 1) -> int:
+        return super().increase(10 * by)
+
+
+def test_a_tool_class_is_called_by_its_snake_case_name() -> None:
+    registry = ToolRegistry()
+    registry.register(MyTool())
+    assert registry.execute_tool("my_tool", param="value") == (True, "VALUE")
+
+
+def test_register_unregister_and_ask() -> None:
+    registry = ToolRegistry([MyTool(), add])
+    assert registry.names == ["my_tool", "add"]
+    assert [definition.name for definition in registry.definitions] == registry.names
+    assert "add" in registry
+    assert len(registry) == 2
+    registry.unregister("add")
+    assert "add" not in registry
+    with pytest.raises(ToolError, match="there is no tool 'add'"):
+        registry.unregister("add")
+
+
+def test_register_works_as_a_decorator() -> None:
+    registry = ToolRegistry()
+
+    @registry.register
+    def triple(x: int) -> int:
+        return 3 * x
+
+    assert triple(2) == 6
+    assert registry.execute_tool("triple", x=2) == (True, 6)
+
+
+def test_duplicate_names_are_an_error() -> None:
+    with pytest.raises(ToolError, match="already a tool 'add'"):
+        ToolRegistry([add, add])
+
+
+def test_registering_what_is_no_tool_says_the_cure() -> None:
+    with pytest.raises(ToolError, match=r"MyTool\(\)"):
+        ToolRegistry([MyTool])
+    with pytest.raises(ToolError, match="got int"):
+        ToolRegistry([3])
+
+
+def test_arguments_are_coerced() -> None:
+    assert ToolRegistry([add]).execute_tool("add", a="2", b=3) == (True, 5.0)
+    assert ToolRegistry([MyTool()]).execute_tool("my_tool", param=12) == (True, "12")
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({}, "a is missing"),
+        ({"a": 1, "c": 2}, "no argument 'c'"),
+        ({"a": "x"}, "a got 'x'. Input should be a valid integer"),
+        ({"a": 1, "b": float("inf")}, "finite number"),
+    ],
+)
+def test_bad_arguments_are_told_with_the_right_way(params: dict[str, Any], told: str) -> None:
+    success, message = ToolRegistry([add]).execute_tool("add", **params)
+    assert not success
+    assert told in message
+    assert message.endswith("Call it as add(a: integer, b: number = 1.0).")
+
+
+def test_misspelt_argument_names_the_nearest() -> None:
+    _, message = ToolRegistry([MyTool()]).execute_tool("my_tool", parm="x")
+    assert "Did you mean 'param'?" in message
+
+
+def test_unknown_tool_names_the_nearest() -> None:
+    assert ToolRegistry([MyTool(), add]).execute_tool("my_tol") == (
+        False,
+        "there is no tool 'my_tol'. Did you mean 'my_tool'?",
+    )
+
+
+def test_schema_written_by_hand_is_checked() -> None:
+    class Order(Tool):
+        parameters = {  # noqa: RUF012
+            "type": "object",
+            "properties": {
+                "count": {"type": "integer", "minimum": 1},
+                "size": {"enum": ["S", "L"]},
+                "notes": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
+                "to": {
+                    "type": "object",
+                    "properties": {"zip": {"type": ["integer", "null"]}},
+                    "required": ["zip"],
+                },
+                "free": {"$ref": "#/elsewhere"},
+            },
+            "required": ["count"],
+        }
+
+        def execute(self, **params: Any) -> dict[str, Any]:
+            return params
+
+    registry = ToolRegistry([Order()])
+    good = {"count": "2", "size": "S", "notes": ["a"], "to": {"zip": None}, "free": {"x": 1}}
+    assert registry.execute_tool("order", **good) == (True, {**good, "count": 2})
+    bad: list[dict[str, Any]] = [
+        {},
+        {"count": 0},
+        {"count": 1, "size": "M"},
+        {"count": 1, "notes": ["a", "b", "c"]},
+        {"count": 1, "to": {}},
+        {"count": 1, "more": 1},
+    ]
+    for params in bad:
+        assert not registry.execute_tool("order", **params)[0], params
+
+
+def test_a_tool_may_have_arguments_called_name_self_or_timeout() -> None:
+    def greet(name: str, self_: str, timeout: int, function: str) -> str:
+        return f"{name} {self_} {timeout} {function}"
+
+    registry = ToolRegistry([greet])
+    arguments = {"name": "Ann", "self_": "b", "timeout": 3, "function": "f"}
+    assert registry.execute_tool("greet", **arguments) == (True, "Ann b 3 f")
+    assert asyncio.run(registry.execute_tool_async("greet", **arguments)) == (True, "Ann b 3 f")
+    assert not registry.execute_tool("greet", self="x")[0]
+
+
+@pytest.mark.parametrize("error", [ValueError("no\n luck"), SystemExit(3), KeyError()])
+def test_a_tool_that_raises_is_an_answer(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    async def fail_later() -> None:
+        raise error
+
+    registry = ToolRegistry([fail, fail_later])
+    for name in registry.names:
+        for success, message in (
+            registry.execute_tool(name),
+            asyncio.run(registry.execute_tool_async(name)),
+        ):
+            assert not success
+            assert message.startswith(f"{name} failed with")
+            assert "\n" not in message
+
+
+def test_a_tool_error_is_told_as_it_is_and_messages_are_short() -> None:
+    def refuse() -> None:
+        raise ToolError("Ask for less.")
+
+    def shout() -> None:
+        raise ValueError("x" * 100_000)
+
+    registry = ToolRegistry([refuse, shout])
+    assert registry.execute_tool("refuse") == (False, "Ask for less.")
+    assert len(registry.execute_tool("shout")[1]) < 600
+
+
+def test_async_tools_work_from_both_sides() -> None:
+    registry = ToolRegistry([slow_add, add])
+
+    async def both_inside_a_loop() -> list[tuple[bool, Any]]:
+        return [
+            registry.execute_tool("slow_add", a=1, b=2),
+            await registry.execute_tool_async("slow_add", a=1, b=2),
+            await registry.execute_tool_async("add", a=1, b=2),
+        ]
+
+    assert registry.execute_tool("slow_add", a=1, b="2") == (True, 3)
+    assert asyncio.run(both_inside_a_loop()) == [(True, 3)] * 3
+
+
+def test_sync_tool_does_not_block_the_event_loop() -> None:
+    released = threading.Event()
+
+    def wait_for_the_loop() -> bool:
+        return released.wait(timeout=5)
+
+    async def main() -> tuple[bool, Any]:
+        registry = ToolRegistry([wait_for_the_loop])
+        call = asyncio.create_task(registry.execute_tool_async("wait_for_the_loop"))
+        await asyncio.sleep(0)
+        released.set()
+        return await call
+
+    assert asyncio.run(main()) == (True, True)
+
+
+def test_marked_methods_are_collected_bound() -> None:
+    counter = Counter()
+    registry = ToolRegistry.from_object(counter)
+    assert registry.names == ["increase", "zero", "double", "kind"]
+    assert registry.definitions[0].signature == "increase(by: integer = 1)"
+    assert registry.execute_tool("increase", by="5") == (True, 5)
+    assert counter.total == 5
+    assert counter.increase() == 6
+    assert registry.execute_tool("double", x=4) == (True, 8)
+    assert registry.execute_tool("kind") == (True, "Counter")
+    assert registry.execute_tool("zero") == (True, None)
+    assert counter.total == 0
+
+
+def test_an_overridden_method_stays_a_tool() -> None:
+    registry = ToolRegistry.from_object(StepCounter())
+    assert registry.execute_tool("increase", by=2) == (True, 20)
+    assert registry.definitions[0].description == "Count on."
+
+
+def test_object_without_tools_says_the_cure() -> None:
+    with pytest.raises(ToolError, match="Mark its methods with @tool"):
+        ToolRegistry.from_object(object())
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copied_owner_has_tools_of_its_own(duplicate: Any) -> None:
+    owner = Counter()
+    owner.tools = ToolRegistry.from_object(owner)
+    twin = duplicate(owner)
+    assert twin.tools.execute_tool("increase", by=3) == (True, 3)
+    assert (owner.total, twin.total) == (0, 3)
+
+
+def test_functions_are_not_kept_alive_by_their_schemas() -> None:
+    def local(a: int) -> int:
+        return a
+
+    ToolRegistry([local]).execute_tool("local", a=1)
+    seen = weakref.ref(local)
+    del local
+    gc.collect()
+    assert seen() is None
