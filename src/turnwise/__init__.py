@@ -1,3 +1,208 @@
-"""turnwise: train language-model agents by reinforcement learning in your own environments."""
+"""turnwise: train language-model agents by reinforcement learning in your own environments.
+
+Everything public can be imported from here. Names are looked up when they are first used, so
+`import turnwise` is quick and pulls in no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Where each public name lives. The block for type checkers below says the same; a test compares.
+_EXPORTS: dict[str, tuple[str, ...]] = {
+    "turnwise.config": (
+        "CheckpointConfig",
+        "ConfigStore",
+        "EnvironmentConfig",
+        "InferenceConfig",
+        "LoggingConfig",
+        "ModelConfig",
+        "RayConfig",
+        "TrainingConfig",
+    ),
+    "turnwise.errors": (
+        "ConfigError",
+        "DeadlineExceeded",
+        "EnvironmentFault",
+        "MissingExtraError",
+        "RewardError",
+        "ToolError",
+        "TurnwiseError",
+    ),
+    "turnwise.env": (
+        "AlphabetSortEnvironment",
+        "BaseEnvironment",
+        "CheckReport",
+        "CustomGameEnvironment",
+        "EpisodeStatus",
+        "Finding",
+        "GridWorldEnvironment",
+        "GuessNumberEnvironment",
+        "GymnasiumEnvironment",
+        "ReasoningGymEnvironment",
+        "RolloutData",
+        "ShopEnvironment",
+        "SimpleGameEnvironment",
+        "StepResult",
+        "TextArenaEnvironment",
+        "Trajectory",
+        "check_env",
+        "environment_factory",
+        "expert_player",
+        "make_environment",
+        "play_episode",
+        "play_episode_async",
+        "random_player",
+    ),
+    "turnwise.tools": (
+        "ActionParser",
+        "FunctionTool",
+        "JSONActionParser",
+        "ParseResult",
+        "Tool",
+        "ToolCall",
+        "ToolDefinition",
+        "ToolRegistry",
+        "tool",
+    ),
+    "turnwise.reward": (
+        "LLMJudge",
+        "Reward",
+        "RewardFailure",
+        "RewardFn",
+        "RewardManager",
+        "RewardOutcome",
+        "RewardWeights",
+        "WeightedReward",
+        "compute_reward",
+        "compute_reward_async",
+        "openai_complete",
+        "score_trajectories",
+        "score_trajectories_async",
+    ),
+    "turnwise.algo": (
+        "KLController",
+        "apply_kl_penalty",
+        "compute_advantages",
+        "compute_gae_advantage_return",
+        "compute_grpo_advantage",
+        "compute_kl_penalty",
+        "compute_policy_loss",
+        "compute_ppo_loss",
+        "compute_value_loss",
+        "estimate_advantages",
+    ),
+}
+_MODULES = ("algo", "config", "env", "errors", "reward", "tools", "types")
+_HOME = {name: module for module, names in _EXPORTS.items() for name in names}
+
+__all__ = ["__version__", *_MODULES, *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"turnwise.{name}")
+    else:
+        from turnwise.errors import did_you_mean
+
+        hint = did_you_mean(name, [*_MODULES, *_HOME])
+        raise AttributeError(
+            f"turnwise has no {name!r}." + (f" {hint}" if hint.startswith("Did") else "")
+        )
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+if TYPE_CHECKING:
+    from turnwise import algo, config, env, errors, reward, tools, types
+    from turnwise.algo import (
+        KLController,
+        apply_kl_penalty,
+        compute_advantages,
+        compute_gae_advantage_return,
+        compute_grpo_advantage,
+        compute_kl_penalty,
+        compute_policy_loss,
+        compute_ppo_loss,
+        compute_value_loss,
+        estimate_advantages,
+    )
+    from turnwise.config import (
+        CheckpointConfig,
+        ConfigStore,
+        EnvironmentConfig,
+        InferenceConfig,
+        LoggingConfig,
+        ModelConfig,
+        RayConfig,
+        TrainingConfig,
+    )
+    from turnwise.env import (
+        AlphabetSortEnvironment,
+        BaseEnvironment,
+        CheckReport,
+        CustomGameEnvironment,
+        EpisodeStatus,
+        Finding,
+        GridWorldEnvironment,
+        GuessNumberEnvironment,
+        GymnasiumEnvironment,
+        ReasoningGymEnvironment,
+        RolloutData,
+        ShopEnvironment,
+        SimpleGameEnvironment,
+        StepResult,
+        TextArenaEnvironment,
+        Trajectory,
+        check_env,
+        environment_factory,
+        expert_player,
+        make_environment,
+        play_episode,
+        play_episode_async,
+        random_player,
+    )
+    from turnwise.errors import (
+        ConfigError,
+        DeadlineExceeded,
+        EnvironmentFault,
+        MissingExtraError,
+        RewardError,
+        ToolError,
+        TurnwiseError,
+    )
+    from turnwise.reward import (
+        LLMJudge,
+        Reward,
+        RewardFailure,
+        RewardFn,
+        RewardManager,
+        RewardOutcome,
+        RewardWeights,
+        WeightedReward,
+        compute_reward,
+        compute_reward_async,
+        openai_complete,
+        score_trajectories,
+        score_trajectories_async,
+    )
+    from turnwise.tools import (
+        ActionParser,
+        FunctionTool,
+        JSONActionParser,
+        ParseResult,
+        Tool,
+        ToolCall,
+        ToolDefinition,
+        ToolRegistry,
+        tool,
+    )

@@ -258,6 +258,14 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # Only between double quotes are line breaks of any alphabet written as escapes.
+        style = '"' if any(mark in text for mark in "\n\r\x85\u2028\u2029\ufeff") else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
 
 _FLOAT = re.compile(
     r"^[-+]?(\d[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?|\.[\d_]+([eE][-+]?\d+)?|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
@@ -276,7 +284,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if data is None:
@@ -298,7 +306,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             "for example training.learning_rate=3e-5"
         )
     try:
-        value = yaml.load(raw, Loader=_Loader)  # noqa: S506 - a SafeLoader
+        value = yaml.load(raw, Loader=_Loader)
     except yaml.YAMLError:
         value = raw
     if value is not None and not isinstance(value, str) and _takes_text(path):

@@ -6,13 +6,13 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, overload
 
 from turnwise.errors import ConfigError, did_you_mean
 
 
-class EpisodeStatus(str, Enum):
+class EpisodeStatus(StrEnum):
     """How an episode ended. An episode that failed is data: it has a status, never a silent 0."""
 
     DONE = "done"
@@ -109,6 +109,8 @@ class Trajectory:
             )
         names = {f.name for f in dataclasses.fields(cls)}
         known = {key: value for key, value in data.items() if key in names}
+        if "status" in known:
+            known["status"] = EpisodeStatus(known["status"])
         return cls(**known)
 
 

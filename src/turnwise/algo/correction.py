@@ -6,6 +6,7 @@ Engines round differently (bf16, other kernels), filter (top-p), or run on older
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
@@ -157,8 +158,8 @@ def _accepts(
             raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
         return (divergence <= upper).expand_as(mask)
     lower = 1.0 / upper if lower is None else lower
-    low, high = torch.tensor([lower, upper], dtype=divergence.dtype).log().tolist()
-    return ((divergence >= low) & (divergence <= high)).expand_as(mask)
+    inside = (divergence >= math.log(lower)) & (divergence <= math.log(upper))
+    return inside.expand_as(mask)
 
 
 def _checked_bounds(bounds: Bounds) -> tuple[float | None, float]:

@@ -125,7 +125,8 @@ def _import_file(path: Path) -> Any:
     # A stable name, registered, so that objects of the file can be copied and pickled.
     name = f"turnwise_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)

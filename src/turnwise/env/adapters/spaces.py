@@ -98,6 +98,8 @@ def describe_space(space: Space, names: Names = None) -> str:
         parts = [(label, describe_space(s)) for label, s in zip(labels, space.spaces, strict=True)]
     else:
         return f"a value of {space}"
+    if not parts:
+        return "nothing"
     return head + "".join("\n" + indent(f"- {label}: {text}", "  ") for label, text in parts)
 
 
@@ -182,7 +184,7 @@ def describe_observation(space: Space, value: Any, names: Names = None) -> str:
             _entry(key, part, describe_observation(inner.get(key), part, names_of_key(names, key)))
             for key, part in value.items()
         ]
-    elif isinstance(value, tuple | list) and (labels or not all(map(np.isscalar, value))):
+    elif isinstance(value, tuple | list) and (labels or not all(map(_is_number, value))):
         parts = zip(labels or _item_labels(value), value, strict=True)
         entries = [_entry(label, part, describe_observation(None, part)) for label, part in parts]
     elif labels:
@@ -191,6 +193,10 @@ def describe_observation(space: Space, value: Any, names: Names = None) -> str:
     else:
         return _describe_value(value)
     return "\n".join(entries) or "nothing"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.bool_ | np.number)
 
 
 def _entry(label: Any, part: Any, text: str) -> str:

@@ -10,11 +10,11 @@ from typing import Any
 
 from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.catalog import EnvironmentSource, environment_factory
+from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, environment_factory
 from turnwise.env.checker import conduct, interface, repeatable
 from turnwise.env.checker.report import CheckReport, Finding
-from turnwise.env.checker.rig import BrokenCallError, Rig, timed_out
-from turnwise.errors import ConfigError, EnvironmentFault
+from turnwise.env.checker.rig import BrokenCallError, Rig, explain, timed_out
+from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
@@ -93,9 +93,10 @@ def check_env(
             "expected at least 1 episode and a timeout above 0"
         )
     report = CheckReport(_name_of(env), interface.check_source(env))
-    if report.ok:
+    factory = _load(env, config, report) if report.ok else None
+    if factory is not None:
         rig = Rig(
-            environment_factory(env, config),
+            factory,
             seed=seed,
             num_episodes=num_episodes,
             slow_after=slow_after,
@@ -106,6 +107,21 @@ def check_env(
     if raise_on_error and not report.ok:
         raise EnvironmentFault(str(report))
     return report
+
+
+def _load(
+    env: EnvironmentSource,
+    config: EnvironmentConfig | Mapping[str, Any] | None,
+    report: CheckReport,
+) -> EnvironmentFactory | None:
+    try:
+        return environment_factory(env, config)
+    except TurnwiseError:
+        raise
+    except Exception as error:  # whatever the user's file raises while it is imported
+        message = f"loading {report.environment} raised {explain(error)}"
+        report.findings.append(Finding("error", "import", message, "Mend that line."))
+        return None
 
 
 def _run_checks(rig: Rig, report: CheckReport) -> None:
@@ -139,7 +155,7 @@ def _run_watched(check: Check, rig: Rig) -> list[Finding]:
                     found.extend(step(rig))
                 except BrokenCallError as broken:
                     found.append(broken.finding)
-        except Exception as error:
+        except BaseException as error:  # raised again by whoever waits
             failures.append(error)
 
     thread = threading.Thread(target=work, name=f"turnwise: check {check.name}", daemon=True)

@@ -9,9 +9,6 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.report import Finding
 from turnwise.env.checker.rig import BrokenCallError, Choice, Chooser, Rig, Turn, shorten
 
-GENERAL_TEXTS = ("yes", "no", "1", "42", "help", "look around", "go north", "take it", "A")
-"""What the checks say in an environment that offers no actions of its own."""
-
 
 def random_actions(rig: Rig, seed: int) -> Chooser:
     """`sample_action`, else the expert's action, else a general text."""
@@ -25,7 +22,7 @@ def random_actions(rig: Rig, seed: int) -> Chooser:
             if action is not None:
                 return Choice(action)
             del offers[method]  # an environment without it is not asked again
-        return Choice(rng.choice(GENERAL_TEXTS), trusted=False)
+        return Choice(rng.choice(rig.texts), trusted=False)
 
     return choose
 
@@ -49,6 +46,12 @@ def replayed(turns: Iterable[Turn]) -> Chooser:
         return None if action is None else Choice(action)
 
     return choose
+
+
+def offers_actions(rig: Rig, env: BaseEnvironment) -> bool:
+    """Whether the environment, just reset, has actions of its own to offer."""
+    sample = offered(rig, env, "sample_action", random.Random(rig.seed))
+    return sample is not None or offered(rig, env, "expert_action") is not None
 
 
 def offered(rig: Rig, env: BaseEnvironment, method: str, *args: object) -> str | None:

@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.choosers import (
-    GENERAL_TEXTS,
-    expert_actions,
-    offered,
-    random_actions,
-)
+from turnwise.env.checker.choosers import expert_actions, offered, random_actions
 from turnwise.env.checker.report import Finding
-from turnwise.env.checker.rig import BrokenCallError, Choice, Rig, Turn, odd_action, shorten
+from turnwise.env.checker.rig import (
+    GENERAL_TEXTS,
+    BrokenCallError,
+    Choice,
+    Rig,
+    Turn,
+    odd_action,
+    shorten,
+)
 
 MANY_TURNS = 1000
 """An episode that goes on for longer has no end that training would see."""

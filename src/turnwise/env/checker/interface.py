@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env import catalog
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.choosers import random_actions
-from turnwise.env.checker.report import Finding
-from turnwise.env.checker.rig import BrokenCallError, Rig, shorten
+from turnwise.env.checker.choosers import offers_actions, random_actions
+from turnwise.env.checker.report import Finding, Level
+from turnwise.env.checker.rig import GENERAL_TEXTS, BrokenCallError, Choice, Rig, shorten
 from turnwise.env.driver import accepts_seed
 from turnwise.errors import EnvironmentFault, TurnwiseError
 
@@ -84,10 +84,9 @@ def check_make(rig: Rig) -> Iterator[Finding]:
             raise
 
 
-def spawn_failed(level: str, message: str) -> Finding:
-    assert level in ("error", "warning")
+def spawn_failed(level: Level, message: str) -> Finding:
     return Finding(
-        "error" if level == "error" else "warning",
+        level,
         "spawn",
         f"{message}; a copy for each episode cannot be made from an instance",
         "Pass the class instead of an instance, or make what cannot be copied in reset(), or add "
@@ -145,7 +144,7 @@ def _takes_the_arguments(env: BaseEnvironment, name: str) -> bool:
 
 def check_max_steps(rig: Rig) -> Iterator[Finding]:
     """There is a limit that the driver can count to."""
-    limit: object = (rig.make()).max_steps
+    limit: object = rig.make().max_steps
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         yield Finding(
             "error",
@@ -204,6 +203,7 @@ def check_texts(rig: Rig) -> Iterator[Finding]:
 def check_first_episode(rig: Rig) -> Iterator[Finding]:
     """One episode can be played, and each step says something."""
     env = rig.make()
+    rig.texts = _answered_texts(rig)
     turns = rig.play(env, rig.seed, random_actions(rig, rig.seed))
     for turn in turns[1:]:
         if not turn.observation.strip() and not turn.done:
@@ -215,6 +215,24 @@ def check_first_episode(rig: Rig) -> Iterator[Finding]:
                 "Say what happened, or `return self.get_state_description(), reward, done, info`.",
             )
             return
+
+
+def _answered_texts(rig: Rig) -> list[str]:
+    """The general texts that `step` does not choke on; if it chokes on all, that is the finding."""
+    answered: list[str] = []
+    for text in GENERAL_TEXTS:
+        env = rig.make()
+        rig.reset(env, rig.seed)
+        if offers_actions(rig, env):
+            return list(GENERAL_TEXTS)  # none of them will be needed
+        try:
+            rig.step(env, Choice(text, trusted=False))
+            answered.append(text)
+        except BrokenCallError as broken:
+            is_last = text == GENERAL_TEXTS[-1]
+            if broken.finding.check != "odd-actions" or (is_last and not answered):
+                raise
+    return answered
 
 
 def check_threads(rig: Rig) -> Iterator[Finding]:

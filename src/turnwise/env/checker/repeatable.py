@@ -144,20 +144,20 @@ def check_leaked_state(rig: Rig) -> Iterator[Finding]:
 def _leak(rig: Rig, used: BaseEnvironment, difference: str) -> Finding:
     """Say what was left over, by name where a look at the attributes tells."""
     fresh = rig.make()
-    left_over: list[str] = []
     try:
         rig.reset(used, rig.seed)
         rig.reset(fresh, rig.seed)
         left_over = changed_attributes(fresh, used)
     except BrokenCallError:
-        left_over = []  # a reset that fails the second time tells enough
-    names = ", ".join(f"self.{name}" for name in left_over)
+        left_over = {}  # a reset that fails the second time tells enough
+    lines = " and ".join(f"`self.{name} = {text}`" for name, text in left_over.items())
     return Finding(
         "error",
         "leaked-state",
         "an episode on a used object is not the one that a fresh object gives: " + difference,
-        f"Set {names or 'every attribute that an episode changes'} anew in reset()"
-        + (f", for example `self.{left_over[0]} = ...`." if left_over else "."),
+        f"Write {lines} in reset()."
+        if lines
+        else "Set every attribute that an episode changes anew in reset(): `self.x = ...`.",
     )
 
 
@@ -232,14 +232,16 @@ def changed_class_attributes(before: dict[str, str], env: BaseEnvironment) -> li
     return [name for name, text in class_attributes(env).items() if before.get(name) != text]
 
 
-def changed_attributes(one: BaseEnvironment, other: BaseEnvironment) -> list[str]:
-    """The attributes whose texts differ; one without a telling text is passed over."""
-    texts = [{name: repr(value) for name, value in vars(env).items()} for env in (one, other)]
-    return [
-        name
-        for name, text in texts[1].items()
-        if texts[0].get(name) != text and " at 0x" not in text
-    ]
+def changed_attributes(fresh: BaseEnvironment, used: BaseEnvironment) -> dict[str, str]:
+    """The attributes whose texts differ, with the fresh text; without a telling one, `...`."""
+    before, after = (
+        {name: repr(value) for name, value in vars(env).items()} for env in (fresh, used)
+    )
+    return {
+        name: before[name] if name in before and len(before[name]) < 30 else "..."
+        for name, text in after.items()
+        if before.get(name) != text and " at 0x" not in text
+    }
 
 
 def shared_class_attribute(message: str, changed: list[str]) -> Finding:

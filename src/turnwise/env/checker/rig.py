@@ -21,6 +21,9 @@ from turnwise.errors import EnvironmentFault
 
 T = TypeVar("T")
 
+GENERAL_TEXTS = ("yes", "no", "1", "42", "help", "look around", "go north", "take it", "A")
+"""What the checks say in an environment that offers no actions of its own."""
+
 MAX_TURNS = 100
 """Episodes longer than this are compared by their first turns only."""
 
@@ -90,6 +93,8 @@ class Rig:
         self.timeout = timeout
         self.spawns_instance = spawns_instance
         """Whether the user gave an instance, so that every environment is a copy of it."""
+        self.texts: list[str] = list(GENERAL_TEXTS)
+        """Those of the general texts that the environment answers."""
         self.made: list[BaseEnvironment] = []
         self.reset_seconds: list[float] = []
         self.step_seconds: list[float] = []
@@ -244,7 +249,7 @@ def _raised(what: str, error: BaseException) -> Finding:
     return Finding(
         "error",
         "exceptions",
-        f"{what} raised {type(error).__name__}: {error}{_place(error)}",
+        f"{what} raised {explain(error)}",
         "Mend that line. Where only the action can be at fault, return {'invalid_action': True} "
         "as the info instead of raising.",
     )
@@ -264,6 +269,14 @@ def _fault(what: str, error: EnvironmentFault) -> Finding:
     )
 
 
-def _place(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    return f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+def explain(error: BaseException) -> str:
+    """The error and the line it came from, as one line of text."""
+    text = f"{type(error).__name__}: {error}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and not frame.filename.startswith("<frozen")
+    ]
+    if isinstance(error, SyntaxError) or not frames:  # a SyntaxError names the place itself
+        return text
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

@@ -55,8 +55,7 @@ class GuessNumberEnvironment(BaseEnvironment):
     def _begin(self, rng: random.Random) -> None:
         self._done = False
         self.step_count = 0
-        # A stream of its own: a player whose seed happens to be the same must not draw it too.
-        self._secret = random.Random(rng.random()).randint(self.low, self.high)
+        self._secret = rng.randint(self.low, self.high)
         self._known_low, self._known_high = self.low, self.high
 
     def reset(self) -> str:

@@ -1,0 +1,54 @@
+# Each target sets up what it needs; a machine with python3 (3.11 or newer) and make is enough.
+# The environments live in the user's cache folder and are made once.
+
+PYTHON ?= python3
+SHELL := /bin/bash
+.ONESHELL:
+.SHELLFLAGS := -euo pipefail -c
+export PYTHONPATH := $(CURDIR)/src
+
+# $(call env,NAME): the python of the environment made from requirements/NAME.txt
+env = $$($(PYTHON) scripts/environment.py $(1))
+
+.PHONY: help demo test test-verl check format bench bench-verl test-gpu clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+demo:  ## install, then watch a game being played
+	@py=$(call env,dev)
+	$$py -m turnwise demo
+
+test:  ## install, then run the tests
+	@py=$(call env,dev)
+	$$py -m pytest tests --ignore=tests/verl -n 2
+
+test-verl:  ## compare with VERL's own functions, in VERL's environment
+	@py=$(call env,verl)
+	$$py -m pytest tests/verl
+
+check:  ## lint, format and strict types
+	@py=$(call env,dev)
+	$$py -m ruff check .
+	$$py -m ruff format --check .
+	$$py -m mypy
+
+format:  ## put the code into the house's format
+	@py=$(call env,dev)
+	$$py -m ruff check --fix .
+	$$py -m ruff format .
+
+bench:  ## time the algorithms
+	@py=$(call env,dev)
+	$$py bench/algo.py
+
+bench-verl:  ## time the algorithms beside VERL's
+	@py=$(call env,verl)
+	$$py bench/algo.py
+
+test-gpu:  ## the algorithms on a GPU; run it where torch sees one
+	@$(PYTHON) bench/gpu/check.py
+
+clean:  ## remove caches of this checkout (not the environments)
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,75 @@
+"""What several commands share: finding the environment, its settings, and where to print."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.config import EnvironmentConfig
+
+EnvironmentName = Annotated[
+    str,
+    typer.Argument(
+        metavar="ENV",
+        help="A name that `turnwise envs` lists, or your own: path/to/file.py:ClassName.",
+        show_default=False,
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        "-p",
+        metavar="KEY=VALUE",
+        help="A setting of the environment; may be given many times.",
+        show_default=False,
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(min=1, help="Most actions in an episode.", show_default="the environment's own"),
+]
+
+
+def environment_config(
+    name: str, parameters: list[str] | None, max_steps: int | None
+) -> EnvironmentConfig:
+    """The environment's section of the configuration, from the options of a command."""
+    from turnwise.config import ConfigStore
+
+    for parameter in parameters or []:
+        if "=" not in parameter.lstrip("="):
+            raise ConfigError(
+                f"--param got {parameter!r}, expected KEY=VALUE, for example --param size=6"
+            )
+    overrides = [f"environment.params.{parameter}" for parameter in parameters or []]
+    if max_steps is not None:
+        overrides.append(f"environment.max_steps={max_steps}")
+    config = ConfigStore.load(overrides=overrides).environment
+    config.name = name
+    return config
+
+
+def make_importable(name: str) -> None:
+    """Let `package.module:Class` be found from the present folder, and what a file imports from
+    beside itself, as `python file.py` would."""
+    place = name.rpartition(":")[0]
+    folders = ["", str(Path(place).resolve().parent)] if place.endswith(".py") else [""]
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
+def make_console(stderr: bool = False) -> Console:
+    """A console as wide as reads well; lines that go to a file or a pipe are left whole."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console.width = min(console.width, 100) if console.is_terminal else 10_000
+    return console

@@ -1,0 +1,62 @@
+"""`turnwise envs`: the environments that there are, and how each kind is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+# The form of a name, the package it needs, and one line about it.
+FORMS: tuple[tuple[str, str | None, str], ...] = (
+    ("gym:CartPole-v1", "gymnasium", "any registered Gymnasium environment, as text"),
+    ("textarena:TicTacToe-v0", "textarena", "TextArena's offline games"),
+    ("reasoning-gym:leg_counting", "reasoning_gym", "reasoning-gym's tasks, one turn each"),
+    ("path/to/file.py:ClassName", None, "your own environment, in a file"),
+    ("package.module:ClassName", None, "your own environment, in a package"),
+)
+
+
+def envs() -> None:
+    """List the environments that can be played, checked and trained on.
+
+    [bold]Examples[/bold]
+
+    turnwise envs
+    turnwise play grid-world
+    """
+    from importlib import import_module
+
+    from turnwise.cli.common import make_console
+    from turnwise.env.catalog import BUILT_IN
+
+    built_in = _table()
+    for name, target in BUILT_IN.items():
+        module, _, attribute = target.partition(":")
+        summary = (getattr(import_module(module), attribute).__doc__ or "").strip().splitlines()
+        built_in.add_row(name, summary[0] if summary else "")
+    others = _table()
+    for form, package, about in FORMS:
+        others.add_row(form, about + _how_to_install(form, package))
+    console = make_console()
+    console.print("Built in", style="bold")
+    console.print(built_in)
+    console.print("\nBy the form of the name", style="bold")
+    console.print(others)
+
+
+def _table() -> Table:
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _how_to_install(form: str, package: str | None) -> str:
+    from importlib.util import find_spec
+
+    if package is None or find_spec(package) is not None:
+        return ""
+    return f" (first: pip install 'turnwise[{form.partition(':')[0]}]')"

@@ -1,0 +1,236 @@
+"""Settings: files, overrides, and errors that name the field, what it got and what it takes."""
+
+import dataclasses
+import math
+import string
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from turnwise import ConfigError, ConfigStore, EnvironmentConfig
+from turnwise.config import find_config
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+NAMES = st.text(string.ascii_letters + string.digits + "_-/. ", min_size=1, max_size=20)
+JSON_LIKE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def configs(draw):
+    config = ConfigStore()
+    config.model.model_name = draw(TEXT)
+    config.model.local_path = draw(st.none() | TEXT)
+    config.model.dtype = draw(st.sampled_from(["auto", "float32", "bfloat16", "float16"]))
+    config.model.trust_remote_code = draw(st.booleans())
+    config.inference.temperature = draw(st.floats(0, 1e6))
+    config.inference.top_p = draw(st.floats(0, 1, exclude_min=True))
+    config.inference.max_tokens = draw(st.integers(1, 10**9))
+    config.training.learning_rate = draw(st.floats(0, 1e10, exclude_min=True, allow_subnormal=True))
+    config.training.gamma = draw(st.floats(0, 1))
+    config.training.seed = draw(st.integers(0, 2**63))
+    config.environment.max_steps = draw(st.none() | st.integers(1, 10**6))
+    config.environment.params = draw(st.dictionaries(TEXT, JSON_LIKE, max_size=4))
+    config.checkpoint.output_dir = draw(TEXT)
+    return config
+
+
+@settings(deadline=None, max_examples=150)
+@given(configs())
+def test_what_is_saved_is_what_is_loaded(tmp_path_factory, config):
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.save(path)
+    assert ConfigStore.load(path) == config
+
+
+@settings(deadline=None, max_examples=100)
+@given(TEXT)
+def test_text_that_looks_like_something_else_stays_text(tmp_path_factory, text):
+    config = ConfigStore()
+    config.environment.params = {"value": text, "number": 3e-5}
+    path = tmp_path_factory.mktemp("config") / "config.yaml"
+    config.save(path)
+    assert ConfigStore.load(path).environment.params == {"value": text, "number": 3e-5}
+
+
+@pytest.mark.parametrize("text", ["3e-5", "1e3", "1_000", ".5", "null", "no", "~", "0x1F", ""])
+def test_text_that_looks_like_a_number_stays_text(tmp_path, text):
+    config = ConfigStore()
+    config.environment.params = {"value": text}
+    config.save(tmp_path / "c.yaml")
+    assert ConfigStore.load(tmp_path / "c.yaml").environment.params == {"value": text}
+
+
+def test_the_defaults_are_valid_and_every_field_has_help():
+    config = ConfigStore().validate()
+    fields = [
+        f
+        for section in dataclasses.fields(config)
+        for f in dataclasses.fields(section.type and getattr(config, section.name))
+    ]
+    assert len(fields) <= 60
+    for field in fields:
+        assert field.metadata["help"].endswith((".", "...")), field.name
+        assert "\n" not in field.metadata["help"]
+
+
+def test_the_fields_that_the_documents_name_exist():
+    named = {
+        "model": "model_name dtype device tensor_parallel_size local_path trust_remote_code",
+        "inference": "backend max_tokens temperature top_p multi_turn max_turns",
+        "training": "learning_rate gamma lam clip_ratio num_epochs batch_size adv_estimator "
+        "use_kl_in_reward kl_coef",
+        "checkpoint": "output_dir save_interval keep_last_n",
+        "ray": "use_ray num_actors",
+        "environment": "",
+        "logging": "",
+    }
+    config = ConfigStore()
+    for section, names in named.items():
+        for name in names.split():
+            assert hasattr(getattr(config, section), name)
+    assert config.model.device == "auto"
+    assert config.model.trust_remote_code is False
+
+
+def test_overrides_reach_every_kind_of_value():
+    config = ConfigStore.load(
+        overrides=[
+            "training.learning_rate=3e-5",
+            "model.model_name=123",
+            "model.local_path=null",
+            "ray.use_ray=true",
+            "environment.params.size=6",
+            "environment.params.names=[a, b]",
+        ]
+    )
+    assert config.training.learning_rate == 3e-5
+    assert config.model.model_name == "123"
+    assert config.model.local_path is None
+    assert config.ray.use_ray is True
+    assert config.environment.params == {"size": 6, "names": ["a", "b"]}
+
+
+def test_overrides_come_after_the_file(tmp_path):
+    (tmp_path / "c.yaml").write_text("training:\n  batch_size: 8\n  gamma: 0.9\n")
+    config = ConfigStore.load(tmp_path / "c.yaml", overrides=["training.batch_size=16"])
+    assert (config.training.batch_size, config.training.gamma) == (16, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("training.learnin_rate=1", ["training.learnin_rate", "learning_rate"]),
+        ("trainin.gamma=1", ["trainin", "training"]),
+        ("training.learning_rate=fast", ["training.learning_rate", "'fast'", "number"]),
+        ("training.learning_rate=-1", ["training.learning_rate", "-1", "greater than 0"]),
+        ("training.learning_rate=.nan", ["training.learning_rate", "finite"]),
+        ("model.dtype=fp32", ["model.dtype", "'fp32'", "'float32'"]),
+        ("training.batch_size=2.5", ["training.batch_size", "2.5", "integer"]),
+        ("model.trust_remote_code=maybe", ["model.trust_remote_code", "'maybe'"]),
+        ("learning_rate=1", ["learning_rate=1", "section.name=value"]),
+        ("training.gamma", ["training.gamma", "section.name=value"]),
+        ("training.gamma.deep=1", ["training.gamma"]),
+    ],
+)
+def test_a_bad_override_names_the_field_what_it_got_and_what_it_takes(override, words):
+    with pytest.raises(ConfigError) as caught:
+        ConfigStore.load(overrides=[override])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_problems_are_told_at_once(tmp_path):
+    (tmp_path / "c.yaml").write_text("training: {gamma: 7, clip_ratio: x}\nmodl: {}\n")
+    with pytest.raises(ConfigError) as caught:
+        ConfigStore.load(tmp_path / "c.yaml")
+    for word in ("c.yaml", "training.gamma", "training.clip_ratio", "'modl'"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "3\n", "training: 5\n"])
+def test_a_file_that_is_not_a_config_is_a_clear_error(tmp_path, text):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"c\.yaml"):
+        ConfigStore.load(tmp_path / "c.yaml")
+
+
+def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path):
+    (tmp_path / "c.yaml").write_text("")
+    assert ConfigStore.load(tmp_path / "c.yaml") == ConfigStore()
+    (tmp_path / "c.yaml").write_text("training:\nmodel:\n")
+    assert ConfigStore.load(tmp_path / "c.yaml") == ConfigStore()
+
+
+def test_a_missing_file_names_its_neighbours(tmp_path):
+    (tmp_path / "real.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"real\.yaml"):
+        ConfigStore.load(tmp_path / "reel.yaml")
+
+
+def test_a_misspelt_attribute_is_an_error_at_once():
+    config = ConfigStore()
+    with pytest.raises(ConfigError, match="learning_rate"):
+        config.training.learnin_rate = 1e-5
+    with pytest.raises(ConfigError, match="training"):
+        config.trainin = None
+
+
+def test_validate_turns_near_misses_into_the_right_type():
+    config = ConfigStore()
+    config.training.learning_rate = "3e-5"
+    assert config.validate().training.learning_rate == 3e-5
+    config.training.gamma = math.inf
+    with pytest.raises(ConfigError, match=r"training\.gamma"):
+        config.validate()
+
+
+def test_a_failed_save_leaves_the_old_file_whole(tmp_path):
+    path = tmp_path / "c.yaml"
+    ConfigStore().save(path)
+    before = path.read_text()
+    config = ConfigStore()
+    config.environment.params = {"bad": object()}
+    with pytest.raises(Exception, match="object"):
+        config.save(path)
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_saved_file_explains_itself(tmp_path):
+    ConfigStore().save(tmp_path / "c.yaml")
+    text = (tmp_path / "c.yaml").read_text()
+    assert "# Step size of the optimiser." in text
+    assert yaml.safe_load(text)["training"]["batch_size"] == 32
+
+
+def test_config_path_and_config_name_as_the_guide_writes_them(tmp_path):
+    (tmp_path / "test_config.yaml").write_text("training: {batch_size: 4}\n")
+    arguments = [f"--config-path={tmp_path}", "--config-name=test_config", "training.gamma=0.5"]
+    config = ConfigStore.from_args(arguments)
+    assert (config.training.batch_size, config.training.gamma) == (4, 0.5)
+    assert find_config(None, None) is None
+    assert find_config("d", "n.yml").name == "n.yml"
+
+
+def test_an_environment_reads_its_settings_from_a_dict_or_a_config():
+    by_dict = EnvironmentConfig.of({"max_steps": 5, "size": 4})
+    by_config = EnvironmentConfig(max_steps=5, params={"size": 4})
+    assert by_dict == by_config
+    assert by_dict.get("size", 9) == by_dict["size"] == 4
+    assert by_dict.get("max_steps", 10) == 5
+    assert EnvironmentConfig.of(None).get("max_steps", 10) == 10
+    assert "size" in by_dict
+    with pytest.raises(KeyError, match="size"):
+        by_dict["sise"]
+    with pytest.raises(ConfigError, match="dict"):
+        EnvironmentConfig.of(3)

@@ -1,0 +1,216 @@
+"""`check_env` on bad conduct, slowness and hanging: one finding each."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+import time
+
+import pytest
+
+from checker_doors import Doors, only_finding
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.checker import check_env
+
+
+class NumbersOnly(Doors):
+    """Valid actions work; any other text makes it raise."""
+
+    def step(self, action):
+        return super().step("ABC"[int(action)])
+
+    def sample_action(self, rng):
+        return str(rng.randrange(3))
+
+    def expert_action(self):
+        return str("ABC".index(self.right))
+
+
+class NumbersOnlyWithoutOffers(NumbersOnly):
+    sample_action = BaseEnvironment.sample_action
+    expert_action = BaseEnvironment.expert_action
+
+
+class OddNumbersOnly(NumbersOnlyWithoutOffers):
+    """Some general texts work, so the check can go on and find the leak as well."""
+
+    def reset(self):
+        self.opened = getattr(self, "opened", [])
+        self.right = "A"
+        return "Which door?"
+
+    def step(self, action):
+        return super().step(str(int(action) % 3))
+
+
+class OneThread(Doors):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.home = threading.get_ident()
+
+    def step(self, action):
+        if threading.get_ident() != self.home:
+            raise RuntimeError("created in another thread")
+        return super().step(action)
+
+
+class RaisesOnSomeSeeds(Doors):
+    def step(self, action):
+        if self.right == "B":
+            raise KeyError("no door")
+        return super().step(action)
+
+
+class Endless(Doors):
+    max_steps = 1_000_000
+    sample_action = BaseEnvironment.sample_action
+    expert_action = BaseEnvironment.expert_action
+
+    def step(self, action):
+        return "On and on.", 0.0, False, {}
+
+
+class AlwaysCut(Endless):
+    max_steps = 5
+
+
+class InvalidSamples(Doors):
+    def sample_action(self, rng):
+        return "open " + rng.choice("ABC")
+
+
+class CarelessSamples(Doors):
+    counter = 0
+
+    def sample_action(self, rng):
+        self.counter += 1
+        return "ABC"[self.counter % 3]
+
+
+class NumberSamples(Doors):
+    def sample_action(self, rng):
+        return rng.randrange(3)
+
+
+class PoorExpert(Doors):
+    def expert_action(self):
+        return "A" if self.right != "A" else "B"
+
+
+class InvalidExpert(Doors):
+    def expert_action(self):
+        return f"door {self.right}"
+
+
+class OneInfo(Doors):
+    def reset(self):
+        self.info = {}
+        return super().reset()
+
+    def step(self, action):
+        observation, reward, done, info = super().step(action)
+        self.info.update(info, count=len(self.opened))
+        return observation, reward, done, self.info
+
+
+class CloseOnce(Doors):
+    handle = "open"
+
+    def close(self):
+        if self.handle is None:
+            raise ValueError("already closed")
+        self.handle = None
+
+
+class NeverCloses(Doors):
+    def close(self):
+        raise OSError("disk is gone")
+
+
+class Quits(Doors):
+    def step(self, action):
+        sys.exit(3)
+
+
+class Slow(Doors):
+    max_steps = 1
+
+    def step(self, action):
+        time.sleep(0.005)
+        return super().step(action)
+
+
+CONDUCT = [
+    (NumbersOnly, "odd-actions", "error", r"step\('yes'\) raised ValueError", "'invalid_action'"),
+    (NumbersOnlyWithoutOffers, "odd-actions", "error", "raised ValueError", "'invalid_action'"),
+    (OneThread, "threads", "error", "another thread", "check_same_thread=False"),
+    (RaisesOnSomeSeeds, "exceptions", "error", "KeyError: 'no door'", "Mend that line"),
+    (Quits, "exceptions", "error", "SystemExit", "Mend that line"),
+    (AlwaysCut, "termination", "note", "cut at max_steps=5", "return done=True"),
+    (InvalidSamples, "sample-action", "warning", "offered 'open", "as step() reads it"),
+    (CarelessSamples, "sample-action", "error", "same generator", "rng.choice(actions)"),
+    (NumberSamples, "sample-action", "error", "expected a str or None", "return str(action)"),
+    (PoorExpert, "expert-action", "warning", "less an episode than random", "return None"),
+    (InvalidExpert, "expert-action", "warning", "offered 'door", "as step() reads it"),
+    (OneInfo, "info", "warning", "became", "dict(self.info)"),
+    (CloseOnce, "close", "error", "already closed.* second time", "also twice"),
+    (NeverCloses, "close", "error", "disk is gone", "also twice"),
+]
+
+
+@pytest.mark.parametrize(("env", "check", "level", "message", "cure"), CONDUCT)
+def test_bad_conduct(env, check, level, message, cure):
+    finding = only_finding(check_env(env, num_episodes=3), check, level)
+    assert re.search(message, finding.message)
+    assert cure in finding.cure
+
+
+def test_a_check_goes_on_with_the_texts_that_work():
+    report = check_env(OddNumbersOnly)
+    assert [finding.check for finding in report] == ["leaked-state", "odd-actions"]
+
+
+def test_an_episode_without_an_end():
+    finding = only_finding(check_env(Endless, num_episodes=1), "termination")
+    assert "no episode ended within 1000 turns, and max_steps is 1000000" in finding.message
+    assert "max_steps = 50" in finding.cure
+
+
+def test_slow_steps_are_measured():
+    finding = only_finding(check_env(Slow, num_episodes=1, slow_after=0.002), "slow", "warning")
+    milliseconds = re.search(r"takes (\d+) ms", finding.message)
+    assert milliseconds is not None
+    assert int(milliseconds[1]) >= 5
+    assert "async def step" in finding.cure
+
+
+def hang(*_args):
+    time.sleep(3)
+
+
+async def hang_async(*_args):
+    time.sleep(3)  # an async method that blocks all the same
+
+
+@pytest.mark.parametrize("method", ["__init__", "reset", "step", "get_state_description"])
+@pytest.mark.parametrize("body", [hang, hang_async])
+def test_what_hangs_is_a_finding_and_not_a_hang(method, body):
+    if body is hang_async and method not in ("reset", "step"):
+        return
+    env = type("Hanging", (Doors,), {method: body})
+    start = time.monotonic()
+    finding = only_finding(check_env(env, timeout=0.2), "timeout")
+    assert time.monotonic() - start < 2
+    assert "did not come back within 0.2 s" in finding.message
+    assert method == "__init__" or f"{method}(" in finding.message
+
+
+def test_a_text_that_makes_a_step_hang_is_named():
+    class Backtracks(Doors):
+        def step(self, action):
+            if len(action) > 1000:
+                time.sleep(3)
+            return super().step(action)
+
+    assert "'word word" in only_finding(check_env(Backtracks, timeout=0.2), "timeout").message

@@ -1,0 +1,194 @@
+"""`check_env` on misshapen environments and wrong answers: one finding each."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+import pytest
+
+from checker_doors import Doors, only_finding
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.checker import check_env
+
+
+class NotDerived:
+    def reset(self):
+        return "hello"
+
+
+def make_the_wrong_thing():
+    return NotDerived()
+
+
+class NoStep(BaseEnvironment):
+    def reset(self):
+        return "hello"
+
+    def get_state_description(self):
+        return "state"
+
+
+class NoConfig(Doors):
+    def __init__(self):
+        super().__init__()
+
+
+class RaisesWhenMade(Doors):
+    def __init__(self, config=None):
+        raise FileNotFoundError("words.txt")
+
+
+class OwnRng(Doors):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.rng = random.Random(1)
+
+
+class ResetNeedsArguments(Doors):
+    def reset(self, level):
+        return super().reset()
+
+
+class StepWithoutAction(Doors):
+    def step(self):
+        return super().step("A")
+
+
+class HiddenSeed(Doors):
+    def __init__(self, config=None):
+        super().__init__(config)
+        self.seed = 7
+
+
+class AsyncState(Doors):
+    async def get_state_description(self):
+        return "state"
+
+
+class SampleWithoutRng(Doors):
+    def sample_action(self):
+        return "A"
+
+
+class NoLimit(Doors):
+    max_steps = None
+
+
+MISSHAPEN = [
+    (NotDerived, "base-class", "NotDerived", "class NotDerived(BaseEnvironment):"),
+    (NotDerived(), "base-class", "instance of NotDerived", "class NotDerived(BaseEnvironment):"),
+    (make_the_wrong_thing, "base-class", "NotDerived", "derives from BaseEnvironment"),
+    (NoStep, "signature", r"no step\(\)", "def step(self, action: str)"),
+    (NoConfig, "signature", "positional argument", "def __init__(self, config=None)"),
+    (
+        RaisesWhenMade,
+        "exceptions",
+        r"words.txt \(test_checker_interface.py, line \d+\)",
+        "Mend that line",
+    ),
+    (OwnRng, "signature", "rng", "Delete the line `self.rng = ...`"),
+    (ResetNeedsArguments, "signature", r"reset\(level\)", "def reset(self) -> str:"),
+    (StepWithoutAction, "signature", r"step\(\)", "def step(self, action: str)"),
+    (HiddenSeed, "signature", "seed is 7", "self.own_seed = ..."),
+    (AsyncState, "signature", "is async", "def get_state_description(self) -> str:"),
+    (SampleWithoutRng, "signature", r"sample_action\(\)", "rng: random.Random"),
+    (NoLimit, "max-steps", "max_steps is None", "max_steps = 20"),
+]
+
+
+@pytest.mark.parametrize(("env", "check", "message", "cure"), MISSHAPEN)
+def test_a_misshapen_environment(env, check, message, cure):
+    finding = only_finding(check_env(env), check)
+    assert re.search(message, finding.message)
+    assert cure in finding.cure
+
+
+def test_a_file_that_cannot_be_imported(tmp_path):
+    for text, message in {
+        "class Env(:": r"SyntaxError.*\(typo.py, line 1\)",
+        "import math\nmath.nothing": r"AttributeError.*\(typo.py, line 2\)",
+    }.items():
+        (tmp_path / "typo.py").write_text(text)
+        finding = only_finding(check_env(f"{tmp_path}/typo.py:Env"), "import")
+        assert re.search(message, finding.message)
+
+
+def test_a_gymnasium_environment_is_sent_to_its_adapter():
+    class CartPole:
+        __module__ = "gymnasium.envs.classic_control"
+
+    assert "gym:" in only_finding(check_env(CartPole()), "base-class").cure
+
+
+def doors_that_answer(**changes):
+    """Doors whose steps return something else for one of the four values."""
+
+    class Changed(Doors):
+        def step(self, action):
+            names = ("observation", "reward", "done", "info")
+            answer = dict(zip(names, super().step(action), strict=True))
+            return tuple({**answer, **changes}.values())
+
+    return Changed
+
+
+class GymnasiumReset(Doors):
+    def reset(self):
+        return super().reset(), {}
+
+
+class EmptyReset(Doors):
+    def reset(self):
+        super().reset()
+        return " "
+
+
+class NumberReset(Doors):
+    def reset(self):
+        super().reset()
+        return 3
+
+
+class ForgotReturn(Doors):
+    def step(self, action):
+        super().step(action)
+
+
+class StateDict(Doors):
+    def get_state_description(self):
+        return {"opened": self.opened}
+
+
+class PromptNone(Doors):
+    def get_prompt_prefix(self):
+        return None
+
+
+ANSWERS = [
+    (GymnasiumReset, "reset", "error", r"tuple.*Gymnasium", "return observation"),
+    (EmptyReset, "reset", "warning", "returned ' '", "get_state_description"),
+    (NumberReset, "reset", "error", "type int, expected str", "in words"),
+    (doors_that_answer(truncated=False), "step", "error", "5 values, expected 4", "Return (obs"),
+    (ForgotReturn, "step", "error", "None, expected 4", "Return (observation"),
+    (doors_that_answer(observation=7), "step", "error", "expected str", "in words"),
+    (doors_that_answer(observation="", done=False), "step", "warning", "returned.*''", "Say what"),
+    (doors_that_answer(reward="much"), "step", "error", "reward of type str", "0.0"),
+    (doors_that_answer(reward=float("nan")), "step", "error", "nan, expected a finite", "division"),
+    (doors_that_answer(reward=-np.inf), "step", "error", "-inf, expected a finite", "division"),
+    (doors_that_answer(done="no"), "step", "error", "done='no'", "a bool"),
+    (doors_that_answer(info=[]), "step", "error", "info of type list", "Return {}"),
+    (StateDict, "state-description", "error", "opened.*expected a str", "return str(...)"),
+    (PromptNone, "prompt-prefix", "error", "None, expected a str", "return str(...)"),
+]
+
+
+@pytest.mark.parametrize(("env", "check", "level", "message", "cure"), ANSWERS)
+def test_wrong_answers(env, check, level, message, cure):
+    # Never-ending episodes are worth a note as well; that is not what is looked at here.
+    report = check_env(env)
+    report.findings = [finding for finding in report if finding.check != "termination"]
+    finding = only_finding(report, check, level)
+    assert re.search(message, finding.message)
+    assert cure in finding.cure

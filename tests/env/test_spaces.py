@@ -1,0 +1,276 @@
+"""Gymnasium's spaces as text: every action can be written and read back, nothing else raises."""
+
+from __future__ import annotations
+
+import json
+import string
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("gymnasium")
+
+from gymnasium import spaces
+
+from turnwise.env.adapters.actions import (
+    InvalidActionError,
+    how_to_answer,
+    parse_action,
+    render_action,
+)
+from turnwise.env.adapters.spaces import (
+    check_action_space,
+    check_names,
+    describe_observation,
+    describe_space,
+    example_action,
+)
+from turnwise.errors import ConfigError
+
+MOVES = ["left", "right", "pick up"]
+
+shapes = st.lists(st.integers(1, 3), max_size=3).map(tuple)
+counts = st.integers(1, 9)
+starts = st.integers(-(2**40), 2**40)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Any:
+    shape = draw(shapes)
+    if draw(st.booleans()):
+        low = draw(st.integers(-(2**62), 2**62))
+        return spaces.Box(low, low + draw(st.integers(0, 2**40)), shape, np.int64)
+    dtype = draw(st.sampled_from([np.float32, np.float64]))
+    if draw(st.booleans()):
+        return spaces.Box(-np.inf, np.inf, shape, dtype)
+    low = draw(st.floats(-1e6, 1e6))
+    return spaces.Box(low, low + draw(st.floats(0.01, 1e6)), shape, dtype)
+
+
+leaves = st.one_of(
+    st.builds(lambda n, start: spaces.Discrete(n, start=start), counts, starts),
+    st.builds(spaces.MultiDiscrete, st.lists(counts, min_size=1, max_size=4)),
+    st.builds(lambda n: spaces.MultiDiscrete([n, n], start=[-4, 7]), counts),
+    st.builds(lambda n: spaces.MultiDiscrete([n, n]), st.lists(counts, min_size=1, max_size=3)),
+    st.builds(lambda shape: spaces.MultiBinary(shape or 1), shapes),
+    st.builds(lambda n: spaces.Text(n, charset=string.printable), counts),
+    boxes(),
+)
+
+
+def compound(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    keys = st.text(string.ascii_letters + ' "{[', min_size=1, max_size=4)
+    return st.one_of(
+        st.dictionaries(keys, inner, max_size=3).map(spaces.Dict),
+        st.lists(inner, max_size=3).map(spaces.Tuple),
+    )
+
+
+all_spaces = st.one_of(leaves, compound(leaves), compound(compound(leaves)))
+
+
+def same(space: Any, left: Any, right: Any) -> bool:
+    if isinstance(space, spaces.Dict):
+        return left.keys() == right.keys() and all(same(space[k], left[k], right[k]) for k in left)
+    if isinstance(space, spaces.Tuple):
+        return len(left) == len(right) and all(map(same, space.spaces, left, right))
+    return bool(np.array_equal(left, right))
+
+
+@settings(deadline=None, max_examples=150)
+@given(all_spaces, st.integers(0, 2**31))
+def test_every_action_is_read_back_exactly(space: Any, seed: int) -> None:
+    space.seed(seed)
+    for value in (space.sample(), example_action(space)):
+        read = parse_action(space, render_action(space, value))
+        assert same(space, read, value)
+        assert space.contains(read)
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(
+        st.text(string.ascii_letters, min_size=1, max_size=6), min_size=1, unique_by=str.casefold
+    )
+)
+def test_every_name_is_read_back(names: list[str]) -> None:
+    space = spaces.Discrete(len(names), start=-3)
+    for value in range(-3, len(names) - 3):
+        assert parse_action(space, render_action(space, value, names), names) == value
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=2), inner),
+    max_leaves=8,
+).map(json.dumps)
+
+
+@settings(deadline=None, max_examples=200)
+@given(all_spaces, st.one_of(st.text(), any_json, st.from_regex(r"[-+0-9.eE\[\]{},:\" ]{0,40}")))
+@example(spaces.Box(-1, 1, (2,)), "[" * 2000)
+@example(spaces.Box(-1, 1, (2,)), "[1, " + "9" * 5000 + "]")
+@example(spaces.Box(-1, 1, (1,)), "9" * 5000)
+@example(spaces.Box(-np.inf, np.inf, (1,)), "1e300")
+@example(spaces.Discrete(3), "1" + "0" * 400)
+@example(spaces.Box(-1, 1, (1,)), "[" * 400 + "0" + "]" * 400)
+@example(spaces.Tuple([spaces.Discrete(2)]), "[" * 400 + "]" * 400)
+def test_no_text_raises_anything_but_invalid_action(space: Any, text: str) -> None:
+    try:
+        value = parse_action(space, text)
+    except InvalidActionError:
+        return
+    assert space.contains(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("right", 1),
+        ("RIGHT", 1),
+        ("I push right.", 1),
+        ("1", 1),
+        ("Action: 1.", 1),
+        ("The left is blocked at 0.5, so I go right", 1),
+        ("pickup", 2),
+        ("Pick-up!", 2),
+        ("PICK_UP", 2),
+        ('{"action": "pick up"}', 2),
+    ],
+)
+def test_discrete_answers_may_be_a_name_or_a_number_in_prose(text: str, expected: int) -> None:
+    assert parse_action(spaces.Discrete(3), text, MOVES) == expected
+
+
+@pytest.mark.parametrize("text", ["", "jump", "3", "-1", "1.5", "upright", "nan", "leftmost"])
+def test_other_discrete_answers_are_invalid_and_the_valid_ones_are_told(text: str) -> None:
+    with pytest.raises(InvalidActionError, match=r"left \(0\), right \(1\), pick up \(2\)"):
+        parse_action(spaces.Discrete(3), text, MOVES)
+
+
+def test_longer_names_win_over_names_within_them() -> None:
+    assert parse_action(spaces.Discrete(2), "I go far", ["go", "go far"]) == 1
+
+
+@pytest.mark.parametrize("text", ["0.5", "force: 0.5.", "[0.5]", "not -1 but 0.5", "[[0.5]]", ".5"])
+def test_one_number_is_enough_for_a_box_of_one(text: str) -> None:
+    value = parse_action(spaces.Box(-1, 1, (1,)), text)
+    assert value.tolist() == [0.5]
+    assert value.dtype == np.float32
+
+
+def test_bounds_are_those_of_the_space_as_they_are_printed() -> None:
+    box = spaces.Box(0, 0.7, (1,))
+    assert "from 0 to 0.7" in describe_space(box)
+    assert parse_action(box, "0.7") in box
+    with pytest.raises(InvalidActionError, match=r"0.71, expected a number from 0 to 0.7\."):
+        parse_action(box, "0.71")
+
+
+@pytest.mark.parametrize(
+    ("space", "text", "problem"),
+    [
+        (spaces.Box(-1, 1, (2,)), "[0.1]", "a list of 2 numbers, each from -1 to 1"),
+        (spaces.Box(-1, 1, (2,)), "[0.1, null]", "a list of 2 numbers"),
+        (spaces.Box(-1, 1, (2,)), "[NaN, 0]", "a list of 2 numbers"),
+        (spaces.MultiDiscrete([2, 3]), "[1, 3]", "0 or 1, from 0 to 2"),
+        (spaces.MultiDiscrete([2, 3]), "[1, 1.5]", "whole numbers"),
+        (spaces.MultiBinary(2), "[2, 0]", "each 0 or 1"),
+        (spaces.Text(3, charset="abc"), "abca", "a text of 1 to 3 characters out of a-c"),
+        (spaces.Tuple([spaces.Discrete(2)] * 2), "[0, 5]", "item 2 of the answer is 5"),
+        (spaces.Dict(go=spaces.Discrete(2)), '{"stop": 1}', '"go": 0 or 1'),
+        (spaces.Dict(go=spaces.Discrete(2)), '{"go": 7}', '"go" of the answer is 7'),
+    ],
+)
+def test_an_invalid_answer_is_told_what_was_expected(space: Any, text: str, problem: str) -> None:
+    with pytest.raises(InvalidActionError) as caught:
+        parse_action(space, text)
+    assert problem in str(caught.value)
+
+
+def test_the_last_json_in_the_prose_counts() -> None:
+    text = "Perhaps [0, 0]? Better:\n```json\n[1, 0]\n```"
+    assert parse_action(spaces.MultiBinary(2), text).tolist() == [1, 0]
+
+
+def test_names_reach_into_a_dict() -> None:
+    space = spaces.Dict(move=spaces.Discrete(3), power=spaces.Box(0, 1, (1,)))
+    names = {"move": MOVES}
+    check_names(space, names, "action_names")
+    action = parse_action(space, '{"move": "right", "power": 0.5}', names)
+    assert action["move"] == 1
+    assert render_action(space, action, names) == '{"move": "right", "power": 0.5}'
+    assert "one of: left (0), right (1), pick up (2)" in how_to_answer(space, names)
+
+
+@pytest.mark.parametrize(
+    ("space", "names"),
+    [
+        (spaces.Discrete(2), ["one"]),
+        (spaces.Discrete(2), ["pick up", "Pickup"]),
+        (spaces.Discrete(2), ["", "b"]),
+        (spaces.Discrete(2), [True, False]),
+        (spaces.Discrete(2), "ab"),
+        (spaces.Text(2), ["a"]),
+        (spaces.Dict(go=spaces.Discrete(2)), ["a", "b"]),
+        (spaces.Dict(go=spaces.Discrete(2)), {"goo": ["a", "b"]}),
+    ],
+)
+def test_names_that_do_not_fit_are_refused(space: Any, names: Any) -> None:
+    with pytest.raises(ConfigError, match="names"):
+        check_names(space, names, "names")
+
+
+def test_actions_that_cannot_be_written_are_refused_with_a_cure() -> None:
+    space = spaces.Dict(inner=spaces.Tuple([spaces.Graph(spaces.Discrete(2), None)]))
+    with pytest.raises(ConfigError, match=r"Graph\(.*TransformAction"):
+        check_action_space(space)
+
+
+@settings(deadline=None, max_examples=50)
+@given(all_spaces, st.integers(0, 2**31))
+def test_every_space_has_a_prompt_whose_example_is_valid(space: Any, seed: int) -> None:
+    prompt = how_to_answer(space)
+    parse_action(space, render_action(space, example_action(space)))
+    assert prompt.startswith("Answer with ")
+    space.seed(seed)
+    assert isinstance(describe_observation(space, space.sample()), str)
+
+
+def test_observations_are_short_and_named() -> None:
+    box = spaces.Box(-9, 9, (2,))
+    value = np.array([0.123456, -0.0], dtype=np.float32)
+    assert describe_observation(box, value) == "[0.1235, 0]"
+    assert describe_observation(box, value, {"height": "in m", "speed": ""}) == (
+        "height: 0.1235\nspeed: 0"
+    )
+    nested = spaces.Dict(room=spaces.Discrete(2), bag=spaces.Dict(keys=spaces.Discrete(9)))
+    assert describe_observation(nested, {"room": 1, "bag": {"keys": 3}}, {"room": ["a", "b"]}) == (
+        "room: b\nbag:\n  keys: 3"
+    )
+    assert describe_observation(None, (1, "hall", True)) == "item 1: 1\nitem 2: hall\nitem 3: yes"
+
+
+def test_large_arrays_are_summarised() -> None:
+    image = np.full((20, 20, 3), 7, np.uint8)
+    text = describe_observation(None, {"image": image})
+    assert text == "image: an array of shape 20 x 20 x 3, values from 7 to 7, mean 7"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Sequence(spaces.Box(0, 1, (2,))),
+        spaces.Sequence(spaces.Box(0, 1, (2,)), stack=True),
+        spaces.Graph(spaces.Box(0, 1, (2,)), spaces.Discrete(3)),
+        spaces.OneOf([spaces.Discrete(2), spaces.Box(0, 1, (2,))]),
+    ],
+)
+def test_rarer_observations_are_described_too(space: Any) -> None:
+    for seed in range(5):
+        space.seed(seed)
+        assert describe_observation(space, space.sample())
+        assert describe_space(space)

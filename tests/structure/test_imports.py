@@ -1,0 +1,160 @@
+"""What importing turnwise costs and needs, and which way its rooms depend on each other."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import turnwise
+
+SOURCE = Path(turnwise.__file__).parent
+
+# A module imports only from its own row and the rows above it.
+LAYERS = [
+    {"errors", "types", "config", "deadlines"},
+    {"env", "tools", "reward"},
+    {"algo"},
+    {"cli", "__main__"},
+]
+
+# Packages that only their own adapter may import.
+HEAVY = {
+    "gymnasium": "env/adapters",
+    "textarena": "env/adapters",
+    "reasoning_gym": "env/adapters",
+    "vllm": "inference",
+    "sglang": "inference",
+    "ray": "scale",
+    "verl": "scale",
+}
+
+
+def modules():
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def imports_of(path, *, top_level_only=False):
+    """Names of the modules that a file imports."""
+    tree = ast.parse(path.read_text())
+    nodes = tree.body if top_level_only else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def room_of(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_a_module_imports_only_from_its_own_row_and_above(path):
+    room = room_of(path)
+    if room == "__init__":
+        return
+    rows = [number for number, row in enumerate(LAYERS) if room in row]
+    assert rows, f"{room} has no place in LAYERS"
+    allowed = set().union(*LAYERS[: rows[0] + 1])
+    used = {name.split(".")[1] for name in imports_of(path) if name.startswith("turnwise.")}
+    assert used <= allowed
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_heavy_packages_are_imported_only_in_their_adapter(path):
+    used = {name.split(".")[0] for name in imports_of(path)}
+    place = str(path.relative_to(SOURCE))
+    wrong = {name for name in used & set(HEAVY) if not place.startswith(HEAVY[name])}
+    assert not wrong
+
+
+def run_python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(SOURCE.parent), "PATH": "/usr/bin:/bin"},
+        check=False,
+    )
+
+
+def test_import_turnwise_pulls_in_no_torch_and_little_else():
+    result = run_python(
+        "import sys, turnwise\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'rich', 'typer', 'asyncio'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_environments_tools_and_rewards_work_without_torch():
+    result = run_python(
+        "import sys\n"
+        "class NoTorch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in {'torch', 'gymnasium', 'textarena', 'reasoning_gym'}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, NoTorch())\n"
+        "from turnwise import (GuessNumberEnvironment, ShopEnvironment, ToolRegistry, check_env,\n"
+        "                      compute_reward, expert_player, play_episode, tool)\n"
+        "trajectory = play_episode(GuessNumberEnvironment(), expert_player, seed=3)\n"
+        "assert compute_reward(trajectory).total == 1.0\n"
+        "assert check_env(ShopEnvironment).ok\n"
+        "@tool\n"
+        "def add(a: int, b: int) -> int:\n"
+        "    '''Add two numbers.'''\n"
+        "    return a + b\n"
+        "registry = ToolRegistry()\n"
+        "registry.register(add)\n"
+        "assert registry.execute_tool('add', a=1, b=2) == (True, 3)\n"
+        "print('fine')"
+    )
+    assert result.stdout.strip() == "fine", result.stderr
+
+
+def test_a_missing_extra_names_the_command_that_installs_it():
+    result = run_python(
+        "import sys\n"
+        "sys.modules['gymnasium'] = None\n"
+        "from turnwise import MissingExtraError, make_environment\n"
+        "try:\n"
+        "    make_environment('gym:CartPole-v1')\n"
+        "except MissingExtraError as error:\n"
+        "    print(error)"
+    )
+    assert "pip install 'turnwise[gym]'" in result.stdout, result.stderr
+
+
+def test_every_public_name_exists_and_the_type_checkers_see_the_same():
+    for name in turnwise.__all__:
+        assert getattr(turnwise, name) is not None
+    tree = ast.parse((SOURCE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    listed = {(module, name) for module, names in turnwise._EXPORTS.items() for name in names}
+    assert seen == listed | {("turnwise", name) for name in turnwise._MODULES}
+
+
+def test_an_unknown_name_says_the_nearest():
+    with pytest.raises(AttributeError, match="BaseEnvironment"):
+        turnwise.BaseEnviroment  # noqa: B018 - the look-up is the test
+
+
+def test_the_docstring_examples_of_every_module_hold():
+    import doctest
+
+    for path in modules():
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        if name.endswith("__main__"):
+            continue
+        failures, _ = doctest.testmod(importlib.import_module(name))
+        assert failures == 0, name
