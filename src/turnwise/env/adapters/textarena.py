@@ -165,8 +165,10 @@ class TextArenaEnvironment(BaseEnvironment):
         return valid
 
     def _random_move(self, player: int, rng: random.Random) -> str | None:
-        if self._play is None or self._play.state.done:
+        if self._play is None:
             return None
+        if self._play.state.done:
+            return ""  # the opponent ended the game before the agent's first turn: nothing to move
 
         def is_valid(move: str) -> bool:
             # Tried on a copy, with random numbers of its own, so that the game itself feels nothing.

@@ -58,19 +58,22 @@ OFFLINE_GAMES: dict[str, Game] = {
     "ThreeCardMonte-v0": Game(1, ("[<0-2>]",)),
     "TowerOfHanoi-v0": Game(1, ("[<A|B|C> <A|B|C>]",), board_is_state=True),
     # Two players.
-    "Alquerque-v0": Game(2, ("[<a-e><1-5> <a-e><1-5>]",)),
-    "Battleship-v0": Game(2, ("[<A-T><0-19>]",)),
-    "Breakthrough-v0": Game(2, ("[<a-j><1-10><a-j><1-10>]",)),
-    "Briscola-v0": Game(2),
+    "Alquerque-v0": Game(2, ()),
+    "Battleship-v0": Game(2, ("[<A-E><0-4>]",)),
+    "Battleship-v0-standard": Game(2, ("[<A-J><0-9>]",)),
+    "Battleship-v0-large": Game(2, ("[<A-N><0-13>]",)),
+    "Battleship-v0-extreme": Game(2, ("[<A-T><0-19>]",)),
+    "Breakthrough-v0": Game(2, ()),
+    "Briscola-v0": Game(2, ("[play <1-3>]",)),
     "Chopsticks-v0": Game(2, ("[attack <0|1> <0|1>]", "[split <0-4> <0-4>]"), board_is_state=True),
     "ColonelBlotto-v0": Game(2, ()),
     "ConnectFour-v0": Game(2, ("[col <0-14>]",)),
     "Crusade-v0": Game(2),
     "GameOfPureStrategy-v0": Game(2),
-    "GermanWhist-v0": Game(2),
-    "Golf-v0": Game(2),
+    "GermanWhist-v0": Game(2, ("[play <1-13>]",)),
+    "Golf-v0": Game(2, ("[draw]", "[take]", "[discard]", "[swap <1-3> <1-3>]")),
     "HighSociety-v0": Game(2),
-    "IndianPoker-v0": Game(2),
+    "IndianPoker-v0": Game(2, ("[check]", "[bet <1-9>]", "[call]", "[raise <1-9>]", "[fold]")),
     "IteratedMatchingPennies-v0": Game(2),
     "IteratedPrisonersDilemma-v0": Game(2),
     "IteratedRockPaperScissors-v0": Game(2),
@@ -78,11 +81,14 @@ OFFLINE_GAMES: dict[str, Game] = {
     "IteratedUltimatumGame-v0": Game(2, ("[Offer: $<0-50>]", "[Accept]", "[Reject]")),
     "KuhnPoker-v0": Game(2),
     "LiarsDice-v0": Game(2, ("[Bid: <1-12>, <1-6>]", "[Call]")),
-    "LinesOfAction-v0": Game(2, ("[<a-h><1-8><a-h><1-8>]",), board_is_state=True),
-    "MemoryGame-v0": Game(2, ("[<0-7> <0-7> <0-7> <0-7>]",)),
+    "LinesOfAction-v0": Game(2, (), board_is_state=True),
+    "MemoryGame-v0": Game(2, ("[<0-3> <0-3> <0-3> <0-3>]",)),
+    "MemoryGame-v0-medium": Game(2, ("[<0-5> <0-5> <0-5> <0-5>]",)),
+    "MemoryGame-v0-hard": Game(2, ("[<0-7> <0-7> <0-7> <0-7>]",)),
     "NewRecruit-v0": Game(2, ("[Propose] " + " ".join(["<A-E>"] * 8), "[Accept]", "[Reject]")),
     "Nim-v0": Game(2, ("[<0-4> <1-11>]",), board_is_state=True),
-    "Othello-v0": Game(2, ("[<0-13>, <0-13>]",)),
+    "Othello-v0": Game(2),
+    "Othello-v0-hard": Game(2, ("[<0-7>, <0-7>]",)),
     "PigDice-v0": Game(2),
     "Poker-v0": Game(2, ("[Check]", "[Call]", "[Fold]", "[Bet <20-200>]", "[Raise <20-200>]")),
     "QuantumTicTacToe-v0": Game(2, ("[<0-8>,<0-8>]",)),
@@ -91,7 +97,7 @@ OFFLINE_GAMES: dict[str, Game] = {
     "SimpleNegotiation-v0": Game(2, ()),
     "SimpleTak-v0": Game(2, board_is_state=True),
     "Snake-v0": Game(2),
-    "SpiteAndMalice-v0": Game(2),
+    "SpiteAndMalice-v0": Game(2, ()),
     "Stratego-v0": Game(2),
     "Surround-v0": Game(2),
     "Tak-v0": Game(2, ("[place () {(<0-5>,<0-5>): [<F|W>0]}]",)),
@@ -104,9 +110,9 @@ OFFLINE_GAMES: dict[str, Game] = {
 
 
 def game_facts(name: str) -> Game:
-    """What is known of a game or of the game that it is a variant of."""
-    family = re.match(r".+?-v\d+", name)
-    return OFFLINE_GAMES.get(family.group() if family else name, UNKNOWN_GAME)
+    """What is known of a game, or of the game that it is a variant of."""
+    family = re.sub(r"(-v\d+).*", r"\1", name)
+    return OFFLINE_GAMES.get(name) or OFFLINE_GAMES.get(family) or UNKNOWN_GAME
 
 
 def random_move(
@@ -136,15 +142,7 @@ def _choose(options: str, rng: random.Random) -> str:
     return rng.choice(options.split("|"))
 
 
-def _listed(texts: Iterable[str], rng: random.Random) -> Iterator[str]:
-    """Every bracketed text in random order; `X`, `Y` or `N` in one, as in `[play X]`, is a number."""
-    moves = list(
-        dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
-    )
-    for attempt in range(20):
-        for move in rng.sample(moves, len(moves)):
-            filled = re.sub(r"\b[XYN]\b", lambda _: str(rng.randint(0, 13)), move)
-            if attempt == 0 or filled != move:
-                yield filled
-    # The letter itself may be meant, as in Wild Tic Tac Toe's [X 4].
-    yield from rng.sample(moves, len(moves))
+def _listed(texts: Iterable[str], rng: random.Random) -> list[str]:
+    """Every bracketed text, in random order."""
+    found = dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
+    return rng.sample(list(found), len(found))

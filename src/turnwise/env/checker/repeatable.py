@@ -73,12 +73,12 @@ def check_seeds(rig: Rig) -> Iterator[Finding]:
         return
     seed, difference = next(iter(differences.items()))
     message = f"seed {seed} gave two different episodes: {difference}"
-    if changed := changed_class_attributes(before, rig.make()):
-        yield shared_class_attribute(message, changed)
-    elif touched:
+    if touched:
         call, module = next(iter(touched.items()))
         cure = f"In {call} write `self.rng` instead of `{module}`: `self.rng.random()`."
         yield Finding("error", "seeds", message, cure)
+    elif changed := changed_class_attributes(before, rig.make()):
+        yield shared_class_attribute(message, changed)
     elif list(differences) == [0] and rig.num_episodes > 1:
         cure = "Seed 0 is a seed too: write `if seed is not None:` instead of `if seed:`."
         yield Finding("error", "seeds", message, cure)

@@ -1,0 +1,93 @@
+"""A command line to call in the tests, and an environment of a user's own."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from turnwise.cli import main
+
+COINS = '''
+from turnwise.env import BaseEnvironment
+
+
+class Coins(BaseEnvironment):
+    """Take exactly as many coins as asked for."""
+
+    max_steps = 4
+
+    def get_prompt_prefix(self):
+        return "Say take or stop. [bold]Be quick.[/bold]"
+
+    def reset(self):
+        self.num_asked = self.config.get("num_asked", 1 + self.rng.randrange(2))
+        self.num_taken = 0
+        return f"Take {self.num_asked}."
+
+    def step(self, action):
+        if action == "crash":
+            return {}[action]
+        if action == "take":
+            self.num_taken += 1
+            return f"You have {self.num_taken}.", -0.1, False, {}
+        if action == "stop":
+            success = self.num_taken == self.num_asked
+            return "The end.", float(success), True, {"success": success}
+        return "What?", 0.0, False, {"invalid_action": True}
+
+    def get_state_description(self):
+        return f"taken {self.num_taken} of {self.num_asked}"
+
+    def sample_action(self, rng):
+        return rng.choice(["take", "stop"])
+
+    def expert_action(self):
+        return "take" if self.num_taken < self.num_asked else "stop"
+
+
+class Mute(Coins):
+    def sample_action(self, rng):
+        return None
+
+    def expert_action(self):
+        return None
+'''
+
+
+@dataclass
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def turnwise(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., Ran]:
+    """Run a command in this process, as a shell would: arguments, piped input, exit code."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str, typed: str = "") -> Ran:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        captured = capsys.readouterr()
+        return Ran(int(left.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def coins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The user's folder holds coins.py, and the user is in it."""
+    (tmp_path / "coins.py").write_text(COINS)
+    monkeypatch.chdir(tmp_path)
+    return "coins.py:Coins"

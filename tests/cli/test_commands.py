@@ -1,0 +1,122 @@
+"""`turnwise check-env`, `envs`, `config`, `--version` and the help texts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise import __version__
+from turnwise.config import ConfigStore
+
+
+def test_check_env_on_a_sound_environment(turnwise, coins, tmp_path):
+    file = tmp_path / "coins.py"
+    file.write_text(file.read_text().replace("{}[action]", '"Ouch.", 0.0, False, {}'))
+    ran = turnwise("check-env", coins)
+    assert ran.code == 0, ran.out
+    assert "✓ passed: make, signature" in ran.out
+    assert ran.out.endswith("coins.py:Coins: no findings\n")
+
+
+def test_check_env_says_what_is_wrong_and_the_cure(turnwise, coins, tmp_path):
+    (tmp_path / "leaky.py").write_text(
+        "from coins import Coins\n"
+        "class Leaky(Coins):\n"
+        "    total = 0\n"
+        "    def reset(self):\n"
+        "        self.total += 1\n"
+        "        return super().reset() + f' Game {self.total}.'\n"
+    )
+    ran = turnwise("check-env", "leaky.py:Leaky", "--episodes", "3")
+    assert ran.code == 1
+    assert "✗ error  leaked-state\n" in ran.out
+    assert "\n  cure: Write `self.total = 1` in reset()." in ran.out
+    assert "- not run until the above is mended: " in ran.out
+    assert ran.out.endswith("leaky.py:Leaky: 1 error\n")
+
+
+def test_check_env_on_a_wrong_name(turnwise):
+    ran = turnwise("check-env", "shopp")
+    assert (ran.code, ran.out) == (2, "")
+    assert "Did you mean 'shop'?" in ran.err
+
+
+def test_check_env_hands_over_the_options(turnwise, coins):
+    ran = turnwise("check-env", coins, "-p", "num_asked=x")
+    assert ran.code == 1
+    assert "TypeError" in ran.out
+
+
+def test_envs_lists_every_name_with_a_line(turnwise):
+    ran = turnwise("envs")
+    assert ran.code == 0
+    for name in ("guess-number", "grid-world", "alphabet-sort", "shop", "gym:", "textarena:"):
+        line = next(line for line in ran.out.splitlines() if line.startswith(name))
+        assert len(line.split(maxsplit=1)[1]) > 10
+    assert "path/to/file.py:ClassName" in ran.out
+
+
+def test_config_prints_a_file_that_loads(turnwise, tmp_path):
+    ran = turnwise("config", "training.learning_rate=3e-5")
+    assert ran.code == 0
+    assert "  # Step size of the optimiser.\n  learning_rate: 3.0e-05\n" in ran.out
+    file = tmp_path / "my.yaml"
+    file.write_text(ran.out)
+    assert ConfigStore.load(file) == ConfigStore.load(overrides=["training.learning_rate=3e-5"])
+
+
+def test_config_reads_a_file_both_ways(turnwise, tmp_path):
+    (tmp_path / "small.yaml").write_text("training:\n  batch_size: 3\n")
+    by_path = turnwise("config", f"{tmp_path}/small.yaml", "training.seed=9")
+    assert yaml.safe_load(by_path.out)["training"]["batch_size"] == 3
+    assert yaml.safe_load(by_path.out)["training"]["seed"] == 9
+    by_name = turnwise("config", "--config-path", str(tmp_path), "--config-name", "small")
+    assert yaml.safe_load(by_name.out)["training"]["batch_size"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trainig.seed=1"], "Did you mean 'training'?"),
+        (["nowhere.yaml"], "there is no configuration file nowhere.yaml"),
+        (["training.seed=-1"], "training.seed got -1"),
+        (["a.yaml", "b.yaml"], "more than one configuration file: a.yaml, b.yaml"),
+        (["a.yaml", "--config-name", "b"], "more than one configuration file: a.yaml, b.yaml"),
+    ],
+)
+def test_config_errors_are_messages(turnwise, arguments, message):
+    ran = turnwise("config", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+
+
+def test_version_and_help(turnwise):
+    assert turnwise("--version").out == f"turnwise {__version__}\n"
+    assert "turnwise play guess-number" in turnwise("--help").out
+    for command in ("play", "check-env", "envs", "config"):
+        text = turnwise(command, "--help").out
+        assert "Examples" in text
+        assert f"turnwise {command}" in text
+
+
+def test_commands_never_import_torch():
+    """`--help` and a game must start at once; torch alone takes seconds."""
+    code = (
+        "import sys, io; sys.stdin = io.StringIO('quit'); from turnwise.cli import main\n"
+        "for words in (['--help'], ['config'], ['envs'], ['check-env', 'guess-number'],"
+        " ['play', 'guess-number']):\n"
+        "    try: main(words)\n"
+        "    except SystemExit: pass\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source}
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=environment, stdout=subprocess.DEVNULL
+    )

@@ -1,0 +1,228 @@
+"""`turnwise play`: what a person sees and types, scripted players, and polite failures."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def test_a_person_plays_to_the_end(turnwise, coins):
+    ran = turnwise("play", coins, "--param", "num_asked=1", "--seed", "7", typed="take\nstop\n")
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ran.out == (
+        "coins.py:Coins  seed 7, at most 4 turns\n"
+        "rules: Say take or stop. [bold]Be quick.[/bold]\n"
+        "\nTake 1.\n\n"
+        "(? for help, quit to leave)\n"
+        "1> take\n"
+        "You have 1.\n"
+        "  reward -0.1\n"
+        "2> stop\n"
+        "The end.\n"
+        "  reward +1\n"
+        "\nSolved  2 turns, total reward 0.9, done\n"
+    )
+
+
+def test_state_hint_and_words_that_are_not_commands(turnwise, coins):
+    typed = "?\n\nhint\n=hint\n=quit\n"
+    ran = turnwise("play", coins, "-p", "num_asked=2", typed=typed)
+    assert "1> ?\ntaken 0 of 2\n" in ran.out
+    assert "hint asks the expert" in ran.out
+    assert "1> hint\ntake\n" in ran.out
+    assert ran.out.count("What?\n  reward 0  (not understood)") == 2
+    assert "Left after 2 turns, total reward 0." in ran.out
+
+
+@pytest.mark.parametrize("typed", ["take\nquit\n", "take\n"])
+def test_quit_and_the_end_of_input_leave_politely(turnwise, coins, typed):
+    ran = turnwise("play", coins, "-p", "num_asked=2", typed=typed)
+    assert ran.code == 0
+    assert ran.out.endswith("Left after 1 turn, total reward -0.1.\n")
+
+
+def test_endings_are_told_apart(turnwise, coins):
+    assert "Not solved  1 turn," in turnwise("play", coins, typed="stop\n").out
+    cut = turnwise("play", coins, "--max-steps", "2", typed="take\ntake\n")
+    assert "Finished  2 turns, total reward -0.2, out of steps" in cut.out
+
+
+def test_a_hint_without_an_expert(turnwise, coins):
+    assert "no expert to ask" in turnwise("play", "coins.py:Mute", typed="hint\n").out
+
+
+def test_one_scripted_episode_is_shown_turn_by_turn(turnwise, coins):
+    ran = turnwise("play", coins, "--player", "expert", "-p", "num_asked=1")
+    assert "1> take\nYou have 1.\n  reward -0.1\n2> stop\n" in ran.out
+    assert "Solved  2 turns" in ran.out
+    assert "? for help" not in ran.out
+
+
+def test_many_scripted_episodes_are_a_line_each_and_a_summary(turnwise, coins):
+    expert = turnwise("play", coins, "--player", "expert", "--episodes", "3", "--seed", "5").out
+    assert re.findall(r"^seed (\d+) +Solved", expert, re.M) == ["5", "6", "7"]
+    assert "3 episodes by expert: success 100%, mean reward 0.8" in expert
+    chance = turnwise("play", coins, "--player", "random", "--episodes", "40", "--seed", "5").out
+    rate = re.search(r"40 episodes by random: success (\d+)%", chance)
+    assert rate is not None
+    assert 0 < int(rate[1]) < 100
+    again = turnwise("play", coins, "--player", "random", "--episodes", "40", "--seed", "5").out
+    assert again == chance
+
+
+def test_a_delay_is_kept(turnwise, coins):
+    start = time.monotonic()
+    turnwise("play", coins, "--player", "expert", "-p", "num_asked=1", "--delay", "0.05")
+    assert time.monotonic() - start >= 0.1
+
+
+def test_a_player_that_the_environment_does_not_offer(turnwise, coins):
+    ran = turnwise("play", "coins.py:Mute", "--player", "expert")
+    assert (ran.code, ran.out.count("\n1>")) == (2, 0)
+    assert ran.err.startswith("error: Mute has no expert.")
+
+
+def test_an_environment_that_fails_says_where_without_a_traceback(turnwise, coins):
+    ran = turnwise("play", coins, typed="crash\n")
+    assert ran.code == 1
+    assert re.search(r"coins.py:Coins failed in turn 1: KeyError: 'crash' \(coins.py,", ran.err)
+    assert "Traceback" not in ran.err
+
+
+def test_debug_lets_the_exception_fly(coins, monkeypatch):
+    from typer.testing import CliRunner
+
+    from turnwise.cli import app
+
+    result = CliRunner().invoke(app, ["play", coins, "--debug"], input="crash\n")
+    assert isinstance(result.exception, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["gues-number"], "Did you mean 'guess-number'?"),
+        (["coins.py:Coin"], "Did you mean 'Coins'?"),
+        (["nowhere.py:Coins"], "there is no file nowhere.py"),
+        (["coins.py:Coins", "--param", "size"], "--param got 'size', expected KEY=VALUE"),
+    ],
+)
+def test_a_wrong_request_is_one_message_with_code_2(turnwise, coins, arguments, message):
+    ran = turnwise("play", *arguments)
+    assert ran.code == 2
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+
+
+def test_a_file_with_a_mistake_in_it(turnwise, tmp_path):
+    (tmp_path / "typo.py").write_text("class Env(:\n")
+    ran = turnwise("play", f"{tmp_path}/typo.py:Env")
+    assert ran.code == 1
+    assert "SyntaxError" in ran.err
+    assert "line 1" in ran.err
+
+
+def test_a_file_may_import_from_beside_itself(turnwise, coins, tmp_path, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "neighbour.py").write_text("WORD = 'hello'")
+    (tmp_path / "inner" / "own.py").write_text(
+        "from neighbour import WORD\nfrom turnwise.env import BaseEnvironment\n"
+        "class Own(BaseEnvironment):\n"
+        "    def reset(self): return WORD\n"
+        "    def step(self, action): return 'bye', 1.0, True, {}\n"
+        "    def get_state_description(self): return WORD\n"
+    )
+    assert "hello" in turnwise("play", "inner/own.py:Own", typed="x\n").out
+    assert "hello" in turnwise("play", "inner.own:Own", typed="x\n").out
+
+
+def test_an_async_environment_that_keeps_its_loop(turnwise, tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "import asyncio\nfrom turnwise.env import BaseEnvironment\n"
+        "class Waits(BaseEnvironment):\n"
+        "    async def reset(self):\n"
+        "        self.loop = asyncio.get_running_loop()\n"
+        "        return 'hello'\n"
+        "    async def step(self, action):\n"
+        "        assert asyncio.get_running_loop() is self.loop\n"
+        "        return 'bye', 1.0, True, {}\n"
+        "    def get_state_description(self): return ''\n"
+    )
+    assert "Finished  1 turn" in turnwise("play", f"{tmp_path}/waits.py:Waits", typed="x\n").out
+
+
+def start_in_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnwise", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def read_until(terminal: int, text: str, seconds: float = 20) -> str:
+    seen = ""
+    deadline = time.monotonic() + seconds
+    while text not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
+        assert ready, f"{text!r} did not come; seen: {seen!r}"
+        seen += os.read(terminal, 4096).decode()
+    return seen
+
+
+def test_in_a_real_terminal(coins):
+    process, terminal = start_in_terminal("play", coins, "-p", "num_asked=1")
+    opening = read_until(terminal, "1> ")
+    assert "╭─ rules ──" in re.sub(r"\x1b\[[\d;]*m", "", opening)
+    assert "[bold]Be quick.[/bold]" in opening  # an environment's brackets are no markup
+    os.write(terminal, b"take\n")
+    read_until(terminal, "2> ")
+    os.write(terminal, b"stop\n")
+    assert "\x1b[1;32mSolved" in read_until(terminal, "done")
+    assert process.wait(timeout=10) == 0
+    os.close(terminal)
+
+
+def test_ctrl_c_leaves_politely(coins):
+    process, terminal = start_in_terminal("play", coins)
+    read_until(terminal, "1> ")
+    # One that comes before `input` listens is lost, so a person would press it again.
+    for _ in range(10):
+        process.send_signal(signal.SIGINT)
+        if select.select([terminal], [], [], 2)[0]:
+            break
+    assert "Left after 0 turns" in read_until(terminal, "reward 0.")
+    assert process.wait(timeout=10) == 0
+    os.close(terminal)
+
+
+def test_as_a_module_with_piped_input(coins):
+    done = subprocess.run(
+        [sys.executable, "-m", "turnwise", "play", coins, "-p", "num_asked=1"],
+        input="take\nstop\n",
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "Solved  2 turns" in done.stdout
+    assert "\x1b" not in done.stdout

@@ -1,0 +1,188 @@
+"""The examples in the documents that asked for this library, executed as they are written.
+
+The documents lie beside the checkout, not in it. Only `setup` is replaced by `turnwise`, and what
+a fragment leaves undefined is filled in.
+"""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import turnwise
+from turnwise import ConfigStore, Trajectory, algo
+
+SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
+pytestmark = pytest.mark.skipif(
+    not SEEDS.is_dir(), reason="the documents are not beside the checkout"
+)
+
+
+def examples(number):
+    """The Python fragments of one document."""
+    (path,) = SEEDS.glob(f"{number:03d}_*.txt")
+    fragments = re.findall(r"^ *```python\n(.*?)^ *```", path.read_text(), re.M | re.S)
+    return [
+        inspect.cleandoc("\n" + text.replace("from setup import", "from turnwise import"))
+        for text in fragments
+    ]
+
+
+def find(number, words):
+    """The one fragment of a document that contains these words."""
+    (found,) = [text for text in examples(number) if words in text]
+    return found
+
+
+def run(text, **names) -> dict[str, Any]:
+    exec(compile(text, "example", "exec"), names)
+    return names
+
+
+def batch():
+    torch.manual_seed(0)
+    x = {name: torch.randn(4, 6) for name in ("rewards", "values", "old_values", "advantages")}
+    x |= {name: -torch.rand(4, 6) for name in ("old_lp", "lp", "ref_lp")}
+    return x | {
+        "new_lp": (-torch.rand(4, 6)).requires_grad_(),
+        "returns": torch.randn(4, 6),
+        "mask": torch.rand(4, 6) > 0.3,
+        "group_indices": [0, 0, 1, 1],
+        "algo": algo,
+    }
+
+
+def test_readme_environment_and_reward():
+    names = run(find(0, "class MyEnvironment(BaseEnvironment)"))
+    environment = names["MyEnvironment"](ConfigStore().environment)
+    trajectory = turnwise.play_episode(environment, lambda env, observation: "anything")
+    assert trajectory.total_reward == environment.max_steps
+    reward = run(find(0, "def compute_reward(trajectory, environment)"))["compute_reward"]
+    assert turnwise.compute_reward(trajectory, environment, reward).total == 10.0
+
+
+def test_readme_configuration():
+    config = run(find(0, "# Checkpointing\nconfig.checkpoint"))["config"].validate()
+    assert config.model.model_name == "meta-llama/Llama-2-7b-hf"
+    assert config.training.batch_size == 32
+    run(find(0, "All config sections are optional"), ConfigStore=ConfigStore)
+
+
+def test_readme_optional_methods_and_trajectory():
+    run(find(0, "class MyEnv(BaseEnvironment)"), BaseEnvironment=turnwise.BaseEnvironment)
+    # The document abbreviates its lists with "...", which Python reads as one more value.
+    trajectory = run(find(0, "trajectory = Trajectory()"), Trajectory=Trajectory)["trajectory"]
+    assert trajectory["states"][0] == "state1"
+
+
+def test_readme_advantages_losses_and_kl():
+    values = batch()
+    names = run(find(0, "compute_gae_advantage_return"), **values)
+    assert names["advantages"].shape == (4, 6)
+    names = run(find(0, "PPO policy loss with clipping"), **values)
+    names["policy_loss"].backward()
+    assert values["new_lp"].grad.abs().sum() > 0
+    assert names["value_loss"] > 0
+    names = run(find(0, "Apply KL penalty to rewards"), **values)
+    assert names["penalized_rewards"].shape == (4, 6)
+    assert names["kl_ctrl"].value > 0.01
+
+
+def test_readme_text_game_plays():
+    text = find(0, "class TextGameEnv(BaseEnvironment)").split("# Train")[0]
+    # The part about training needs a trainer; its environment needs nothing.
+    text = text.replace(", RayPPOTrainer", "")
+    game = run(text)["TextGameEnv"](ConfigStore().environment)
+    for _ in range(2):  # it never resets `_done` itself
+        actions = iter(["take lamp", "look", "attack"])
+        trajectory = turnwise.play_episode(game, lambda env, observation, a=actions: next(a))
+        assert trajectory.rewards == [1.0, -0.1, 5.0]
+        assert trajectory.dones == [False, False, True]
+    report = turnwise.check_env(type(game))
+    assert report.ok, str(report)
+
+
+def test_guide_function_signatures():
+    text = find(1, "def compute_ppo_loss(")
+    for name, arguments in re.findall(r"^def (\w+)\((.*)\)$", text, re.M):
+        ours = list(inspect.signature(getattr(algo, name)).parameters)
+        asked = [argument.strip() for argument in arguments.split(",")]
+        assert ours[: len(asked)] == asked, name
+
+
+def test_guide_command_line(tmp_path, monkeypatch):
+    (command,) = [text for text in examples(1) if text.startswith("python main.py")]
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "test_config.yaml").write_text("training: {batch_size: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    assert ConfigStore.from_args(command.split()[2:]).training.batch_size == 3
+
+
+def test_manifest_settings():
+    config = ConfigStore()
+    for words in (
+        "config.training.adv_estimator",
+        "config.inference.backend",
+        "config.ray.use_ray",
+    ):
+        run(find(3, words), config=config)
+    config.validate()
+    assert (config.training.adv_estimator, config.ray.num_actors) == ("grpo", 4)
+    algo.get_advantage_estimator(config.training.adv_estimator)
+
+
+def test_manifest_environment_and_tools():
+    class MyTool(turnwise.Tool):
+        """Say a parameter back."""
+
+        name = "my_tool"
+
+        def execute(self, param: str) -> str:
+            return param
+
+    text = find(3, "# Test environment").split("# Test inference")[0]
+    names = run(
+        text,
+        MyEnv=turnwise.SimpleGameEnvironment,
+        config=ConfigStore(),
+        ToolRegistry=turnwise.ToolRegistry,
+        MyTool=MyTool,
+    )
+    assert names["success"] is True
+    assert names["result"] == "value"
+
+
+def test_architecture_custom_game_behaves_as_documented():
+    theirs = run(find(4, "class CustomGameEnvironment(BaseEnvironment)"))["CustomGameEnvironment"]
+    ours = turnwise.CustomGameEnvironment
+    assert theirs({}).max_steps == ours({}).max_steps == 10
+    left, right = theirs({"max_steps": 5}), ours({"max_steps": 5})
+    left.reset(), right.reset()
+    for action in ("move north", "Move East", "pick up sword", "mumble", "complete quest"):
+        _, reward, done, info = right.step(action)
+        _, expected_reward, expected_done, expected_info = left.step(action)
+        assert (reward, done) == (expected_reward, expected_done), action
+        assert {k: v for k, v in info.items() if k in expected_info} == expected_info
+        for name in ("position", "score", "inventory", "step_count"):
+            assert getattr(right, name) == getattr(left, name), (action, name)
+    assert right.is_done()
+
+
+def test_architecture_reward_manager_gives_the_documented_numbers():
+    text = find(4, "class RewardManager").replace("from verl.protocol import DataProto", "")
+    names = {"BaseEnvironment": turnwise.BaseEnvironment, "DataProto": object}
+    environment = turnwise.CustomGameEnvironment({"max_steps": 5})
+    theirs = run(text, **names)["RewardManager"](environment)
+    ours = turnwise.RewardManager(environment)
+    trajectories = [
+        turnwise.play_episode(environment, turnwise.random_player(seed), seed) for seed in range(20)
+    ]
+    for trajectory in trajectories:
+        expected = theirs.compute_trajectory_reward(trajectory)
+        assert ours.compute_trajectory_reward(trajectory) == pytest.approx(expected)
+    torch.testing.assert_close(
+        ours.compute_batch_rewards(trajectories), theirs.compute_batch_rewards(trajectories)
+    )

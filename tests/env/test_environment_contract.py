@@ -1,0 +1,282 @@
+"""What a user may write as an environment, and what happens when it is wrong."""
+
+import asyncio
+import copy
+import random
+
+import numpy as np
+import pytest
+
+from turnwise import (
+    BaseEnvironment,
+    ConfigError,
+    EnvironmentConfig,
+    EnvironmentFault,
+    EpisodeStatus,
+    GuessNumberEnvironment,
+    environment_factory,
+    expert_player,
+    make_environment,
+    play_episode,
+    play_episode_async,
+    random_player,
+)
+from turnwise.env import reset_environment, step_environment
+
+
+class Dice(BaseEnvironment):
+    """Roll until a six comes."""
+
+    def reset(self):
+        return "Roll."
+
+    def step(self, action):
+        face = self.rng.randint(1, 6)
+        return f"You rolled {face}.", float(face == 6), face == 6, {"success": face == 6}
+
+    def get_state_description(self):
+        return "dice"
+
+    def sample_action(self, rng):
+        return "roll"
+
+
+class Answers(Dice):
+    """An environment whose step returns whatever it is told to."""
+
+    def __init__(self, answer, config=None):
+        super().__init__(config)
+        self.answer = answer
+
+    def step(self, action):
+        return self.answer
+
+
+def roll(env, observation):
+    return "roll"
+
+
+def test_the_same_seed_gives_the_same_episode():
+    first, second = (play_episode(Dice(), roll, seed=5) for _ in range(2))
+    assert first == second
+    assert any(play_episode(Dice(), roll, seed=s) != first for s in range(6, 20))
+
+
+@pytest.mark.parametrize("config", [None, {}, {"max_steps": 3}, EnvironmentConfig(max_steps=3)])
+def test_config_is_nothing_a_dict_or_a_config(config):
+    env = Dice(config)
+    assert env.max_steps == (3 if config else 10)
+    assert env.config.get("anything", "default") == "default"
+
+
+def test_a_subclass_that_forgets_super_still_works():
+    class Forgetful(Dice):
+        def __init__(self):
+            self.rolls = 0
+
+    env = Forgetful()
+    assert (env.done, env.step_count, env.max_steps) == (False, 0, 10)
+    assert play_episode(env, roll, seed=1).num_turns >= 1
+
+
+def test_done_and_underscore_done_are_one_flag():
+    env = Dice()
+    env._done = True
+    assert env.done
+    assert env.is_done()
+    env.done = False
+    assert env._done is False
+    env.step_count = env.max_steps
+    assert env.is_done()
+
+
+def test_steps_are_counted_for_those_who_do_not_count_themselves():
+    class Counting(Dice):
+        def step(self, action):
+            self.step_count += 1
+            return "on", 0.0, False, {}
+
+    for env in (Counting({"max_steps": 4}), Answers(("on", 0.0, False, {}), {"max_steps": 4})):
+        trajectory = play_episode(env, roll)
+        assert trajectory.num_turns == env.step_count == 4
+        assert trajectory.status is EpisodeStatus.TRUNCATED_BY_TURNS
+
+
+def test_ending_and_cutting_are_told_apart():
+    ended = play_episode(Answers(("end", 1.0, True, {})), roll)
+    assert ended.status is EpisodeStatus.DONE
+    cut = play_episode(Answers(("end", 1.0, True, {"truncated": True})), roll)
+    assert cut.status is EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+    assert cut.status.is_truncated
+    assert not cut.status.is_error
+
+
+def test_async_environments_play_too():
+    class Slow(Dice):
+        async def reset(self):
+            await asyncio.sleep(0)
+            return "Roll."
+
+        async def step(self, action):
+            await asyncio.sleep(0)
+            return "six", 1.0, True, {}
+
+    assert play_episode(Slow(), roll).total_reward == 1.0
+
+    async def many():
+        return await asyncio.gather(*(play_episode_async(Slow(), roll) for _ in range(5)))
+
+    assert len(asyncio.run(many())) == 5
+
+
+def test_playing_works_inside_a_running_loop_as_in_a_notebook():
+    async def cell():
+        return play_episode(Dice(), roll, seed=1)
+
+    assert asyncio.run(cell()) == play_episode(Dice(), roll, seed=1)
+
+
+def test_the_seed_reaches_reset_if_it_asks_for_it():
+    class Seeded(Dice):
+        def reset(self, seed=None):
+            return f"seed {seed}"
+
+    assert asyncio.run(reset_environment(Seeded(), 7)) == "seed 7"
+    assert asyncio.run(reset_environment(Seeded())) == "seed None"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (None, ["step()", "None", "(observation, reward, done, info)"]),
+        (("a", 1.0, True), ["3 values", "4"]),
+        (("a", 1.0, True, False, {}), ["5 values", "GymnasiumEnvironment"]),
+        ((3, 1.0, True, {}), ["observation", "int", "str"]),
+        (("a", "much", True, {}), ["reward", "str", "number"]),
+        (("a", None, True, {}), ["reward", "None", "0.0"]),
+        (("a", float("nan"), True, {}), ["nan", "finite"]),
+        (("a", float("inf"), True, {}), ["inf", "finite"]),
+        (("a", 1.0, "yes", {}), ["done", "'yes'", "True or False"]),
+        (("a", 1.0, True, []), ["info", "list", "dict"]),
+    ],
+)
+def test_a_wrong_answer_says_what_was_wrong_and_the_cure(answer, words):
+    env = Answers(answer)
+    with pytest.raises(EnvironmentFault) as caught:
+        asyncio.run(step_environment(env, "x"))
+    for word in [*words, "Answers"]:
+        assert word in str(caught.value)
+    trajectory = play_episode(env, roll)
+    assert trajectory.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert trajectory.rewards == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [("a", np.float32(1), np.bool_(True), {}), ("a", 1, 1, None), ["a", True, True, {}]],
+)
+def test_near_types_are_taken(answer):
+    result = asyncio.run(step_environment(Answers(answer), "x"))
+    assert (result.reward, result.done, result.info) == (1.0, True, {})
+
+
+def test_a_failing_environment_is_data_not_a_crash():
+    class Broken(Dice):
+        def step(self, action):
+            raise KeyError("lost")
+
+    trajectory = play_episode(Broken(), roll)
+    assert trajectory.status.is_error
+    assert "KeyError" in trajectory.error
+
+
+def test_a_failing_player_is_the_callers_own_affair():
+    def clumsy(env, observation):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        play_episode(Dice(), clumsy)
+
+
+def test_players_say_when_an_environment_offers_nothing():
+    with pytest.raises(ConfigError, match="expert_action"):
+        play_episode(Dice(), expert_player)
+
+    class Mute(Dice):
+        def sample_action(self, rng):
+            return None
+
+    with pytest.raises(ConfigError, match="sample_action"):
+        play_episode(Mute(), random_player(0))
+
+
+def test_a_random_player_does_not_share_the_environments_random_numbers():
+    wins = [play_episode(GuessNumberEnvironment(), random_player(s), s).success for s in range(50)]
+    assert sum(wins) < 5
+
+
+def test_instances_classes_and_factories_make_fresh_environments():
+    instance = Dice({"max_steps": 4})
+
+    def without_config():
+        return Dice({"max_steps": 4})
+
+    def with_config(config):
+        return Dice(config)
+
+    sources = [instance, Dice, without_config, with_config]
+    for source in sources:
+        make = environment_factory(source, {"max_steps": 4})
+        first, second = make(), make()
+        assert first is not second
+        assert first is not instance
+        assert first.max_steps == 4
+        play_episode(first, roll, seed=1)
+        assert second.step_count == 0
+    assert instance.step_count == 0
+
+
+def test_a_copy_continues_on_its_own():
+    env = Dice()
+    env.seed(3)
+    copied = copy.deepcopy(env)
+    assert [env.rng.random() for _ in range(3)] == [copied.rng.random() for _ in range(3)]
+
+
+def test_an_environment_by_name_and_by_file(tmp_path, monkeypatch):
+    assert isinstance(make_environment("guess-number"), GuessNumberEnvironment)
+    path = tmp_path / "my_env.py"
+    path.write_text(
+        "from turnwise import BaseEnvironment\n"
+        "class Mine(BaseEnvironment):\n"
+        "    def reset(self): return 'a'\n"
+        "    def step(self, action): return 'b', 1.0, True, {}\n"
+        "    def get_state_description(self): return 'c'\n"
+    )
+    env = make_environment(f"{path}:Mine")
+    assert copy.deepcopy(env).max_steps == 10
+    monkeypatch.syspath_prepend(tmp_path)
+    assert play_episode(make_environment("my_env:Mine"), roll).total_reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("guess-nummer", ["guess-number"]),
+        ("nothing-like-it", ["guess-number", "path/to/file.py:ClassName"]),
+        ("missing.py:Mine", ["missing.py"]),
+        ("no_such_module:Mine", ["no_such_module", "path/to/file.py"]),
+        ("turnwise.env.games:GuessNumberEnviroment", ["GuessNumberEnvironment"]),
+        (42, ["int"]),
+    ],
+)
+def test_an_unknown_environment_says_what_would_do(name, words):
+    with pytest.raises(ConfigError) as caught:
+        environment_factory(name)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_factory_that_makes_something_else_is_named():
+    with pytest.raises(EnvironmentFault, match="BaseEnvironment"):
+        make_environment(random.Random)

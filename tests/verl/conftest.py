@@ -1,0 +1,15 @@
+"""Equality with VERL 0.9.1; `make test-verl` runs this folder, in an environment that has VERL."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragged_batch import Batch, make_batch
+
+
+@pytest.fixture(
+    params=[(seed, turns) for seed in (0, 1, 2) for turns in ("one", "several")],
+    ids=lambda param: f"{param[1]}-{param[0]}",
+)
+def batch(request: pytest.FixtureRequest) -> Batch:
+    return make_batch(*request.param)

@@ -1,0 +1,124 @@
+"""KL and the correction between sampler and learner beside VERL 0.9.1, to 1e-5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos as theirs
+from verl.trainer.ppo import rollout_corr_helper as their_correction
+from verl.trainer.ppo.ray_trainer import apply_kl_penalty
+
+from ragged_batch import Batch, assert_same, make_batch
+from turnwise import algo as ours
+from verl import DataProto
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"])
+def test_kl_estimates(kind: str, batch: Batch) -> None:
+    new = batch.new.clone().requires_grad_()
+    mine = ours.estimate_kl(new, batch.old, kind)
+    verls = theirs.kl_penalty(new, batch.old, kind)
+    assert_same(mine, verls)
+    gradients = (torch.autograd.grad(kl.sum(), new)[0] for kl in (mine, verls))
+    assert_same(*gradients)
+
+
+def verl_kl_penalty(b: Batch, kind: str, coefficient: float) -> tuple[torch.Tensor, float]:
+    data = DataProto.from_dict(
+        {
+            "response_mask": b.mask,
+            "token_level_scores": b.rewards,
+            "old_log_probs": b.new,
+            "ref_log_prob": b.old,
+        }
+    )
+    data, metrics = apply_kl_penalty(data, theirs.FixedKLController(coefficient), kind)
+    return data.batch["token_level_rewards"], metrics["actor/reward_kl_penalty"]
+
+
+@pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
+@pytest.mark.parametrize("turns", ["one", "several"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_kl_penalty_on_rewards(seed: int, turns: str, kind: str) -> None:
+    b = make_batch(seed, turns, empty_row=False)
+    rewards, kl = ours.apply_kl_penalty(b.rewards, b.new, b.old, b.mask, 0.05, kind)
+    expected, expected_kl = verl_kl_penalty(b, kind, 0.05)
+    assert_same(rewards, expected)
+    assert_same(kl, expected_kl)
+
+
+def test_kl_controllers() -> None:
+    adaptive = ours.KLController(0.2, target_kl=0.1, adaptive=True, horizon=1000)
+    fixed = ours.KLController(0.2)
+    their_adaptive = theirs.AdaptiveKLController(0.2, target_kl=0.1, horizon=1000)
+    their_fixed = theirs.FixedKLController(0.2)
+    for measured in [0.0, 0.05, 0.099, 0.1, 0.11, 0.5, 3.0]:
+        for controller in (adaptive, fixed, their_adaptive, their_fixed):
+            controller.update(measured, 64)
+        assert adaptive.value == pytest.approx(their_adaptive.value, abs=1e-12)
+        assert fixed.value == their_fixed.value
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("bounds", [2.0, 1.1, (0.8, 1.25)])
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_importance_weights(level: Any, bounds: Any, normalize: bool, batch: Batch) -> None:
+    weights, metrics = ours.compute_importance_weights(
+        batch.old, batch.new, batch.mask, level=level, bounds=bounds, normalize=normalize
+    )
+    expected, verls = their_correction.compute_rollout_correction_weights(
+        batch.new - batch.old, batch.mask, level, as_threshold(bounds), normalize
+    )
+    assert_same(weights, expected)
+    assert_same(metrics["is_mean"], verls["rollout_is_mean"])
+    assert_same(metrics["is_ess"], verls["rollout_is_eff_sample_size"])
+    if isinstance(bounds, tuple):
+        assert_same(metrics["is_truncated"], verls["rollout_is_oob_ratio"])
+
+
+def as_threshold(bounds: float | tuple[float, float]) -> str:
+    return "_".join(map(str, bounds)) if isinstance(bounds, tuple) else str(bounds)
+
+
+REJECTIONS: list[dict[str, Any]] = [
+    {"token_k1": (0.7, 1.2)},
+    {"token_k1": 1.3},
+    {"token_k2": 0.02},
+    {"token_k3": 0.02},
+    {"seq_sum_k1": (0.2, 3.0)},
+    {"seq_sum_k2": 3.0},
+    {"seq_sum_k3": 3.0},
+    {"seq_mean_k1": (0.99, 1.01)},
+    {"seq_mean_k1": 1.01},
+    {"seq_mean_k2": 0.04},
+    {"seq_mean_k3": 0.04},
+    {"seq_max_k2": 2.0},
+    {"seq_max_k3": 1.0},
+    {"token_k1": (0.7, 1.4), "seq_max_k3": 2.0},
+    {"token_k2": 0.5, "seq_mean_k1": 1.02, "seq_sum_k3": 8.0},
+]
+
+
+@pytest.mark.parametrize("criteria", REJECTIONS, ids=str)
+def test_rejection_mask(criteria: dict[str, Any], batch: Batch) -> None:
+    mask, metrics = ours.compute_rejection_mask(batch.old, batch.new, batch.mask, criteria)
+    expected, verls = their_correction.compute_rollout_rejection_mask(
+        batch.new - batch.old,
+        batch.mask,
+        ",".join(criteria),
+        ",".join(as_threshold(bounds) for bounds in criteria.values()),
+    )
+    assert torch.equal(mask, expected.bool())
+    for name in criteria:
+        rejected = verls[f"rollout_rs_{name}_masked_fraction"]
+        assert_same(metrics[f"rejected_{name}"], rejected)
+    assert_same(metrics["rejected"], verls["rollout_rs_masked_fraction"])
+    assert 0 < metrics["rejected"] < 1, "the bounds must split this input"
+
+
+def test_log_prob_gap(batch: Batch) -> None:
+    gap = ours.measure_log_prob_gap(batch.old, batch.new, batch.mask)
+    expected = their_correction.compute_offpolicy_metrics(batch.new, batch.old, batch.mask)
+    assert_same(gap["gap_kl"], expected["k3_kl"])
