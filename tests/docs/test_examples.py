@@ -17,7 +17,7 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         exec(compile(example, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES + [ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
         assert (page.parent / target).exists(), target

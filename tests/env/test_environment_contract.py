@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import random
 
 import numpy as np
 import pytest
@@ -278,5 +277,8 @@ def test_an_unknown_environment_says_what_would_do(name, words):
 
 
 def test_a_factory_that_makes_something_else_is_named():
-    with pytest.raises(EnvironmentFault, match="BaseEnvironment"):
-        make_environment(random.Random)
+    def make_number():
+        return 3
+
+    with pytest.raises(EnvironmentFault, match="make_number.*int.*BaseEnvironment"):
+        make_environment(make_number)

@@ -15,13 +15,13 @@ pytest.importorskip("gymnasium")
 
 from gymnasium import spaces
 
-from turnwise.env.adapters.actions import (
+from turnwise.env.adapters.gymnasium.actions import (
     InvalidActionError,
     how_to_answer,
     parse_action,
     render_action,
 )
-from turnwise.env.adapters.spaces import (
+from turnwise.env.adapters.gymnasium.spaces import (
     check_action_space,
     check_names,
     describe_observation,

@@ -169,7 +169,7 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     class WithoutTitles(GenerateJsonSchema):
         """A title repeats the name; the model would read it twice."""
 
-        def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
+        def field_title_should_be_set(self, schema: Any) -> bool:
             return False
 
     schema = adapter.json_schema(schema_generator=WithoutTitles)

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from turnwise.env.adapters import gymnasium_experts as experts
-from turnwise.env.adapters import gymnasium_scenes as scenes
-from turnwise.env.adapters.spaces import Names, check_names
+from turnwise.env.adapters.gymnasium import experts, scenes
+from turnwise.env.adapters.gymnasium.spaces import Names, check_names
 from turnwise.errors import ConfigError
 
 Env: TypeAlias = Any

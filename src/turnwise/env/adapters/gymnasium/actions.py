@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.env.adapters.spaces import (
+from turnwise.env.adapters.gymnasium.spaces import (
     WORD_GAP,
     Names,
     Space,

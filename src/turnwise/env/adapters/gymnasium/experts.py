@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.env.adapters.spaces import is_discrete
+from turnwise.env.adapters.gymnasium.spaces import is_discrete
 
 _DISCOUNT = 0.99  # below 1, so that of two ways to the goal the shorter one is better
 

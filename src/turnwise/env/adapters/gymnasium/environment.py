@@ -13,16 +13,15 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 
 from turnwise.config import EnvironmentConfig
-from turnwise.env.adapters.actions import (
+from turnwise.env.adapters.gymnasium.actions import (
     InvalidActionError,
     how_to_answer,
     parse_action,
     render_action,
 )
-from turnwise.env.adapters.gymnasium_experts import is_uncertain, solve_table, transition_table
-from turnwise.env.adapters.gymnasium_make import maker_of
-from turnwise.env.adapters.gymnasium_words import words_for
-from turnwise.env.adapters.spaces import (
+from turnwise.env.adapters.gymnasium.experts import is_uncertain, solve_table, transition_table
+from turnwise.env.adapters.gymnasium.make import maker_of
+from turnwise.env.adapters.gymnasium.spaces import (
     Names,
     check_action_space,
     check_names,
@@ -31,6 +30,7 @@ from turnwise.env.adapters.spaces import (
     is_discrete,
     what_is_seen,
 )
+from turnwise.env.adapters.gymnasium.words import words_for
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, import_extra
 
