@@ -280,5 +280,5 @@ def test_a_factory_that_makes_something_else_is_named():
     def make_number():
         return 3
 
-    with pytest.raises(EnvironmentFault, match="make_number.*int.*BaseEnvironment"):
+    with pytest.raises(EnvironmentFault, match=r"make_number.*int.*BaseEnvironment"):
         make_environment(make_number)
