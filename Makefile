@@ -21,11 +21,11 @@ demo:  ## install, then watch a game being played
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
-	$$py -m pytest tests --ignore=tests/verl -n 2
+	$$py -m pytest tests --ignore=tests/beside_verl -n 2
 
 test-verl:  ## compare with VERL's own functions, in VERL's environment
 	@py=$(call env,verl)
-	$$py -m pytest tests/verl
+	$$py -m pytest tests/beside_verl
 
 check:  ## lint, format and strict types
 	@py=$(call env,dev)

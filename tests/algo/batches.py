@@ -11,7 +11,7 @@ import torch
 NUM_ROWS = 9
 LENGTH = 13
 
-# No group of one, for the estimator that refuses them; and the same with episodes that are alone.
+# Groups of any size but one, which an estimator refuses; and such with episodes that are alone.
 PAIRED = ["b", "b", "a", "a", "a", "b", "a", "c", "c"]
 WITH_LONERS = ["b", "b", "a", "a", "alone", "b", "a", "c", "lonely"]
 
@@ -86,14 +86,15 @@ def make_batch(
         return normal(num_rows, length, scale=scale)
 
     old = -tokens().abs() - 0.05
+    log_probs = (old + tokens(0.5)).clamp(max=-0.01)
     old_values = tokens()
     numbers = {
         "token_level_rewards": tokens(),
         "values": tokens(),
         "old_log_probs": old,
-        "log_probs": (old + tokens(0.5)).clamp(max=-0.01),
+        "log_probs": log_probs,
         "ref_log_probs": (old + tokens(0.5)).clamp(max=-0.02),
-        "sampler_log_probs": (old + tokens(0.5)).clamp(max=-0.03),
+        "sampler_log_probs": log_probs + tokens(0.25),
         "advantages": tokens(),
         "returns": tokens(),
         "old_values": old_values,
@@ -111,7 +112,7 @@ def make_batch(
     return {
         **{name: x.to(dtype) for name, x in numbers.items()},
         "response_mask": mask,
-        "index": PAIRED[:num_rows],
+        "index": PAIRED if num_rows == NUM_ROWS else [i % (num_rows // 2) for i in range(num_rows)],
         "turn_ids": turn_ids,
         "anchor_states": [[f"room {label}" for label in row] for row in labels.tolist()],
     }
@@ -120,14 +121,9 @@ def make_batch(
 def make_turn_ids(mask: torch.Tensor, random: torch.Generator) -> torch.Tensor:
     """Turns from 0, some of which follow each other without a masked token between."""
     ids = torch.full(mask.shape, 99)
-    for row, column in mask.nonzero().tolist():
-        before = ids[row, :column][mask[row, :column]]
-        if len(before) == 0:
-            ids[row, column] = 0
-        else:
-            starts = bool(torch.rand((), generator=random) < 0.4)
-            ids[row, column] = int(before[-1]) + starts
-    return ids
+    starts = mask & (torch.rand(mask.shape, generator=random) < 0.4)
+    starts |= mask & (mask.cumsum(1) == 1)
+    return torch.where(mask, starts.cumsum(1) - 1, ids)
 
 
 def as_lists(arguments: Mapping[str, Any]) -> dict[str, Any]:

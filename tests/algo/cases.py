@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+
 from algo.batches import as_lists
 from algo.reference import reference_of
-
 from turnwise import algo
 
 AGGREGATIONS = [
@@ -53,7 +53,7 @@ class Case:
     def gradient(self, batch: Mapping[str, Any]) -> torch.Tensor:
         """Of the loss, with respect to the variable."""
         assert self.variable is not None
-        variable = batch[self.variable].clone().requires_grad_()
+        variable = batch[self.variable].detach().clone().requires_grad_()
         result = self.run({**batch, self.variable: variable})
         loss = result[0] if isinstance(result, tuple) else result
         loss.backward()
@@ -224,18 +224,18 @@ CORRECTIONS = [
         Case("compute_rejection_mask", SAMPLED, {"criteria": criteria})
         for criteria in [
             {},
-            {"token_k1": 1.5},
-            {"token_k2": 0.1},
-            {"token_k3": 0.1},
-            {"seq_sum_k1": 2.0},
-            {"seq_sum_k2": 0.5},
-            {"seq_sum_k3": 0.5},
-            {"seq_mean_k1": 1.2},
-            {"seq_mean_k2": 0.12},
-            {"seq_mean_k3": 0.12},
-            {"seq_max_k2": 0.3},
-            {"seq_max_k3": 0.3},
-            {"token_k1": 2.5, "seq_mean_k3": 0.12, "seq_max_k2": 0.6},
+            {"token_k1": 1.2},
+            {"token_k2": 0.03},
+            {"token_k3": 0.03},
+            {"seq_sum_k1": 1.5},
+            {"seq_sum_k2": 0.12},
+            {"seq_sum_k3": 0.12},
+            {"seq_mean_k1": 1.08},
+            {"seq_mean_k2": 0.03},
+            {"seq_mean_k3": 0.03},
+            {"seq_max_k2": 0.08},
+            {"seq_max_k3": 0.08},
+            {"token_k1": 1.5, "seq_mean_k3": 0.03, "seq_max_k2": 0.12},
         ]
     ),
 ]
@@ -247,9 +247,7 @@ SUMS = [
         for decay in (1.0, 0.99, 0.5, 0.02, 0.001, 0.0)
     ),
     *(
-        Case(
-            "aggregate_loss", "token_losses mask=response_mask", {"mode": mode}, "token_losses"
-        )
+        Case("aggregate_loss", "token_losses mask=response_mask", {"mode": mode}, "token_losses")
         for mode in AGGREGATIONS
     ),
 ]

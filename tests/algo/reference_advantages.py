@@ -26,7 +26,7 @@ def _generalised_advantages(
     """Of one row of steps; `after` is the value of what follows the last one."""
     errors = [
         r + gamma * following - v
-        for r, v, following in zip(rewards, values, [*values[1:], after], strict=True)
+        for r, v, following in zip(rewards, values, [*values, after][1:], strict=True)
     ]
     advantages: Row = []
     for error in reversed(errors):
@@ -59,9 +59,7 @@ def compute_gae_advantage_return(
     return (whitened(advantages, response_mask) if whiten else advantages), returns
 
 
-def estimate_advantages(
-    rewards: Rows, values: Rows, dones: Mask, gamma: float, lam: float
-) -> Pair:
+def estimate_advantages(rewards: Rows, values: Rows, dones: Mask, gamma: float, lam: float) -> Pair:
     advantages = [[0.0] * len(row) for row in rewards]
     for i, row in enumerate(rewards):
         for t in reversed(range(len(row))):
@@ -263,9 +261,7 @@ def turns_of(mask: Mask, turn_ids: list[list[int]] | None) -> list[list[list[int
 
 
 def _turn_rewards(rewards: Rows, turns: list[list[list[int]]]) -> Rows:
-    return [
-        [math.fsum(rewards[i][t] for t in turn) for turn in row] for i, row in enumerate(turns)
-    ]
+    return [[math.fsum(rewards[i][t] for t in turn) for turn in row] for i, row in enumerate(turns)]
 
 
 def _to_go(rewards: Rows, gamma: float) -> Rows:

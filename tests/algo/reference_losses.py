@@ -165,6 +165,11 @@ def compute_geo_mean_loss(
         "kl": lambda i, t: -log_r(i, t),
         "ratio": row_ratio,
     }
+    if options.get("importance_weights"):
+        options["importance_weights"] = [
+            [math.exp(mean([math.log(weights[t]) for t in policy_tokens(row)]))] * len(row)
+            for weights, row in zip(options["importance_weights"], response_mask, strict=True)
+        ]
     return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
 
 

@@ -167,10 +167,9 @@ def compute_importance_weights(
         "is_truncated": mean([float(is_beyond(i, t)) for i, t in tokens]),
         "is_ess": math.fsum(weights) ** 2 / (len(weights) * squares) if squares else 0.0,
     }
-    scale = 1.0
-    if normalize and tokens:
-        firsts = [(i, policy_tokens(row)[0]) for i, row in enumerate(response_mask) if any(row)]
-        scale = mean([weight(i, t) for i, t in (tokens if level == "token" else firsts)])
+    firsts = [(i, policy_tokens(row)[0]) for i, row in enumerate(response_mask) if any(row)]
+    average = mean([weight(i, t) for i, t in (tokens if level == "token" else firsts)])
+    scale = average if normalize and average > 0 else 1.0
     return on_tokens(response_mask, lambda i, t: weight(i, t) / scale), metrics
 
 

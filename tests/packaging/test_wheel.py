@@ -10,26 +10,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def pip(*arguments):
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*command, *map(str, arguments)], check=True)
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-index",
-            "-w",
-            str(folder),
-            str(ROOT),
-        ],
-        check=True,
-    )
+    pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", folder, ROOT)
     (path,) = folder.glob("turnwise-*.whl")
     return path
 
@@ -61,22 +50,7 @@ def test_the_metadata_names_licence_extras_and_the_command(wheel):
 
 def test_the_installed_package_runs(wheel, tmp_path):
     target = tmp_path / "site"
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-deps",
-            "--no-index",
-            "--target",
-            str(target),
-            str(wheel),
-        ],
-        check=True,
-    )
+    pip("install", "--no-deps", "--no-index", "--target", target, wheel)
     result = subprocess.run(
         [sys.executable, "-m", "turnwise", "--version"],
         env={"PYTHONPATH": str(target)},

@@ -7,7 +7,7 @@ Engines round differently (bf16, other kernels), filter (top-p), or run on older
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError, did_you_mean
 # exp(±20) is as far as a weight goes before truncation.
 _MAX_LOG_RATIO = 20.0
 
-Bounds: TypeAlias = float | tuple[float, float]
+Bounds: TypeAlias = float | Sequence[float]
 """An upper bound, or (lower, upper)."""
 
 
@@ -86,7 +86,9 @@ def compute_importance_weights(
     }
     if normalize:
         # Every token of a sequence has the same weight there, so a sequence counts once.
-        share = mask / mask.sum(1, keepdim=True).clamp(min=1) if level == "sequence" else mask
+        share = mask.to(weights.dtype)
+        if level == "sequence":
+            share = share / share.sum(1, keepdim=True).clamp(min=1)
         mean = (weights * share).sum() / share.sum().clamp(min=1)
         weights = weights / mean.clamp(min=1e-8)
     return weights, metrics
@@ -104,8 +106,9 @@ def compute_rejection_mask(
     Args:
         criteria: What to measure, and its bounds; all must hold. Names are
             `token_K`, `seq_sum_K`, `seq_mean_K` and `seq_max_K` with K one of k1, k2, k3, estimates
-            of the divergence from d = log ρ. For k1 the bounds are on the ratio itself,
-            (lower, upper) or an upper one whose inverse is the lower; `seq_max_k1` does not exist.
+            of the divergence of the learner from the sampler. k1 is log(π_sampler / π_learner) and
+            its bounds are on that ratio: (lower, upper), or an upper one whose inverse is the
+            lower; `seq_max_k1` does not exist.
             For k2 and k3 an upper bound.
 
     Returns:
@@ -163,7 +166,7 @@ def _accepts(
 
 
 def _checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
-    lower, upper = bounds if isinstance(bounds, tuple) else (None, bounds)
+    lower, upper = (None, bounds) if isinstance(bounds, int | float) else bounds
     if upper <= 0 or (lower is not None and not 0 < lower <= upper):
         raise ConfigError(
             f"bounds got {bounds!r}, expected a number above 0, or (lower, upper) with "

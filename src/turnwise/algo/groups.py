@@ -19,7 +19,8 @@ GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
 class Groups:
     """Groups of episodes, as numbers from 0.
 
-    >>> Groups.of(["b", "a", "b"], torch.device("cpu")).mean(torch.tensor([1.0, 5.0, 3.0]))
+    >>> scores = torch.tensor([1.0, 5.0, 3.0])
+    >>> Groups.of(["b", "a", "b"], scores).mean(scores)
     tensor([2., 5., 2.])
     """
 
@@ -30,17 +31,19 @@ class Groups:
     num_groups: int
 
     @classmethod
-    def of(cls, index: GroupIndex, device: torch.device) -> Groups:
+    def of(cls, index: GroupIndex, rows: torch.Tensor) -> Groups:
+        """The groups of the rows of a tensor [B, ...], on its device."""
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
-        if labels.ndim != 1:
+        if labels.shape != (len(rows),):
             raise ConfigError(
-                f"index got an array of shape {labels.shape}, expected one group a sample: [batch]"
+                f"index got an array of shape {labels.shape}, expected one group for each of the "
+                f"{len(rows)} episodes: ({len(rows)},)"
             )
         names, inverse = np.unique(labels, return_inverse=True)
         counts = np.bincount(inverse, minlength=len(names))
         return cls(
-            ids=torch.from_numpy(inverse).to(device),
-            sizes=torch.from_numpy(counts[inverse]).to(device),
+            ids=torch.from_numpy(inverse).to(rows.device),
+            sizes=torch.from_numpy(counts[inverse]).to(rows.device),
             num_groups=len(names),
         )
 

@@ -41,7 +41,8 @@ def estimate_kl(
     if not kind.endswith("+"):
         return value
     gradient = KL_ESTIMATES["k2"](difference)
-    return value.detach() + gradient - gradient.detach()
+    # In this order: g − g is exactly 0, so the value stays as it is to the last bit.
+    return gradient - gradient.detach() + value.detach()
 
 
 def compute_kl_penalty(
@@ -63,7 +64,8 @@ def apply_kl_penalty(
     """Subtract the KL from the rewards (Ziegler et al., https://arxiv.org/abs/1909.08593).
 
     Returns the rewards [B, T], r − β · KL on the policy's tokens, and the KL as one number: the
-    mean over episodes of their mean over tokens.
+    mean over episodes of their mean over tokens. Episodes without a token do not count (VERL counts
+    them as 0, which makes the KL look smaller than it is).
     """
     mask = as_mask(response_mask)
     kl = keep(estimate_kl(log_probs, ref_log_probs, kind), mask)

@@ -73,9 +73,10 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    total = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    total = torch.empty(x.shape[0], dtype=dtype, device=x.device)
     for rows in row_tiles(x):
-        torch.sum(keep(x[rows], mask[rows]), dim=1, out=total[rows])
+        torch.sum(keep(x[rows].to(dtype), mask[rows]), dim=1, out=total[rows])
     return total
 
 
@@ -147,7 +148,7 @@ def row_weights(
     """
     totals = totals or BatchTotals()
     lengths = as_mask(mask).sum(1)
-    ones = torch.ones(lengths.shape, dtype=torch.float32, device=mask.device)
+    ones = torch.ones(lengths.shape, dtype=torch.float64, device=mask.device)
     if mode == "token-sum":
         return ones
     if mode == "token-mean":
@@ -171,5 +172,5 @@ def aggregate_loss(
     totals: BatchTotals | None = None,
 ) -> torch.Tensor:
     """One number from the losses [B, T] of the tokens; see `row_weights` for the modes."""
-    weights = row_weights(mask, mode, totals)
+    weights = row_weights(mask, mode, totals).to(token_losses.dtype)
     return torch.where(as_mask(mask), token_losses, 0.0).sum(1).mul(weights).sum()

@@ -77,8 +77,7 @@ def _carry_over(sums: torch.Tensor, weights: torch.Tensor) -> None:
     num_blocks = sums.shape[1]
     if num_blocks == 1:
         return
-    ends = sums[:, :, -1].T.contiguous()
-    decays = weights[:, :, -1].T.contiguous()
+    ends, decays = sums[:, :, -1].T.clone(), weights[:, :, -1].T
     for i in range(1, num_blocks - 1):
         ends[i].addcmul_(decays[i], ends[i - 1])
     sums[:, 1:].addcmul_(weights[:, 1:], ends[:-1].T.unsqueeze(2))

@@ -100,10 +100,13 @@ def estimate_advantages(
     episode = before.flatten().cumsum(0).sub_(1).view(num_rows, row_length)
     position = torch.arange(row_length, device=rewards.device) - start
     shape = (int(before.sum()), int(position.max()) + 1)
-    spread = torch.zeros(3, *shape, dtype=rewards.dtype, device=rewards.device)
-    spread[:, episode, position] = torch.stack([rewards, values, torch.ones_like(rewards)])
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x.new_zeros(shape).index_put_((episode, position), x)
+
+    exists = spread(torch.ones_like(ends))
     advantages, returns = compute_gae_advantage_return(
-        spread[0], spread[1], spread[2], gamma, lam, whiten=False
+        spread(rewards), spread(values), exists, gamma, lam, whiten=False
     )
     return advantages[episode, position], returns[episode, position]
 

@@ -1,9 +1,13 @@
 """Advantages from what whole episodes earned, without a critic.
 
-An episode's score s_i is the sum of its rewards on the policy's tokens; its advantage is the same
-on each of its tokens, and 0 on masked ones. An episode that is alone in its group gets 0: with
-nothing to compare it with, a raw score would only push by the arbitrary zero of the reward scale.
-(VERL's looped forms give such an episode its raw score, its vectorised ones give 0.)
+An episode's score s_i is the sum of its rewards on the policy's tokens (VERL adds those on masked
+tokens too); its advantage is the same on each of its tokens, and 0 on masked ones. Means and
+spreads are taken in float64, so that equal scores give exactly 0 (in float32, eight scores of 0.3
+can leave a spread that is nothing but rounding, and dividing by it makes an advantage of 0.03).
+
+An episode that is alone in its group gets 0: with nothing to compare it with, a raw score would
+only push by the arbitrary zero of the reward scale. (VERL gives it its raw score, except in
+rloo_vectorized, which gives 0 as we do.)
 """
 
 from __future__ import annotations
@@ -45,7 +49,9 @@ def compute_grpo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    return _on_tokens(_group_relative(scores, index, norm_by_std, epsilon), mask)
+    return _on_tokens(
+        _group_relative(scores, index, norm_by_std, epsilon), mask, token_level_rewards
+    )
 
 
 def compute_dr_grpo_advantage(
@@ -75,7 +81,7 @@ def compute_grpo_passk_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores.device)
+    groups = Groups.of(index, scores)
     if bool(groups.is_alone.any()):
         raise ConfigError("grpo_passk needs at least 2 episodes in each group, got a group of 1")
     best, second = groups.best_two(scores)
@@ -83,7 +89,7 @@ def compute_grpo_passk_advantage(
     margin[best] = scores[best] - scores[second]
     if norm_by_std:
         margin /= groups.std(scores) + epsilon
-    return _on_tokens(margin, mask)
+    return _on_tokens(margin, mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -119,7 +125,7 @@ def compute_gdpo_advantage(
     total = torch.zeros_like(reward_parts[:, 0], dtype=torch.float64)
     for part, weight in zip(reward_parts.double().unbind(1), weights, strict=True):
         total += weight * _group_relative(part, index, norm_by_std, epsilon)
-    return _whitened_on_tokens(total, mask)
+    return _whitened_on_tokens(total, mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -134,9 +140,9 @@ def compute_rloo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores.device)
+    groups = Groups.of(index, scores)
     scale = groups.sizes / (groups.sizes - 1).clamp(min=1)
-    return _on_tokens(groups.centred(scores) * scale, mask)
+    return _on_tokens(groups.centred(scores) * scale, mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -151,10 +157,12 @@ def compute_opo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores.device)
+    groups = Groups.of(index, scores)
     lengths = mask.sum(1)
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
-    return _on_tokens(torch.where(groups.is_alone, 0.0, scores - baseline), mask)
+    return _on_tokens(
+        torch.where(groups.is_alone, 0.0, scores - baseline), mask, token_level_rewards
+    )
 
 
 @torch.no_grad()
@@ -172,8 +180,8 @@ def compute_gpg_advantage(
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
     alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1)
-    groups = Groups.of(index, scores.device)
-    return _on_tokens(alpha * groups.centred(scores) / f_norm, mask)
+    groups = Groups.of(index, scores)
+    return _on_tokens(alpha * groups.centred(scores) / f_norm, mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -199,7 +207,7 @@ def compute_reinforce_plus_plus_baseline_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    return _whitened_on_tokens(Groups.of(index, scores.device).centred(scores), mask)
+    return _whitened_on_tokens(Groups.of(index, scores).centred(scores), mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -232,19 +240,22 @@ def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tens
 def _group_relative(
     scores: torch.Tensor, index: GroupIndex, norm_by_std: bool, epsilon: float
 ) -> torch.Tensor:
-    groups = Groups.of(index, scores.device)
+    groups = Groups.of(index, scores)
     centred = groups.centred(scores)
     return centred / (groups.std(scores) + epsilon) if norm_by_std else centred
 
 
-def _on_tokens(scores: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _on_tokens(
+    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Each episode's number on each of its tokens; advantages and returns are the same."""
-    advantages = torch.mul(mask.view(torch.uint8), scores.float()[:, None])
+    scores = scores.to(torch.promote_types(rewards.dtype, torch.float32))
+    advantages = torch.mul(mask.view(torch.uint8), scores[:, None])
     return advantages, advantages
 
 
 def _whitened_on_tokens(
-    scores: torch.Tensor, mask: torch.Tensor
+    scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, whitened over the tokens of the batch.
 
@@ -255,4 +266,4 @@ def _whitened_on_tokens(
     count = lengths.sum().clamp(min=1)
     mean = (scores * lengths).sum() / count
     variance = ((scores - mean).square() * lengths).sum() / (count - 1).clamp(min=1)
-    return _on_tokens((scores - mean) * torch.rsqrt(variance + 1e-8), mask)
+    return _on_tokens((scores - mean) * torch.rsqrt(variance + 1e-8), mask, rewards)

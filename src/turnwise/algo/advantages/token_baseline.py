@@ -56,7 +56,7 @@ def compute_optimal_token_baseline_advantage(
 
     packed = _PolicyTokens(mask)
     packed_energy = packed.gather(energy)
-    groups = Groups.of(index, mask.device)
+    groups = Groups.of(index, mask)
     weighted = groups.totals(packed.gather(returns) * packed_energy)
     baseline = weighted / (groups.totals(packed_energy) + epsilon)
     baselines = baseline[groups.ids]

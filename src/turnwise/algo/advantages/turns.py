@@ -29,7 +29,9 @@ class Turns:
     mask: torch.Tensor
     """[B, T] bool, the policy's tokens."""
     exists: torch.Tensor
-    """[B, K] bool, whether the episode has that turn."""
+    """[B, K] bool, whether the episode has that turn; its turns come first, without gaps."""
+    numbers: torch.Tensor
+    """[B, K], each turn's own number, which is larger where turns before it had no tokens."""
 
     @classmethod
     def of(cls, mask: torch.Tensor, turn_ids: torch.Tensor | None = None) -> Turns:
@@ -38,14 +40,19 @@ class Turns:
             starts[:, 1:] &= ~mask[:, :-1]
             turn_ids = starts.cumsum(1) - 1
         ids = torch.where(mask, turn_ids.long(), 0)
-        num_turns = int(ids.max()) + 1 if ids.numel() else 0
-        exists = torch.zeros(len(mask), num_turns, dtype=torch.long, device=mask.device)
-        exists.scatter_add_(1, ids, mask.long())
-        return cls(ids, mask, exists > 0)
+        width = int(ids.max()) + 1 if ids.numel() else 0
+        counts = torch.zeros(len(mask), width, dtype=torch.long, device=mask.device)
+        present = counts.scatter_add_(1, ids, mask.long()) > 0
+        ids = torch.where(mask, (present.cumsum(1) - 1).gather(1, ids), 0)
+        # Sorting what is absent to the end keeps the order of the rest.
+        numbers = torch.argsort(~present, dim=1, stable=True)
+        exists = present.gather(1, numbers)
+        num_turns = int(exists.sum(1).max()) if exists.numel() else 0
+        return cls(ids, mask, exists[:, :num_turns], numbers[:, :num_turns])
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Total of each turn: [B, T] -> [B, K]."""
-        x = keep(x.float(), self.mask)
+        x = keep(x.to(torch.promote_types(x.dtype, torch.float32)), self.mask)
         return x.new_zeros(self.exists.shape).scatter_add_(1, self.ids, x)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
@@ -55,7 +62,8 @@ class Turns:
         position = torch.where(self.mask, position, length)
         first = torch.full_like(self.exists, length, dtype=torch.long)
         first.scatter_reduce_(1, self.ids, position, "amin")
-        return keep(x.float().gather(1, first.clamp(max=length - 1)), self.exists)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return keep(x.gather(1, first.clamp(max=length - 1)), self.exists)
 
     def on_tokens(self, x: torch.Tensor) -> torch.Tensor:
         """Each turn's number on each of its tokens: [B, K] -> [B, T]."""
@@ -134,7 +142,7 @@ def compute_turn_grpo_advantage(
     """
     turns = Turns.of(as_mask(response_mask), turn_ids)
     to_go = discounted_suffix_sum(turns.sum(token_level_rewards), turns.exists, gamma)
-    groups = Groups.of(index, to_go.device)
+    groups = Groups.of(index, to_go)
     last = (turns.exists.sum(1) - 1).clamp(min=0)
     turn = torch.arange(turns.exists.shape[1], device=to_go.device)
     standing = to_go.double().gather(1, torch.minimum(turn, last[:, None]))
@@ -143,7 +151,7 @@ def compute_turn_grpo_advantage(
     advantages = torch.where(groups.is_alone[:, None], 0.0, standing - baseline)
     if norm_by_std:
         advantages /= groups.std(standing[:, 0])[:, None] + epsilon
-    return turns.on_tokens(advantages.float()), turns.on_tokens(to_go)
+    return turns.on_tokens(advantages.to(to_go.dtype)), turns.on_tokens(to_go)
 
 
 @torch.no_grad()
@@ -181,15 +189,16 @@ def compute_gigpo_advantage(
     """
     turns = Turns.of(as_mask(response_mask), turn_ids)
     rewards = turns.sum(token_level_rewards)
-    groups = Groups.of(index, rewards.device)
+    groups = Groups.of(index, rewards)
     advantages = _relative(rewards.double().sum(1), groups, norm_by_std, epsilon)[:, None]
 
     to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
-    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), rewards.device)
+    taken = to_go[turns.exists].double()
+    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken)
     step = torch.zeros_like(to_go, dtype=torch.float64)
-    step[turns.exists] = _relative(to_go[turns.exists].double(), anchors, norm_by_std, epsilon)
+    step[turns.exists] = _relative(taken, anchors, norm_by_std, epsilon)
     combined = advantages + step_weight * step
-    return turns.on_tokens(combined.float()), turns.on_tokens(to_go)
+    return turns.on_tokens(combined.to(to_go.dtype)), turns.on_tokens(to_go)
 
 
 def _relative(x: torch.Tensor, groups: Groups, norm_by_std: bool, epsilon: float) -> torch.Tensor:
@@ -201,20 +210,19 @@ def _anchor_labels(
     anchor_states: Sequence[Sequence[Any]], groups: Groups, turns: Turns
 ) -> list[int]:
     """A number for each existing turn, row by row: the same for the same state of one group."""
-    num_turns = turns.exists.sum(1).tolist()
-    if len(anchor_states) != len(num_turns):
+    if len(anchor_states) != len(turns.exists):
         raise ConfigError(
-            f"gigpo got anchor states of {len(anchor_states)} episodes, expected {len(num_turns)}"
+            f"gigpo got anchor states of {len(anchor_states)} episodes, "
+            f"expected {len(turns.exists)}"
         )
-    numbers: dict[tuple[int, Any], int] = {}
     labels: list[int] = []
-    for row, (group, states, count) in enumerate(
-        zip(groups.ids.tolist(), anchor_states, num_turns, strict=True)
-    ):
-        if len(states) < count:
+    known: dict[tuple[int, Any], int] = {}
+    for row, (group, states) in enumerate(zip(groups.ids.tolist(), anchor_states, strict=True)):
+        numbers = turns.numbers[row][turns.exists[row]].tolist()
+        if numbers and numbers[-1] >= len(states):
             raise ConfigError(
-                f"gigpo got {len(states)} anchor states for episode {row}, which has {count} "
-                "turns. Pass the state before each turn (Trajectory.states)."
+                f"gigpo got {len(states)} anchor states for episode {row}, which has "
+                f"{numbers[-1] + 1} turns. Pass the state before each turn (Trajectory.states)."
             )
-        labels += [numbers.setdefault((group, state), len(numbers)) for state in states[:count]]
+        labels += [known.setdefault((group, states[k]), len(known)) for k in numbers]
     return labels

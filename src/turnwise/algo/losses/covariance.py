@@ -11,8 +11,8 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, share
-from turnwise.algo.losses.tiled import Metrics, TokenLoss, tiled_loss
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above
+from turnwise.algo.losses.tiled import Metrics, TokenLoss, TokenTerms, tiled_loss
 from turnwise.algo.masked import as_mask, keep, masked_mean
 from turnwise.errors import ConfigError
 
@@ -56,19 +56,16 @@ def compute_clip_cov_loss(
         advantages: torch.Tensor,
         dropped: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         ratio = log_r.exp()
         plain = -advantages * ratio
         clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        cut = is_above(clipped, plain)
         losses = torch.maximum(plain, clipped) * (1.0 - dropped)
-        metrics = {
-            "clip_fraction": share(clipped > plain),
-            "cov_fraction": dropped,
-            "kl": -log_r,
-            "ratio": ratio,
-        }
-        return losses, metrics
+        slopes = plain * (1.0 - cut) * (1.0 - dropped)
+        metrics = {"clip_fraction": cut, "cov_fraction": dropped, "kl": -log_r, "ratio": ratio}
+        return TokenTerms(losses, slopes, metrics)
 
     return _with_choice(token_loss, old_log_probs, log_probs, advantages, dropped, mask, options)
 
@@ -101,11 +98,13 @@ def compute_kl_cov_loss(
         advantages: torch.Tensor,
         top: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         ratio = log_r.exp()
-        losses = -advantages * ratio + kl_cov_coef * top * log_r.abs()
-        return losses, {"cov_fraction": top, "kl": -log_r, "ratio": ratio}
+        plain = -advantages * ratio
+        losses = plain + kl_cov_coef * top * log_r.abs()
+        slopes = plain + kl_cov_coef * top * log_r.sign()
+        return TokenTerms(losses, slopes, {"cov_fraction": top, "kl": -log_r, "ratio": ratio})
 
     return _with_choice(
         token_loss, old_log_probs, log_probs, advantages, top.view(mask.shape), mask, options

@@ -6,8 +6,9 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, policy_loss, share
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
+from turnwise.algo.losses.tiled import Metrics, TokenTerms
+from turnwise.algo.masked import as_mask, keep
 
 
 def compute_geo_mean_loss(
@@ -28,7 +29,14 @@ def compute_geo_mean_loss(
 
     A_i is the mean advantage of the row: the method is for one advantage a sequence. The range is
     that of log r. Sequences are averaged; rows without a token do not count (VERL counts them).
+    Importance weights enter as their geometric mean over the row, too.
     """
+    weights = options.get("importance_weights")
+    if weights is not None:
+        mask = as_mask(response_mask)
+        logs = keep((weights.detach() + 1e-10).log(), mask)
+        mean = logs.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        options["importance_weights"] = mean.exp().expand_as(weights)
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
     def token_loss(
@@ -36,22 +44,26 @@ def compute_geo_mean_loss(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         clamped = log_r.clamp(-low, high)
         sign = advantages.sign()
+        cut_high = is_above(log_r, high) * is_above(advantages, 0.0)
+        cut_low = is_above(-log_r, low) * is_above(-advantages, 0.0)
         pessimistic = sign * torch.minimum(sign * log_r, sign * clamped)
         lengths = mask.sum(1, keepdim=True).clamp(min=1)
         ratio = (pessimistic.sum(1, keepdim=True) / lengths).exp()
         advantage = advantages.sum(1, keepdim=True) / lengths
+        # On each token the row's loss: averaging over the row gives it back.
+        losses = (-advantage * ratio).expand_as(mask)
+        slopes = losses * sign.abs() * (1.0 - cut_high - cut_low)
         metrics = {
-            "clip_fraction": share((log_r > high) & (advantages > 0)),
-            "clip_fraction_lower": share((log_r < -low) & (advantages < 0)),
+            "clip_fraction": cut_high,
+            "clip_fraction_lower": cut_low,
             "kl": -log_r,
             "ratio": ratio.expand_as(mask),
         }
-        # On each token: averaging the row's tokens gives the row's loss back.
-        return (-advantage * ratio).expand_as(mask), metrics
+        return TokenTerms(losses, slopes, metrics)
 
     return policy_loss(
         token_loss,

@@ -6,8 +6,11 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, policy_loss, share
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
+from turnwise.algo.losses.tiled import Metrics, TokenTerms
+
+# e^10 is as far as the ratio of a whole sequence goes.
+_MAX_LOG_RATIO = 10.0
 
 
 def compute_gspo_loss(
@@ -35,14 +38,16 @@ def compute_gspo_loss(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
-        log_r = (log_probs - old_log_probs).detach()
+    ) -> TokenTerms:
+        log_r = log_probs - old_log_probs
         sequence = log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        ratio = (log_probs - log_probs.detach() + sequence).clamp(max=10.0).exp()
-        plain = -advantages * ratio
-        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-        metrics = {"clip_fraction": share(clipped > plain), "kl": -log_r, "ratio": ratio}
-        return torch.maximum(plain, clipped), metrics
+        ratio = sequence.clamp(max=_MAX_LOG_RATIO).exp()
+        cost = -advantages
+        plain, clipped = cost * ratio, cost * ratio.clamp(1.0 - low, 1.0 + high)
+        cut = is_above(clipped, plain)
+        slopes = plain * (1.0 - cut) * (1.0 - is_above(sequence, _MAX_LOG_RATIO))
+        metrics = {"clip_fraction": cut, "kl": -log_r, "ratio": ratio.expand_as(mask)}
+        return TokenTerms(torch.maximum(plain, clipped), slopes, metrics)
 
     return policy_loss(
         token_loss,

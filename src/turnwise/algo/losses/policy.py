@@ -67,9 +67,9 @@ def clip_range(both: float, low: float | None, high: float | None) -> tuple[floa
 
 def log_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
     """log r, kept within ±20 so that r stays a usable number."""
-    return (log_probs - old_log_probs).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return (log_probs - old_log_probs).clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
-def share(condition: torch.Tensor) -> torch.Tensor:
-    """0 and 1 from a condition, to be averaged."""
-    return condition.view(torch.uint8).float()
+def is_above(x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
+    """x > y as 0 and 1 of x's own type, which can be multiplied and averaged."""
+    return torch.gt(x, y, out=torch.empty_like(x))

@@ -7,8 +7,8 @@ from typing import Any, Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, log_ratio, policy_loss, share
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, log_ratio, policy_loss
+from turnwise.algo.losses.tiled import Metrics, TokenTerms
 from turnwise.errors import ConfigError
 
 
@@ -42,21 +42,25 @@ def compute_policy_loss(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        plain = -advantages * ratio
-        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        cost = -advantages
+        plain = cost * ratio
+        clipped = cost * ratio.clamp(1.0 - low, 1.0 + high)
         pessimistic = torch.maximum(plain, clipped)
         # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
-        bound = torch.relu(-advantages) * clip_ratio_c
+        bound = torch.relu(cost).mul_(clip_ratio_c)
+        cut, cut_lower = is_above(clipped, plain), is_above(pessimistic, bound)
+        # r moves as fast as log π does, times r; where a constant took over, nothing moves.
+        slopes = torch.addcmul(plain, plain, cut + cut_lower, value=-1.0)
         metrics = {
-            "clip_fraction": share(clipped > plain),
-            "clip_fraction_lower": share(pessimistic > bound),
-            "kl": -log_r,
+            "clip_fraction": cut,
+            "clip_fraction_lower": cut_lower,
+            "kl": log_r.neg_(),
             "ratio": ratio,
         }
-        return torch.minimum(pessimistic, bound), metrics
+        return TokenTerms(torch.minimum(pessimistic, bound), slopes, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
 

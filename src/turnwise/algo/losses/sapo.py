@@ -6,8 +6,8 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, log_ratio, policy_loss, share
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.policy import LossOptions, is_above, log_ratio, policy_loss
+from turnwise.algo.losses.tiled import Metrics, TokenTerms
 
 
 def compute_sapo_loss(
@@ -32,12 +32,14 @@ def compute_sapo_loss(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        tau = tau_neg + (tau_pos - tau_neg) * share(advantages > 0)
-        losses = -advantages * torch.sigmoid(tau * (ratio - 1.0)) * (4.0 / tau)
-        return losses, {"kl": -log_r, "ratio": ratio}
+        tau = tau_neg + (tau_pos - tau_neg) * is_above(advantages, 0.0)
+        gate = torch.sigmoid(tau * (ratio - 1.0))
+        losses = -advantages * gate * (4.0 / tau)
+        slopes = -advantages * 4.0 * gate * (1.0 - gate) * ratio
+        return TokenTerms(losses, slopes, {"kl": -log_r, "ratio": ratio})
 
     return policy_loss(
         token_loss,

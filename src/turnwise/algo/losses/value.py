@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.losses.policy import share
-from turnwise.algo.losses.tiled import Metrics, tiled_loss
+from turnwise.algo.losses.policy import is_above
+from turnwise.algo.losses.tiled import Metrics, TokenTerms, tiled_loss
 from turnwise.algo.masked import BatchTotals, LossAggregation, aggregate_loss, as_mask, keep
 
 
@@ -29,15 +29,14 @@ def compute_value_loss(
 
     def token_loss(
         values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> TokenTerms:
+        errors = values - returns
         moved = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
-        plain, clipped = (values - returns).square(), (moved - returns).square()
-        metrics = {
-            "value_clip_fraction": share(clipped > plain),
-            "value_mean": values,
-            "return_mean": returns,
-        }
-        return 0.5 * torch.maximum(plain, clipped), metrics
+        plain, clipped = errors.square(), (moved - returns).square_()
+        cut = is_above(clipped, plain)
+        losses = torch.maximum(plain, clipped).mul_(0.5)
+        metrics = {"value_clip_fraction": cut, "value_mean": values, "return_mean": returns}
+        return TokenTerms(losses, errors * (1.0 - cut), metrics)
 
     loss, metrics = tiled_loss(
         token_loss, vpreds, (returns, old_values), response_mask, loss_agg_mode, totals
@@ -55,17 +54,22 @@ def explained_variance(
     count = mask.sum().clamp(min=1)
 
     def spread(x: torch.Tensor) -> torch.Tensor:
-        mean = keep(x, mask).sum() / count
+        mean = x.sum() / count
         return keep(x - mean, mask).square().sum()
 
+    values, returns = keep(values.double(), mask), keep(returns.double(), mask)
     total = spread(returns)
-    return torch.where(total > 0, 1.0 - spread(returns - values) / total, 0.0)
+    # Returns that are all alike leave only what rounding leaves.
+    varies = total > 1e-12 * returns.square().sum()
+    return torch.where(varies, 1.0 - spread(returns - values) / total, 0.0)
 
 
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Entropy of each distribution: [..., V] -> [...]. H = log Σ e^z − Σ p z."""
-    probabilities = logits.softmax(-1)
-    return logits.logsumexp(-1) - (probabilities * logits).sum(-1)
+    """Entropy of each distribution: [..., V] -> [...]. H = −Σ p log p."""
+    log_probs = logits.log_softmax(-1)
+    # A token that cannot be sampled has log p = −∞ and adds nothing.
+    finite = log_probs.clamp(min=torch.finfo(logits.dtype).min)
+    return -(log_probs.exp() * finite).sum(-1)
 
 
 def compute_entropy_loss(
@@ -76,4 +80,6 @@ def compute_entropy_loss(
     totals: BatchTotals | None = None,
 ) -> torch.Tensor:
     """Entropy of logits [B, T, V] over the policy's tokens; subtract it to keep it up."""
+    # Masked first, so that what a masked token holds reaches no gradient.
+    logits = torch.where(as_mask(response_mask)[..., None], logits, 0.0)
     return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)

@@ -7,8 +7,8 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, log_ratio, policy_loss, share
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, log_ratio, policy_loss
+from turnwise.algo.losses.tiled import Metrics, TokenTerms
 
 
 def compute_reinforce_loss(
@@ -51,8 +51,8 @@ def _reinforce_tokens(
     old_log_probs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-) -> tuple[torch.Tensor, Metrics]:
-    return -advantages * log_probs, {"kl": old_log_probs - log_probs}
+) -> TokenTerms:
+    return TokenTerms(-advantages * log_probs, -advantages, {"kl": old_log_probs - log_probs})
 
 
 def compute_cispo_loss(
@@ -77,12 +77,13 @@ def compute_cispo_loss(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
-        log_r = log_ratio(log_probs, old_log_probs).detach()
+    ) -> TokenTerms:
+        log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        weight = ratio.clamp(1.0 - low, 1.0 + high)
-        metrics = {"clip_fraction": share(ratio != weight), "kl": -log_r, "ratio": ratio}
-        return -weight * advantages * log_probs, metrics
+        slopes = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        cut = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
+        metrics = {"clip_fraction": cut, "kl": -log_r, "ratio": ratio}
+        return TokenTerms(slopes * log_probs, slopes, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
 
@@ -113,8 +114,8 @@ def compute_dppo_tv_loss(
         log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor
     ) -> torch.Tensor:
         moved = log_probs.exp() - old_log_probs.exp()
-        up = advantages > 0
-        return (up & (moved > high)) | (~up & (moved < -low))
+        up = is_above(advantages, 0.0)
+        return up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
 
     return _dppo(
         is_outside, clip_ratio_c, old_log_probs, log_probs, advantages, response_mask, options
@@ -146,8 +147,11 @@ def compute_dppo_kl_loss(
         new, old = log_probs.exp(), old_log_probs.exp()
         rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
         divergence = old * (old_log_probs - log_probs) + (1.0 - old) * rest
-        up = advantages > 0
-        return (up & (divergence > high) & (new > old)) | (~up & (divergence > low) & (new < old))
+        up = is_above(advantages, 0.0)
+        risen, fallen = is_above(new, old), is_above(old, new)
+        return up * risen * is_above(divergence, high) + (1.0 - up) * fallen * is_above(
+            divergence, low
+        )
 
     return _dppo(
         is_outside, clip_ratio_c, old_log_probs, log_probs, advantages, response_mask, options
@@ -168,12 +172,12 @@ def _dppo(
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
-        log_r = log_ratio(log_probs, old_log_probs).detach()
+    ) -> TokenTerms:
+        log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        outside = share(is_outside(log_probs.detach(), old_log_probs, advantages))
-        weight = ratio.clamp(max=ratio_bound) * (1.0 - outside)
+        outside = is_outside(log_probs, old_log_probs, advantages)
+        slopes = -advantages * ratio.clamp(max=ratio_bound) * (1.0 - outside)
         metrics = {"clip_fraction": outside, "kl": -log_r, "ratio": ratio}
-        return -weight * advantages * log_probs, metrics
+        return TokenTerms(slopes * log_probs, slopes, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)

@@ -32,7 +32,8 @@ UNKNOWN_GAME = Game()
 
 # Of the games that need nothing from a network, those that one or two can play. A variant, such as
 # PigDice-v0-50, goes by the name up to its version. Left out though they start: Bandit-v0, whose
-# reward is the regret (higher is worse), and games for three players and more.
+# reward is the regret (higher is worse), Stratego-v0, which breaks off with an exception in some
+# positions, and games for three players and more.
 OFFLINE_GAMES: dict[str, Game] = {
     # One player.
     "2048-v0": Game(1, board_is_state=True),
@@ -92,15 +93,14 @@ OFFLINE_GAMES: dict[str, Game] = {
     "PigDice-v0": Game(2),
     "Poker-v0": Game(2, ("[Check]", "[Call]", "[Fold]", "[Bet <20-200>]", "[Raise <20-200>]")),
     "QuantumTicTacToe-v0": Game(2, ("[<0-8>,<0-8>]",)),
-    "SantoriniBaseFixed-v0": Game(2),
+    "SantoriniBaseFixed-v0": Game(2, ()),
     "SimpleBlindAuction-v0": Game(2, ("[Bid on Item <0-4>: <1-500>]",)),
     "SimpleNegotiation-v0": Game(2, ()),
     "SimpleTak-v0": Game(2, board_is_state=True),
     "Snake-v0": Game(2),
     "SpiteAndMalice-v0": Game(2, ()),
-    "Stratego-v0": Game(2),
     "Surround-v0": Game(2),
-    "Tak-v0": Game(2, ("[place () {(<0-5>,<0-5>): [<F|W>0]}]",)),
+    "Tak-v0": Game(2, ("[place () {(<0-5>,<0-5>): [<F|W><0|1>]}]",)),
     "TicTacToe-v0": Game(2, board_is_state=True),
     "TruthAndDeception-v0": Game(2, ()),
     "TwoDollar-v0": Game(2, ("[Propose] $<0|1>.<10-99>", "[Accept]", "[Reject]")),

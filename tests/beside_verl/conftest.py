@@ -8,6 +8,7 @@ from ragged_batch import Batch, make_batch
 
 
 @pytest.fixture(
+    scope="session",
     params=[(0, "one"), (1, "several"), (2, "one"), (3, "several")],
     ids=lambda param: f"{param[1]}-{param[0]}",
 )

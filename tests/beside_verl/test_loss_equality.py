@@ -178,25 +178,25 @@ def run_both(
     )
 
 
+def assert_same_loss(mine: torch.Tensor, verls: torch.Tensor) -> None:
+    """To 1e-5, and of a loss above 1 to that share: float32 sums of 100 have no such digit."""
+    size = verls.detach().abs().clamp(min=1.0)
+    assert_same(mine / size, verls / size)
+
+
 @pytest.mark.parametrize("weighted", [False, True], ids=["plain", "weighted"])
 @pytest.mark.parametrize(
     ("name", "mode"), [(name, mode) for name, pair in LOSSES.items() for mode in pair.modes]
 )
 def test_policy_loss(name: str, mode: str, weighted: bool, batch: Batch) -> None:
     if name == "geo_mean":
-        batch = without_empty_rows(one_number_per_row(batch))
+        batch = without_empty_rows(batch)
     mine, verls = run_both(name, batch, mode, batch.weights if weighted else None)
-    assert_same(mine.loss, verls.loss)
+    assert_same_loss(mine.loss, verls.loss)
     assert_same(mine.gradient, verls.gradient)
     for metric, verls_metric in LOSSES[name].metrics.items():
         assert_same(mine.metrics[metric], verls.metrics[verls_metric])
         assert metric == "kl" or mine.metrics[metric] > 0, "this input does not reach the bound"
-
-
-def one_number_per_row(b: Batch) -> Batch:
-    """The same advantage and weight on all tokens of a row, which is what geo_mean is for."""
-    advantages, weights = (x[:, :1].expand_as(x) for x in (b.advantages, b.weights))
-    return replace(b, advantages=advantages.contiguous(), weights=weights.contiguous())
 
 
 def without_empty_rows(b: Batch) -> Batch:
@@ -205,20 +205,31 @@ def without_empty_rows(b: Batch) -> Batch:
     return replace(b, mask=mask)
 
 
+@pytest.mark.parametrize("name", ["ppo", "cispo", "dppo_tv", "dppo_kl"])
+def test_policy_loss_far_from_the_old_policy(name: str, batch: Batch) -> None:
+    # Every fifth token was all but impossible; every seventh has become so.
+    old, new = batch.old.clone(), batch.new.clone()
+    old[:, ::5] = -30.0
+    new[:, ::7] = -30.0
+    mine, verls = run_both(name, replace(batch, old=old, new=new), "token-mean")
+    assert_same_loss(mine.loss, verls.loss)
+    assert_same(mine.gradient, verls.gradient)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_policy_loss_of_a_part_of_the_batch(mode: str) -> None:
     mine, verls = run_both("ppo", make_batch(4), mode, is_part=True)
-    assert_same(mine.loss, verls.loss)
+    assert_same_loss(mine.loss, verls.loss)
     assert_same(mine.gradient, verls.gradient)
 
 
 @pytest.mark.parametrize("is_part", [False, True], ids=["whole", "part"])
 @pytest.mark.parametrize("mode", MODES)
 def test_aggregation(mode: Any, is_part: bool, batch: Batch) -> None:
-    losses = 0.1 * batch.advantages
+    losses = batch.advantages
     mine = ours.aggregate_loss(losses, batch.mask, mode, OUR_TOTALS if is_part else None)
     verls = theirs.agg_loss(losses, batch.mask, mode, **(THEIR_TOTALS if is_part else {}))
-    assert_same(mine, verls)
+    assert_same_loss(mine, verls)
 
 
 @pytest.mark.parametrize("is_part", [False, True], ids=["whole", "part"])
@@ -244,7 +255,7 @@ def test_value_loss(mode: Any, is_part: bool, batch: Batch) -> None:
         mode,
         **(THEIR_TOTALS if is_part else {}),
     )
-    assert_same(mine, verls)
+    assert_same_loss(mine, verls)
     assert_same(torch.autograd.grad(mine, values)[0], torch.autograd.grad(verls, values)[0])
     assert_same(metrics["value_clip_fraction"], clip_fraction)
     assert clip_fraction > 0
@@ -257,5 +268,5 @@ def test_entropy_loss(mode: Any, batch: Batch) -> None:
     logits.requires_grad_()
     mine = ours.compute_entropy_loss(logits, mask, loss_agg_mode=mode)
     verls = theirs.compute_entropy_loss(logits, mask, mode)
-    assert_same(mine, verls)
+    assert_same_loss(mine, verls)
     assert_same(torch.autograd.grad(mine, logits)[0], torch.autograd.grad(verls, logits)[0])

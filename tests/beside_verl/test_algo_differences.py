@@ -5,8 +5,6 @@
 - Masked tokens hold 0; VERL leaves neighbours' advantages and returns there.
 - Equal scores give exactly 0, not a rounding error that is divided by nearly nothing.
 - Rows without a token do not count in the mean of geo_mean, nor in that of the KL penalty.
-- geo_mean multiplies the loss of a row by the mean of its importance weights, as all our losses
-  do, not by their geometric mean.
 - The optimal token baseline counts an episode without tokens as a member of its group; VERL's
   multi-turn form does not, its other form does.
 - The metric `clip_fraction` of geo_mean is the share of tokens whose gradient was cut; VERL counts
@@ -23,13 +21,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from verl import DataProto
 from verl.trainer.ppo import core_algos as theirs
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
 
 from ragged_batch import make_batch
 from turnwise import algo as ours
-from verl import DataProto
 
 ACTOR: Any = SimpleNamespace(
     clip_ratio=0.2,
@@ -114,19 +112,6 @@ def test_differs_for_empty_rows_in_the_mean_kl() -> None:
     _, mine = ours.apply_kl_penalty(scores, old, ref, mask, 0.1)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx(0.5)
     assert mine.item() == pytest.approx(1.0)
-
-
-def test_differs_for_token_weights_in_geo_mean() -> None:
-    log_probs, advantages, mask = torch.full((1, 2), -1.0), torch.ones(1, 2), torch.ones(1, 2)
-    weights = torch.tensor([[0.5, 2.0]])
-    verls, _ = theirs.compute_policy_loss_geo_mean(
-        log_probs, log_probs, advantages, mask, config=ACTOR, rollout_is_weights=weights
-    )
-    mine, _ = ours.compute_geo_mean_loss(
-        log_probs, log_probs, advantages, mask, importance_weights=weights
-    )
-    assert verls.item() == pytest.approx(-1.0)
-    assert mine.item() == pytest.approx(-1.25)
 
 
 def test_differs_for_a_group_of_one_and_an_empty_row_in_the_token_baseline() -> None:

@@ -6,23 +6,24 @@ from typing import Any
 
 import pytest
 import torch
+from verl import DataProto
 from verl.trainer.ppo import core_algos as theirs
 from verl.trainer.ppo import rollout_corr_helper as their_correction
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 
 from ragged_batch import Batch, assert_same, make_batch
 from turnwise import algo as ours
-from verl import DataProto
 
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"])
 def test_kl_estimates(kind: str, batch: Batch) -> None:
-    new = batch.new.clone().requires_grad_()
+    new = batch.new.clone()
+    new[:, ::7] = -30.0  # beyond every clamp
+    new.requires_grad_()
     mine = ours.estimate_kl(new, batch.old, kind)
     verls = theirs.kl_penalty(new, batch.old, kind)
     assert_same(mine, verls)
-    gradients = (torch.autograd.grad(kl.sum(), new)[0] for kl in (mine, verls))
-    assert_same(*gradients)
+    assert_same(torch.autograd.grad(mine.sum(), new)[0], torch.autograd.grad(verls.sum(), new)[0])
 
 
 def verl_kl_penalty(b: Batch, kind: str, coefficient: float) -> tuple[torch.Tensor, float]:
@@ -40,8 +41,8 @@ def verl_kl_penalty(b: Batch, kind: str, coefficient: float) -> tuple[torch.Tens
 
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3", "abs"])
 @pytest.mark.parametrize("turns", ["one", "several"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_kl_penalty_on_rewards(seed: int, turns: str, kind: str) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_kl_penalty_on_rewards(seed: int, turns: Any, kind: str) -> None:
     b = make_batch(seed, turns, empty_row=False)
     rewards, kl = ours.apply_kl_penalty(b.rewards, b.new, b.old, b.mask, 0.05, kind)
     expected, expected_kl = verl_kl_penalty(b, kind, 0.05)

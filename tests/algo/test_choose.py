@@ -1,0 +1,140 @@
+"""Choosing an algorithm: by name, or as a function; and giving it what it asks for."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from algo.batches import assert_close, assert_same, make_batch
+from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES
+from algo.reference import reference_of
+from turnwise import algo
+from turnwise.algo import (
+    ADVANTAGE_ESTIMATORS,
+    compute_advantages,
+    compute_grpo_advantage,
+    compute_rloo_advantage,
+    get_advantage_estimator,
+    get_policy_loss,
+)
+from turnwise.errors import ConfigError
+
+LOSSES_BY_NAME = algo.POLICY_LOSSES
+
+
+def full_batch() -> dict[str, Any]:
+    return make_batch() | {"gamma": 0.9, "lam": 0.8}
+
+
+@pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+def test_every_estimator_is_found_by_name_and_equals_its_reference(name: str) -> None:
+    estimator = get_advantage_estimator(name)
+    assert estimator is ADVANTAGE_ESTIMATORS[name]
+    assert estimator.__name__ in {case.function for case in (*ADVANTAGES, *TURN_ADVANTAGES)}
+    batch = full_batch()
+    case = next(c for c in (*ADVANTAGES, *TURN_ADVANTAGES) if c.function == estimator.__name__)
+    wanted = [*case.takes.split(), "gamma", "lam"]
+    given = {field: value for field, value in batch.items() if field in wanted}
+    result = compute_advantages(name, given | {"something else": object()})
+    assert_same(result, compute_advantages(estimator, given))
+    assert all(x.shape == batch["response_mask"].shape for x in result)
+
+
+@pytest.mark.parametrize("name", LOSSES_BY_NAME)
+def test_every_policy_loss_is_found_by_name(name: str) -> None:
+    loss_function = get_policy_loss(name)
+    assert loss_function is LOSSES_BY_NAME[name]
+    assert loss_function.__name__ in {case.function for case in POLICY_LOSSES}
+
+
+def test_everything_public_is_compared_with_a_reference() -> None:
+    tested_otherwise = {
+        "ADVANTAGE_ESTIMATORS",
+        "POLICY_LOSSES",
+        "BatchTotals",
+        "KLController",
+        "compute_advantages",
+        "get_advantage_estimator",
+        "get_policy_loss",
+    }
+    without_mask = {
+        "compute_kl_penalty",
+        "entropy_from_logits",
+        "estimate_advantages",
+        "estimate_kl",
+    }
+    for name in without_mask:
+        assert callable(reference_of(name))
+    compared = {case.function for case in ALL}
+    assert set(algo.__all__) == compared | without_mask | tested_otherwise
+
+
+def test_a_function_is_taken_as_it_is() -> None:
+    def mine(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> Any:
+        return token_level_rewards, response_mask
+
+    assert get_advantage_estimator(mine) is mine
+    assert get_policy_loss(mine) is mine
+    batch = full_batch()
+    rewards, mask = compute_advantages(mine, batch)
+    assert rewards is batch["token_level_rewards"]
+    assert mask is batch["response_mask"]
+
+
+def test_a_function_that_takes_anything_gets_everything() -> None:
+    seen = {}
+
+    def mine(response_mask: torch.Tensor, **rest: Any) -> Any:
+        seen.update(rest)
+        return response_mask, response_mask
+
+    batch = full_batch()
+    compute_advantages(mine, batch)
+    assert set(seen) == set(batch) - {"response_mask"}
+
+
+def test_options_of_an_estimator_come_from_the_batch_or_a_partial() -> None:
+    batch = full_batch()
+    arguments = (batch["token_level_rewards"], batch["response_mask"], batch["index"])
+    expected = compute_grpo_advantage(*arguments, norm_by_std=False)
+    assert_same(compute_advantages("grpo", batch | {"norm_by_std": False}), expected)
+    partial = functools.partial(compute_grpo_advantage, norm_by_std=False)
+    assert_same(compute_advantages(partial, batch), expected)
+
+
+def test_the_example_of_the_docstring() -> None:
+    batch = {
+        "token_level_rewards": torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+        "response_mask": torch.ones(2, 2),
+        "index": [0, 0],
+    }
+    assert_close(compute_advantages("rloo", batch)[0], [[1.0, 1.0], [-1.0, -1.0]])
+    assert_same(compute_advantages("rloo", batch), compute_rloo_advantage(**batch))
+
+
+def test_what_is_missing_is_named() -> None:
+    batch = full_batch()
+    short = {name: batch[name] for name in ("token_level_rewards", "response_mask", "gamma")}
+    message = (
+        "'gae' needs values, lam, which this batch does not have. It has: gamma, response_mask"
+    )
+    with pytest.raises(ConfigError, match=message):
+        compute_advantages("gae", short)
+
+    def my_estimator(strange_thing: torch.Tensor) -> Any:
+        return strange_thing, strange_thing
+
+    with pytest.raises(ConfigError, match="'my_estimator' needs strange_thing"):
+        compute_advantages(my_estimator, short)
+    with pytest.raises(ConfigError, match="needs strange_thing"):
+        compute_advantages(functools.partial(my_estimator), short)
+
+
+def test_an_unknown_name_says_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="no advantage estimator 'grpoo'. Did you mean 'grpo'?"):
+        get_advantage_estimator("grpoo")
+    with pytest.raises(ConfigError, match="no policy loss 'gsp'. Did you mean 'gspo'?"):
+        get_policy_loss("gsp")
+    with pytest.raises(ConfigError, match="Known: .*turn_grpo"):
+        compute_advantages("xyzzy", {})

@@ -1,0 +1,149 @@
+"""Sampler against learner: the gap, the weights and what is rejected."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from algo.batches import MASKS, as_lists, assert_close, make_batch
+from algo.cases import CORRECTIONS, SAMPLED, Case, each
+from algo.reference import reference_of
+from turnwise.algo import (
+    compute_importance_weights,
+    compute_rejection_mask,
+    measure_log_prob_gap,
+)
+from turnwise.errors import ConfigError
+
+WEIGHTS = [case for case in CORRECTIONS if case.function == "compute_importance_weights"]
+REJECTIONS = [case for case in CORRECTIONS if case.function == "compute_rejection_mask"]
+
+
+@each(CORRECTIONS)
+@pytest.mark.parametrize("kind", MASKS)
+def test_equals_the_reference(case: Case, kind: str) -> None:
+    for seed in range(2):
+        batch = make_batch(kind, seed)
+        assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+@each([case for case in CORRECTIONS if case not in REJECTIONS])
+def test_is_exact_in_float64(case: Case) -> None:
+    batch = make_batch(seed=2, dtype=torch.float64)
+    assert_close(case.run(batch), case.expected(batch), 1e-10)
+
+
+def test_rejections_leave_out_some_tokens_but_not_all() -> None:
+    batch = make_batch()
+    for case in REJECTIONS:
+        accepted, metrics = case.run(batch)
+        assert accepted.dtype == torch.bool
+        assert not torch.any(accepted & ~batch["response_mask"])
+        if case.options["criteria"]:
+            assert 0 < metrics["rejected"] < 1
+
+
+@pytest.mark.parametrize("name", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
+@pytest.mark.parametrize("bounds", [(0.9, 3.0), (0.4, 1.1)])
+def test_bounds_of_k1_are_on_the_ratio_of_learner_to_sampler(
+    name: str, bounds: tuple[float, float]
+) -> None:
+    batch = make_batch()
+    case = Case("compute_rejection_mask", SAMPLED, {"criteria": {name: bounds}})
+    assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+def test_equal_log_probs_have_no_gap_weigh_one_and_are_kept() -> None:
+    batch = make_batch()
+    mask, log_probs = batch["response_mask"], batch["log_probs"]
+    gap = measure_log_prob_gap(log_probs, log_probs, mask)
+    assert all(x == 0 for x in gap.values())
+    weights, metrics = compute_importance_weights(log_probs, log_probs, mask, normalize=True)
+    assert torch.equal(weights, mask.float())
+    assert metrics["is_ess"].item() == pytest.approx(1.0)
+    kept, _ = compute_rejection_mask(
+        log_probs, log_probs, mask, {"token_k1": 1.01, "seq_sum_k3": 1e-6}
+    )
+    assert torch.equal(kept, mask)
+
+
+def test_a_normalised_weight_is_one_on_average() -> None:
+    batch = make_batch()
+    mask = batch["response_mask"]
+    arguments = {name: batch[name] for name in SAMPLED.split()}
+    weights, _ = compute_importance_weights(**arguments, normalize=True)
+    assert weights[mask].mean().item() == pytest.approx(1.0, abs=1e-6)
+    weights, _ = compute_importance_weights(**arguments, level="sequence", normalize=True)
+    of_rows = weights.amax(1)[mask.any(1)]
+    assert of_rows.mean().item() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_weights_make_an_expectation_under_the_sampler_that_of_the_learner() -> None:
+    """E_sampler[ρ f] = E_learner[f], over all tokens of a small vocabulary; no bound is reached."""
+    sampler = torch.tensor([[0.2, 0.5, 0.3]], dtype=torch.float64)
+    learner = torch.tensor([[0.3, 0.4, 0.3]], dtype=torch.float64)
+    f = torch.tensor([[1.0, -2.0, 5.0]], dtype=torch.float64)
+    weights, _ = compute_importance_weights(
+        sampler.log(), learner.log(), torch.ones(1, 3), bounds=10.0
+    )
+    assert_close((sampler * weights * f).sum(), (learner * f).sum(), 1e-12)
+
+
+def test_a_huge_ratio_stays_finite() -> None:
+    sampler, learner = torch.tensor([[-900.0, -1.0]]), torch.tensor([[-1.0, -900.0]])
+    mask = torch.ones(1, 2)
+    weights, metrics = compute_importance_weights(sampler, learner, mask)
+    assert_close(weights, [[2.0, 0.0]])
+    assert all(torch.isfinite(x) for x in metrics.values())
+    assert torch.isfinite(measure_log_prob_gap(sampler, learner, mask)["gap_kl"])
+    kept, _ = compute_rejection_mask(sampler, learner, mask, {"token_k3": 1.0})
+    assert not torch.any(kept)
+
+
+def test_weights_carry_no_gradient() -> None:
+    batch = make_batch()
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    arguments = (batch["sampler_log_probs"], log_probs, batch["response_mask"])
+    weights, metrics = compute_importance_weights(*arguments)
+    assert not weights.requires_grad
+    assert not any(x.requires_grad for x in metrics.values())
+    assert not any(x.requires_grad for x in measure_log_prob_gap(*arguments).values())
+
+
+def test_bounds_may_come_as_a_list_as_files_give_them() -> None:
+    batch = make_batch()
+    arguments = {name: batch[name] for name in SAMPLED.split()}
+    weights, _ = compute_importance_weights(**arguments, bounds=[0.7, 1.4])
+    expected = reference_of("compute_importance_weights")(**as_lists(arguments), bounds=(0.7, 1.4))
+    assert_close(weights, expected[0])
+
+
+@pytest.mark.parametrize("bounds", [0.0, -1.0, (2.0, 1.0), (0.0, 2.0), (-1.0, 2.0)])
+def test_bounds_that_make_no_sense_are_named(bounds: Any) -> None:
+    x = torch.zeros(1, 1)
+    with pytest.raises(ConfigError, match="bounds got"):
+        compute_importance_weights(x, x, x, bounds=bounds)
+    with pytest.raises(ConfigError, match="bounds got"):
+        compute_rejection_mask(x, x, x, {"token_k1": bounds})
+
+
+def test_names_that_do_not_exist_are_named_with_the_nearest() -> None:
+    x = torch.zeros(1, 1)
+    with pytest.raises(ConfigError, match="Did you mean 'seq_mean_k3'"):
+        compute_rejection_mask(x, x, x, {"seq_means_k3": 1.0})
+    with pytest.raises(ConfigError, match="there is no rejection 'seq_max_k1'"):
+        compute_rejection_mask(x, x, x, {"seq_max_k1": 1.0})
+    with pytest.raises(ConfigError, match="takes one upper bound"):
+        compute_rejection_mask(x, x, x, {"token_k2": (0.1, 1.0)})
+    with pytest.raises(ConfigError, match="level got 'row'"):
+        compute_importance_weights(x, x, x, level="row")
+
+
+def test_the_gap_is_measured_by_hand() -> None:
+    sampler, learner = torch.tensor([[-1.0, -2.0, 5.0]]), torch.tensor([[-1.5, -1.0, 7.0]])
+    gap = measure_log_prob_gap(sampler, learner, torch.tensor([[1, 1, 0]]))
+    assert gap["gap_mean"].item() == pytest.approx(0.75)
+    assert gap["gap_max"].item() == pytest.approx(1.0)
+    k3 = (math.exp(-0.5) - 1 + 0.5 + math.exp(1.0) - 1 - 1.0) / 2
+    assert gap["gap_kl"].item() == pytest.approx(k3)

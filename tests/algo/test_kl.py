@@ -1,0 +1,148 @@
+"""KL estimates, the penalty on rewards and its controller."""
+
+import math
+
+import pytest
+import torch
+
+from algo.batches import MASKS, assert_close, assert_same, make_batch
+from algo.cases import PENALTIES, Case, each
+from algo.reference import kl_coefficients, reference_of
+from turnwise.algo import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
+from turnwise.errors import ConfigError
+
+KINDS = ["k1", "k2", "k3", "abs"]
+SLOPES = {
+    "k1": lambda d: 1.0,
+    "k2": lambda d: d,
+    "k3": lambda d: 1 - math.exp(-d),
+    "abs": lambda d: math.copysign(1.0, d),
+}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *(f"{kind}+" for kind in KINDS)])
+def test_estimates_equal_the_reference(kind: str) -> None:
+    batch = make_batch()
+    ours, theirs = batch["log_probs"], batch["ref_log_probs"]
+    expected = reference_of("estimate_kl")(ours.double().tolist(), theirs.double().tolist(), kind)
+    assert_close(estimate_kl(ours, theirs, kind), expected, 1e-5)
+    assert_close(estimate_kl(ours.double(), theirs.double(), kind), expected, 1e-10)
+    assert_same(compute_kl_penalty(ours, theirs, kind), estimate_kl(ours, theirs, kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_of_an_estimate_is_its_own_and_with_a_plus_that_of_k2(kind: str) -> None:
+    batch = make_batch(dtype=torch.float64)
+    theirs = batch["ref_log_probs"]
+    differences = (batch["log_probs"] - theirs).tolist()
+    for name, slope in ((kind, SLOPES[kind]), (f"{kind}+", SLOPES["k2"])):
+        ours = batch["log_probs"].clone().requires_grad_()
+        estimate_kl(ours, theirs, name).sum().backward()
+        assert_close(ours.grad, [[slope(d) for d in row] for row in differences], 1e-10)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plus_leaves_the_value_as_it_is(kind: str) -> None:
+    differences = torch.tensor([[1e-4, 0.3, 5.0, 29.9, -31.7, 300.3]])
+    ref = torch.full_like(differences, -1.0)
+    assert_same(
+        estimate_kl(ref + differences, ref, f"{kind}+"), estimate_kl(ref + differences, ref, kind)
+    )
+
+
+def test_the_expected_gradient_of_k2_is_that_of_the_kl() -> None:
+    """Over a distribution of three tokens, exactly; that of k3 is of another divergence."""
+    logits = torch.tensor([0.2, -0.5, 1.0], dtype=torch.float64)
+    reference = torch.tensor([0.1, 0.6, 0.3], dtype=torch.float64).log()
+
+    def slope(kind: str | None) -> torch.Tensor:
+        z = logits.clone().requires_grad_()
+        log_probs = z.log_softmax(0)
+        if kind is None:
+            (log_probs.exp() * (log_probs - reference)).sum().backward()
+        else:
+            estimates = estimate_kl(log_probs[None], reference[None], kind)[0]
+            (log_probs.detach().exp() * estimates).sum().backward()
+        assert z.grad is not None
+        return z.grad
+
+    for kind in ("k2", "k1+", "k3+"):
+        assert_close(slope(kind), slope(None), 1e-12)
+    assert (slope("k3") - slope(None)).abs().max() > 0.01
+    assert_close(slope("k1"), torch.zeros(3), 1e-12)
+
+
+def test_k3_is_bounded_where_the_reference_finds_a_token_impossible() -> None:
+    impossible = torch.tensor([[-500.0, -math.inf]])
+    assert_close(estimate_kl(torch.zeros(1, 2), impossible, "k3"), [[10.0, 10.0]])
+    assert_close(estimate_kl(impossible, torch.zeros(1, 2), "k3"), [[10.0, 10.0]])
+
+
+@each(PENALTIES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_penalty_equals_the_reference(case: Case, kind: str) -> None:
+    batch = make_batch(kind)
+    assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+@each(PENALTIES)
+def test_penalty_is_exact_in_float64(case: Case) -> None:
+    batch = make_batch(seed=1, dtype=torch.float64)
+    assert_close(case.run(batch), case.expected(batch), 1e-10)
+
+
+def test_penalty_lets_no_gradient_through() -> None:
+    batch = make_batch()
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    rewards, kl = apply_kl_penalty(
+        batch["token_level_rewards"], log_probs, batch["ref_log_probs"], batch["response_mask"], 0.1
+    )
+    assert not rewards.requires_grad
+    assert not kl.requires_grad
+
+
+def test_an_unknown_estimate_is_named_with_the_nearest() -> None:
+    x = torch.zeros(1, 1)
+    with pytest.raises(ConfigError, match="there is no KL estimate 'k4'"):
+        estimate_kl(x, x, "k4")
+    with pytest.raises(ConfigError, match="Did you mean 'abs"):
+        estimate_kl(x, x, "abss")
+
+
+def test_a_fixed_controller_does_not_move() -> None:
+    controller = KLController(0.2, target_kl=0.1)
+    assert controller.update(5.0, 1000) == 0.2
+    assert controller.value == 0.2
+
+
+def test_an_adaptive_controller_equals_the_reference() -> None:
+    controller = KLController(0.2, target_kl=6.0, adaptive=True, horizon=1000)
+    measured = [(6.0, 64), (6.5, 64), (60.0, 128), (0.0, 32), (5.9, 7), (7.1, 500)]
+    said = [controller.update(torch.tensor(kl), n) for kl, n in measured]
+    assert said == pytest.approx(kl_coefficients(0.2, 6.0, 1000, measured), abs=1e-7)
+    assert controller.value == said[-1]
+
+
+def test_a_controller_goes_up_when_the_kl_is_above_its_target_and_down_below() -> None:
+    controller = KLController(1.0, 0.1, adaptive=True)
+    assert controller.update(0.2, 100) > 1.0
+    assert controller.update(0.01, 400) < 1.0
+
+
+def test_a_controller_resumes_from_its_state() -> None:
+    controller = KLController(0.2, 6.0, adaptive=True)
+    controller.update(9.0, 100)
+    resumed = KLController(0.2, 6.0, adaptive=True)
+    resumed.load_state_dict(controller.state_dict())
+    assert resumed.update(3.0, 50) == controller.update(3.0, 50)
+
+
+@pytest.mark.parametrize("target", [None, 0.0, -1.0])
+def test_an_adaptive_controller_needs_a_target(target: float | None) -> None:
+    with pytest.raises(ConfigError, match="target_kl above 0"):
+        KLController(0.1, target, adaptive=True)
+
+
+def test_a_horizon_of_nothing_is_named() -> None:
+    with pytest.raises(ConfigError, match="horizon got 0"):
+        KLController(0.1, horizon=0)

@@ -1,0 +1,330 @@
+"""Policy losses: values, gradients and metrics against two references, and what each promises."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from algo.batches import MASKS, as_lists, assert_close, assert_same, copied, make_batch
+from algo.cases import AGGREGATED_LOSSES, AGGREGATIONS, POLICY, POLICY_LOSSES, Case, each
+from algo.plain_losses import plain_policy_loss
+from algo.reference import reference_of
+from algo.reference_losses import clip_cov_candidates
+from turnwise.algo import POLICY_LOSSES as LOSSES_BY_NAME
+from turnwise.algo import (
+    BatchTotals,
+    compute_clip_cov_loss,
+    compute_geo_mean_loss,
+    compute_kl_cov_loss,
+    compute_policy_loss,
+    compute_ppo_loss,
+    compute_reinforce_loss,
+    get_policy_loss,
+)
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+
+SMALL_MASK = torch.tensor(
+    [[1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [1, 1, 1, 0, 1, 1]]
+).bool()
+
+# What is picked over the whole batch cannot be picked part by part.
+SUM_OF_PARTS = [case for case in AGGREGATED_LOSSES if "_cov_" not in case.function]
+
+
+@each(POLICY_LOSSES)
+@pytest.mark.parametrize("kind", MASKS)
+def test_value_and_metrics_equal_the_reference(case: Case, kind: str) -> None:
+    for seed in range(2):
+        batch = make_batch(kind, seed)
+        assert_close(case.run(batch), case.expected(batch), 1e-5)
+
+
+@each(AGGREGATED_LOSSES)
+def test_every_aggregation_equals_the_reference(case: Case) -> None:
+    batch = make_batch(seed=3)
+    assert_close(case.run(batch), case.expected(batch), 2e-5 if "token-sum" in case.label else 1e-5)
+
+
+@each(POLICY_LOSSES)
+def test_value_is_exact_in_float64(case: Case) -> None:
+    batch = make_batch(seed=3, dtype=torch.float64)
+    loss, _ = case.run(batch)
+    assert loss.dtype == torch.float64
+    assert_close(loss, case.expected(batch)[0], 1e-10)
+
+
+def by_differences(case: Case, batch: dict[str, Any], step: float = 1e-5) -> torch.Tensor:
+    """The reference's gradient; what is inside a stop-gradient is held still."""
+    arguments = as_lists(case.arguments(batch))
+    name = "log_probs" if "log_probs" in arguments else "new_log_probs"
+    held = {} if name == "new_log_probs" else {"held": as_lists(arguments)[name]}
+
+    def loss(i: int, t: int, change: float) -> float:
+        moved = [list(row) for row in arguments[name]]
+        moved[i][t] += change
+        return reference_of(case.function)(**{**arguments, name: moved}, **held)[0]
+
+    slopes = torch.zeros(batch["response_mask"].shape, dtype=torch.float64)
+    for i, t in batch["response_mask"].nonzero().tolist():
+        slopes[i, t] = (loss(i, t, step) - loss(i, t, -step)) / (2 * step)
+    return slopes
+
+
+@each([*POLICY_LOSSES, *(c for c in AGGREGATED_LOSSES if "importance_weights" in c.takes)])
+def test_gradient_equals_the_references_differences(case: Case) -> None:
+    batch = make_batch(seed=5, mask=SMALL_MASK, dtype=torch.float64)
+    assert_close(case.gradient(batch), by_differences(case, batch), 1e-7)
+
+
+@each([*POLICY_LOSSES, *AGGREGATED_LOSSES])
+def test_gradient_equals_plain_autograd(case: Case) -> None:
+    assert_gradient_is_plain_autograds(case, torch.float32, 1e-6)
+
+
+@each(POLICY_LOSSES)
+def test_gradient_is_exact_in_float64(case: Case) -> None:
+    assert_gradient_is_plain_autograds(case, torch.float64, 1e-10)
+
+
+def assert_gradient_is_plain_autograds(case: Case, dtype: torch.dtype, tolerance: float) -> None:
+    batch = make_batch(seed=6, dtype=dtype)
+    variable = batch["log_probs"].double().clone().requires_grad_()
+    arguments = case.arguments(
+        {n: x.double() if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        | {"log_probs": variable, "response_mask": batch["response_mask"]}
+    )
+    if "new_log_probs" in arguments:
+        arguments["log_probs"] = arguments.pop("new_log_probs")
+    plain_policy_loss(case.function, **arguments).backward()
+    assert_close(case.gradient(batch), variable.grad, tolerance)
+
+
+@functools.cache
+def large_batch() -> dict[str, torch.Tensor]:
+    """Long sums, and more than one tile."""
+    random = torch.Generator().manual_seed(9)
+    shape = (400, 700)
+    old = -torch.randn(shape, generator=random).abs() - 0.05
+    return {
+        "old_log_probs": old,
+        "log_probs": (old + 0.5 * torch.randn(shape, generator=random)).clamp(max=-0.01),
+        "advantages": torch.randn(shape, generator=random),
+        "response_mask": torch.rand(shape, generator=random) < 0.8,
+    }
+
+
+@each([case for case in POLICY_LOSSES if case.takes == POLICY and "ratio_c" not in case.label])
+def test_a_large_batch_is_as_accurate_as_a_small_one(case: Case) -> None:
+    batch = large_batch()
+    loss, metrics = case.run(batch)
+    wide = {n: x.double() if x.is_floating_point() else x for n, x in batch.items()}
+    assert_close(loss, plain_policy_loss(case.function, **wide, **case.options), 1e-5)
+    moved = wide["old_log_probs"] - wide["log_probs"]
+    assert_close(metrics["kl"], moved[batch["response_mask"]].mean(), 1e-5)
+
+
+@each(SUM_OF_PARTS)
+def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
+    batch = make_batch(seed=7)
+    mask = batch["response_mask"]
+    whole = case.run(batch)[0]
+    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
+    losses, gradients = [], []
+    for rows in (slice(0, 2), slice(2, 3), slice(3, 9)):
+        part = {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        of_part = Case(case.function, case.takes, {**case.options, "totals": totals}, case.variable)
+        losses.append(of_part.run(part)[0])
+        gradients.append(of_part.gradient(part))
+    assert_close(sum(losses), whole.item(), 2e-5 if "token-sum" in case.label else 5e-6)
+    assert_close(torch.cat(gradients), case.gradient(batch), 1e-6)
+
+
+def test_parts_may_be_cut_to_their_own_length() -> None:
+    batch = make_batch("prefix")
+    rows = [1, 3, 5, 8]
+    totals = BatchTotals(num_tokens=40, num_sequences=8, horizon=13)
+    for mode in AGGREGATIONS:
+        case = Case(
+            "compute_policy_loss",
+            "old_log_probs log_probs advantages response_mask",
+            {"loss_agg_mode": mode, "totals": totals},
+        )
+        part = {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        cut = {
+            n: x[:, :3] if isinstance(x, torch.Tensor) else x
+            for n, x in part.items()
+            if n in case.takes
+        }
+        assert_close(case.run(cut)[0], case.run(part)[0], 1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES_BY_NAME)
+def test_before_the_policy_has_moved_the_gradient_is_that_of_reinforce(name: str) -> None:
+    batch = make_batch(seed=8, dtype=torch.float64)
+    advantages = batch["advantages"][:, :1].expand_as(batch["advantages"])
+    # Clip-Cov takes one token at least, unless the bounds leave none.
+    options = {"clip_cov_lower": 1e9, "clip_cov_upper": 2e9} if name == "clip_cov" else {}
+    if name == "kl_cov":
+        options = {"kl_cov_coef": 0.0}
+    gradients = []
+    for loss_function, extra in ((get_policy_loss(name), options), (compute_reinforce_loss, {})):
+        log_probs = batch["old_log_probs"].clone().requires_grad_()
+        loss, _ = loss_function(
+            batch["old_log_probs"],
+            log_probs,
+            advantages,
+            batch["response_mask"],
+            loss_agg_mode="seq-mean-token-mean",
+            **extra,
+        )
+        loss.backward()
+        gradients.append(log_probs.grad)
+    assert_close(gradients[0], gradients[1], 1e-7)
+
+
+@pytest.mark.parametrize("name", LOSSES_BY_NAME)
+def test_metrics_carry_no_gradient_and_the_loss_does(name: str) -> None:
+    batch = make_batch()
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    arguments = (batch["old_log_probs"], log_probs, batch["advantages"], batch["response_mask"])
+    # Clip-Cov draws its tokens.
+    torch.manual_seed(0)
+    loss, metrics = get_policy_loss(name)(*arguments)
+    assert loss.requires_grad
+    assert not any(x.requires_grad for x in metrics.values())
+    assert all(x.shape == () for x in (loss, *metrics.values()))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        silent, _ = get_policy_loss(name)(*arguments)
+    assert not silent.requires_grad
+    assert_same(silent, loss.detach())
+
+
+def test_the_gradient_scales_and_accumulates_like_any_other() -> None:
+    batch = make_batch()
+    arguments = [batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")]
+    arguments[1] = arguments[1].clone().requires_grad_()
+    compute_policy_loss(*arguments)[0].backward()
+    once = arguments[1].grad.clone()
+    (compute_policy_loss(*arguments)[0] * 3).backward()
+    assert_close(arguments[1].grad, 4 * once, 1e-6)
+    leaf = batch["log_probs"].clone().requires_grad_()
+    compute_policy_loss(arguments[0], leaf * 1.0, *arguments[2:])[0].backward()
+    assert_same(leaf.grad, once)
+
+
+def test_half_precision_log_probs_are_computed_in_float32() -> None:
+    batch = make_batch()
+    names = ("old_log_probs", "log_probs", "advantages")
+    halved = [batch[n].bfloat16() for n in names]
+    halved[1].requires_grad_()
+    loss, _ = compute_policy_loss(*halved, batch["response_mask"])
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert halved[1].grad.dtype == torch.bfloat16
+    widened = [x.detach().float() for x in halved]
+    assert_same(loss.detach(), compute_policy_loss(*widened, batch["response_mask"])[0])
+
+
+@each(POLICY_LOSSES)
+def test_one_impossible_token_leaves_loss_and_gradient_finite(case: Case) -> None:
+    batch = copied(make_batch("all set"))
+    batch["log_probs"][0, 0] = -1000.0
+    batch["old_log_probs"][3, 3] = -60.0
+    batch["log_probs"][3, 3] = -40.0
+    assert torch.isfinite(case.run(batch)[0])
+    assert torch.all(torch.isfinite(case.gradient(batch)))
+
+
+def test_dual_clip_bounds_what_one_bad_token_costs() -> None:
+    old, new = torch.tensor([[-9.0, -1.0]]), torch.tensor([[-1.0, -1.0]]).requires_grad_()
+    advantages = torch.tensor([[-2.0, 1.0]])
+    loss, metrics = compute_policy_loss(
+        old, new, advantages, torch.ones(1, 2), loss_agg_mode="token-sum", clip_ratio_c=3.0
+    )
+    loss.backward()
+    assert_close(loss, 2.0 * 3.0 - 1.0)
+    assert_close(new.grad, [[0.0, -1.0]])
+    assert metrics["clip_fraction_lower"] == 0.5
+
+
+def test_ppo_loss_reads_the_clip_range_of_a_config() -> None:
+    batch = make_batch()
+    arguments = [batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")]
+    training = ConfigStore().training
+    training.clip_ratio = 0.07
+    expected = compute_policy_loss(*arguments, 0.07)
+    assert_same(compute_ppo_loss(*arguments, training), expected)
+    assert_same(compute_ppo_loss(*arguments, {"clip_ratio": 0.07}), expected)
+    assert_same(compute_ppo_loss(*arguments), compute_policy_loss(*arguments))
+    assert_same(compute_ppo_loss(*arguments, {}), compute_policy_loss(*arguments))
+
+
+def test_clip_cov_drops_that_many_of_its_candidates_at_random() -> None:
+    batch = make_batch(dtype=torch.float64)
+    arguments = {n: batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")}
+    bounds = {"clip_cov_lower": 0.05, "clip_cov_upper": 1.0}
+    num_tokens = int(batch["response_mask"].sum())
+    number = 4
+    candidates = clip_cov_candidates(**as_lists(arguments), clip_ratio=0.2, **bounds)
+    assert len(candidates) > number
+
+    def dropped(seed: int) -> set[tuple[int, int]]:
+        log_probs = batch["log_probs"].clone().requires_grad_()
+        loss, metrics = compute_clip_cov_loss(
+            **arguments | {"log_probs": log_probs},
+            clip_cov_ratio=(number + 0.5) / num_tokens,
+            **bounds,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        loss.backward()
+        assert metrics["cov_fraction"].item() == pytest.approx(number / num_tokens)
+        return {(i, t) for i, t in candidates if log_probs.grad[i, t] == 0}
+
+    picks = [dropped(seed) for seed in range(5)]
+    assert all(len(pick) == number for pick in picks)
+    assert dropped(0) == picks[0]
+    assert len({frozenset(pick) for pick in picks}) > 1
+
+
+def test_kl_cov_holds_back_one_token_at_least() -> None:
+    batch = make_batch()
+    arguments = [batch[n] for n in ("old_log_probs", "log_probs", "advantages", "response_mask")]
+    _, metrics = compute_kl_cov_loss(*arguments)
+    assert metrics["cov_fraction"].item() == pytest.approx(1 / int(batch["response_mask"].sum()))
+
+
+def test_geo_mean_of_one_advantage_a_row_ignores_what_would_help_it_further() -> None:
+    """For A > 0 a ratio above the range counts as its upper end, one below counts in full."""
+    old = torch.zeros(1, 2)
+    new = torch.tensor([[1.0, -1.0]]).requires_grad_()
+    loss, _ = compute_geo_mean_loss(old, new, torch.ones(1, 2), torch.ones(1, 2), 0.4)
+    loss.backward()
+    expected = torch.tensor((0.4 - 1.0) / 2).exp()
+    assert_close(loss, -expected)
+    assert_close(new.grad, [[0.0, -expected / 2]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"clip_ratio_c": 1.0}, "clip_ratio_c got 1.0"),
+        ({"clip_ratio": -0.1}, "clip range got"),
+        ({"clip_ratio_high": -0.1}, "clip range got"),
+        ({"loss_agg_mode": "token-means"}, "Did you mean 'token-mean'"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(options: dict[str, Any], message: str) -> None:
+    x = torch.zeros(1, 2)
+    with pytest.raises(ConfigError, match=message):
+        compute_policy_loss(x, x, x, x, **options)
+
+
+def test_shares_of_nothing_are_named() -> None:
+    x = torch.ones(1, 2)
+    with pytest.raises(ConfigError, match="clip_cov_ratio got 0"):
+        compute_clip_cov_loss(x, x, x, x, clip_cov_ratio=0.0)
+    with pytest.raises(ConfigError, match="kl_cov_ratio got -1"):
+        compute_kl_cov_loss(x, x, x, x, kl_cov_ratio=-1.0)

@@ -1,0 +1,303 @@
+"""What holds for every function that takes a mask, on masks and groups that hypothesis draws."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_batch
+from algo.cases import AGGREGATED_LOSSES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
+from turnwise import algo
+from turnwise.algo import BatchTotals, tiling
+
+# Of the aggregated losses one mode, with weights; of GAE not every pair of gamma and lambda.
+DISTINCT = [
+    *(c for c in ALL if c not in AGGREGATED_LOSSES and c.options.get("gamma") not in (0.0, 0.99)),
+    *(
+        c
+        for c in AGGREGATED_LOSSES
+        if "importance_weights" in c.takes and c.options["loss_agg_mode"] == "seq-mean-token-mean"
+    ),
+]
+WITH_GRADIENT = [case for case in DISTINCT if case.variable]
+GROUPED = [case for case in DISTINCT if "index" in case.takes]
+
+# The penalty hands the rewards of masked tokens back as they came.
+PASSES_THROUGH = ("apply_kl_penalty",)
+
+RUBBISH = [float("nan"), float("inf"), float("-inf"), 1e30, -1e30]
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> torch.Tensor:
+    num_rows, length = draw(st.integers(2, 7)), draw(st.integers(1, 9))
+    row = st.lists(st.booleans(), min_size=length, max_size=length)
+    return torch.tensor(draw(st.lists(row, min_size=num_rows, max_size=num_rows)))
+
+
+def with_rubbish(batch: dict[str, Any], rubbish: float) -> dict[str, Any]:
+    """The batch with all masked tokens of all fields overwritten."""
+    batch, mask = copied(batch), batch["response_mask"]
+    for name in TOKEN_FIELDS:
+        batch[name][~mask] = -12345 if name == "turn_ids" else rubbish
+    batch["logits"][~mask] = rubbish
+    return batch
+
+
+def results(case: Case, batch: dict[str, Any]) -> Any:
+    """What a call gives; rewards that are passed through count on policy tokens only."""
+    result = case.run(batch)
+    if case.function in PASSES_THROUGH:
+        return torch.where(batch["response_mask"], result[0], 0.0), result[1]
+    return result
+
+
+@each(DISTINCT)
+@given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
+@settings(deadline=None, max_examples=8)
+def test_masked_tokens_never_change_a_result(
+    case: Case, mask: torch.Tensor, seed: int, rubbish: float
+) -> None:
+    batch = make_batch(seed=seed, mask=mask)
+    assert_same(results(case, with_rubbish(batch, rubbish)), results(case, batch))
+
+
+@each(WITH_GRADIENT)
+@given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
+@settings(deadline=None, max_examples=8)
+def test_masked_tokens_have_no_gradient_and_change_none(
+    case: Case, mask: torch.Tensor, seed: int, rubbish: float
+) -> None:
+    batch = make_batch(seed=seed, mask=mask)
+    gradient = case.gradient(with_rubbish(batch, rubbish))
+    assert torch.all(gradient[~mask] == 0)
+    assert_same(gradient, case.gradient(batch))
+
+
+@each([c for c in DISTINCT if c.function != "compute_rejection_mask"])
+@given(mask=masks(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=4)
+def test_equals_the_reference_on_any_mask(case: Case, mask: torch.Tensor, seed: int) -> None:
+    batch = make_batch(seed=seed, mask=mask)
+    tolerance = 2e-5 if "token-sum" in case.label else 1e-5
+    assert_close(case.run(batch), case.expected(batch), tolerance)
+
+
+def permuted(x: Any, order: list[int], num_rows: int) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x[order] if x.dim() and len(x) == num_rows else x
+    return [x[i] for i in order] if isinstance(x, list) else x
+
+
+@each(DISTINCT)
+@given(data=st.data(), mask=masks(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=5)
+def test_permuting_a_batch_permutes_the_result(
+    case: Case, data: st.DataObject, mask: torch.Tensor, seed: int
+) -> None:
+    batch = make_batch(seed=seed, mask=mask)
+    order = data.draw(st.permutations(range(len(mask))))
+    shuffled = {name: permuted(x, order, len(mask)) for name, x in batch.items()}
+    result, of_shuffled = case.run(batch), case.run(shuffled)
+    if isinstance(result, torch.Tensor):
+        result, of_shuffled = (result,), (of_shuffled,)
+    pairs = zip(result, of_shuffled, strict=True)
+    if isinstance(result, dict):
+        pairs = ((result[name], of_shuffled[name]) for name in result)
+    for whole, moved in pairs:
+        if isinstance(whole, dict):
+            assert_close(moved, {name: float(x) for name, x in whole.items()}, 1e-5)
+        else:
+            assert_close(moved, permuted(whole, order, len(mask)), 1e-5)
+
+
+@each(DISTINCT)
+@pytest.mark.parametrize("extra", [1, 20])
+def test_more_masked_columns_change_nothing(case: Case, extra: int) -> None:
+    if case.options.get("loss_agg_mode", case.options.get("mode")) == "seq-mean-token-sum-norm":
+        totals = {"totals": BatchTotals(horizon=13)}
+        case = Case(case.function, case.takes, {**case.options, **totals}, case.variable)
+    batch = make_batch()
+    length = batch["response_mask"].shape[1]
+    padded = dict(batch)
+    for name in (*TOKEN_FIELDS, "response_mask"):
+        filling = torch.full((9, extra), 0 if name in ("response_mask", "turn_ids") else 7.0)
+        padded[name] = torch.cat([batch[name], filling.to(batch[name].dtype)], 1)
+    padded["logits"] = torch.cat([batch["logits"], torch.full((9, extra, 5), 7.0)], 1)
+    result, of_padded = results(case, batch), results(case, padded)
+
+    def cut(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(cut(y) for y in x)
+        if not isinstance(x, torch.Tensor) or x.dim() < 2:
+            return x
+        assert torch.all(x[:, length:] == 0)
+        return x[:, :length]
+
+    expected = result if isinstance(result, (tuple, dict)) else (result,)
+    actual = of_padded if isinstance(of_padded, (tuple, dict)) else (of_padded,)
+    assert_close(cut(actual), expected, 1e-5)
+
+
+@each(DISTINCT)
+def test_a_mask_may_be_bool_int_or_float(case: Case) -> None:
+    batch = make_batch()
+    expected = case.run(batch)
+    for kind in (torch.int64, torch.int32, torch.uint8, torch.float32, torch.float64):
+        assert_same(case.run(batch | {"response_mask": batch["response_mask"].to(kind)}), expected)
+
+
+@each(DISTINCT)
+def test_inputs_are_left_as_they_were(case: Case) -> None:
+    batch = make_batch()
+    before = copied(batch)
+    case.run(batch)
+    if case.variable:
+        case.gradient(batch)
+    for name, x in before.items():
+        if isinstance(x, torch.Tensor):
+            assert_same(batch[name], x)
+        else:
+            assert batch[name] == x
+
+
+@each(DISTINCT)
+def test_results_do_not_depend_on_how_the_batch_is_cut_into_tiles(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = make_batch(seed=1)
+    whole = case.run(batch)
+    gradient = case.gradient(batch) if case.variable else torch.zeros(())
+    monkeypatch.setattr(tiling, "_CPU_TILE", 30)
+    assert_close(case.run(batch), as_numbers(whole), 1e-5)
+    if case.variable:
+        assert_same(case.gradient(batch), gradient)
+
+
+def as_numbers(x: Any) -> Any:
+    return x if not isinstance(x, dict) else {name: float(y) for name, y in x.items()}
+
+
+@each(DISTINCT)
+def test_inputs_need_not_be_contiguous(case: Case) -> None:
+    batch = make_batch(seed=2)
+    strided = {
+        name: x.mT.contiguous().mT if isinstance(x, torch.Tensor) and x.dim() == 2 else x
+        for name, x in batch.items()
+    }
+    every_second = {
+        name: torch.stack([x, x], -1)[..., 0] if isinstance(x, torch.Tensor) else x
+        for name, x in batch.items()
+    }
+    for other in (strided, every_second):
+        assert_close(case.run(other), as_numbers(case.run(batch)), 1e-5)
+        if case.variable:
+            assert_close(case.gradient(other), case.gradient(batch), 1e-6)
+
+
+@each(WITH_GRADIENT)
+def test_the_gradient_flows_to_one_argument_alone(case: Case) -> None:
+    batch = {
+        name: x.clone().requires_grad_()
+        if isinstance(x, torch.Tensor) and x.is_floating_point()
+        else x
+        for name, x in make_batch().items()
+    }
+    result = case.run(batch)
+    loss = result[0] if isinstance(result, tuple) else result
+    loss.backward()
+    with_gradient = {n for n, x in batch.items() if getattr(x, "grad", None) is not None}
+    assert with_gradient == {case.variable}
+
+
+@each(GROUPED)
+def test_groups_may_be_named_by_anything(case: Case) -> None:
+    batch = make_batch()
+    numbers = {"a": 10, "b": 2, "c": 3}
+    as_ints = [numbers[label] for label in batch["index"]]
+    expected = case.run(batch)
+    for index in (
+        as_ints,
+        tuple(as_ints),
+        [str(n) for n in as_ints],
+        torch.tensor(as_ints),
+        torch.tensor(as_ints, dtype=torch.int32),
+        torch.tensor(as_ints).numpy(),
+        torch.tensor([batch["index"].index(label) for label in batch["index"]]),
+    ):
+        assert_same(case.run(batch | {"index": index}), expected)
+
+
+@pytest.mark.parametrize(
+    "estimate",
+    [algo.compute_grpo_advantage, algo.compute_dr_grpo_advantage, algo.compute_rloo_advantage],
+)
+@given(
+    scores=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12),
+    labels=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+)
+@settings(deadline=None, max_examples=40)
+def test_advantages_of_a_group_add_up_to_zero(
+    estimate: Any, scores: list[float], labels: list[int]
+) -> None:
+    index = labels[: len(scores)]
+    advantages, _ = estimate(torch.tensor(scores)[:, None], torch.ones(len(scores), 1), index)
+    for label in set(index):
+        mine = [i for i, other in enumerate(index) if other == label]
+        assert float(advantages[mine].double().sum()) == pytest.approx(0.0, abs=1e-4)
+
+
+@given(
+    scores=st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12),
+    lengths=st.lists(st.integers(1, 6), min_size=12, max_size=12),
+)
+@settings(deadline=None, max_examples=40)
+def test_opo_advantages_of_a_group_add_up_to_zero_by_length(
+    scores: list[float], lengths: list[int]
+) -> None:
+    mask = torch.arange(6) < torch.tensor(lengths[: len(scores)])[:, None]
+    rewards = torch.zeros(mask.shape)
+    rewards[:, 0] = torch.tensor(scores)
+    advantages, _ = algo.compute_opo_advantage(rewards, mask, [0] * len(scores))
+    assert float(advantages.double().sum()) == pytest.approx(0.0, abs=1e-3)
+
+
+@given(mask=masks(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=30)
+def test_the_group_baseline_of_reinforce_plus_plus_adds_up_to_zero_before_whitening(
+    mask: torch.Tensor, seed: int
+) -> None:
+    """Whitening is one shift and one scale, so differences within a group stay in proportion."""
+    batch = make_batch(seed=seed, mask=mask)
+    arguments = (batch["token_level_rewards"], mask, batch["index"])
+    whitened, _ = algo.compute_reinforce_plus_plus_baseline_advantage(*arguments)
+    centred, _ = algo.compute_dr_grpo_advantage(*arguments)
+    a, b = whitened[mask].double(), centred[mask].double()
+    if len(a) < 2 or b.std() < 1e-3:
+        return
+    scale = a.std() / b.std()
+    assert_close(a - a.mean(), (b - b.mean()) * scale, 1e-5)
+    assert float(a.mean()) == pytest.approx(0.0, abs=1e-5)
+    assert float(a.std()) == pytest.approx(1.0, abs=1e-4)
+
+
+@each([c for c in TURN_ADVANTAGES if c.function == "compute_turn_grpo_advantage"])
+def test_first_turns_of_a_group_add_up_to_zero(case: Case) -> None:
+    """All episodes are at their first turn there, and each is compared with all others."""
+    batch = make_batch("all set")
+    advantages, _ = case.run(batch)
+    for label in set(batch["index"]):
+        mine = [i for i, other in enumerate(batch["index"]) if other == label]
+        assert float(advantages[mine, 0].sum()) == pytest.approx(0.0, abs=1e-5)
+
+
+@each(POLICY_LOSSES)
+def test_no_advantage_no_push(case: Case) -> None:
+    batch = make_batch()
+    batch["advantages"] = torch.zeros_like(batch["advantages"])
+    if case.function == "compute_kl_cov_loss":
+        case = Case(case.function, case.takes, {**case.options, "kl_cov_coef": 0.0}, case.variable)
+    assert case.run(batch)[0] == 0
+    assert torch.all(case.gradient(batch) == 0)

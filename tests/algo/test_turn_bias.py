@@ -1,0 +1,157 @@
+"""Normalising per turn index rewards taking more turns; our turn-level estimator does not.
+
+The game: in each of up to three turns the agent goes on or stops; it goes on with a probability
+of its own for each turn, the sigmoid of a logit. All groups of episodes are enumerated with their
+probabilities, so that expected gradients are exact.
+"""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from turnwise.algo import compute_turn_grpo_advantage
+
+LOGITS = (0.3, -0.4, 0.8)
+MAX_TURNS = len(LOGITS)
+# What an episode did in each turn: True is going on. After the third turn it is over anyway.
+EPISODES = [(False,), (True, False), (True, True, False), (True, True, True)]
+
+Payments = Callable[[tuple[bool, ...]], list[float]]
+Estimator = Callable[[list[list[float]]], list[list[float]]]
+
+
+def paid_at_the_end(episode: tuple[bool, ...]) -> list[float]:
+    """Every episode earns 1 in all."""
+    return [0.0] * (len(episode) - 1) + [1.0]
+
+
+def paid_at_once(episode: tuple[bool, ...]) -> list[float]:
+    """Every episode earns 1 in all, in its first turn."""
+    return [1.0] + [0.0] * (len(episode) - 1)
+
+
+def liked_now_billed_later(episode: tuple[bool, ...], bill: float = 0.5) -> list[float]:
+    """Going on pleases at once, and the next turn's work is billed: 1 in all if the two are equal."""
+    return [(k == 0) + 0.5 * (k + 1 < len(episode)) - bill * (k > 0) for k in range(len(episode))]
+
+
+def turns_cost(episode: tuple[bool, ...]) -> list[float]:
+    """The bill is the higher of the two: stopping is best."""
+    return liked_now_billed_later(episode, bill=0.55)
+
+
+def mixed(episode: tuple[bool, ...]) -> list[float]:
+    """Pays along the way, and differently for the last action."""
+    return [0.7 - 0.9 * k + 0.35 * went_on * (k + 1) ** 2 for k, went_on in enumerate(episode)]
+
+
+def probability(episode: tuple[bool, ...], logits: tuple[float, ...]) -> float:
+    chances = [1 / (1 + math.exp(-logit)) for logit in logits]
+    return math.prod(
+        chance if went_on else 1 - chance for went_on, chance in zip(episode, chances, strict=False)
+    )
+
+
+def true_gradient(payments: Payments) -> list[float]:
+    """Of the expected return, with respect to each logit, by central differences."""
+
+    def expected_return(logits: tuple[float, ...]) -> float:
+        return math.fsum(probability(e, logits) * sum(payments(e)) for e in EPISODES)
+
+    def moved(k: int, step: float) -> tuple[float, ...]:
+        return tuple(logit + step * (j == k) for j, logit in enumerate(LOGITS))
+
+    step = 1e-5
+    return [
+        (expected_return(moved(k, step)) - expected_return(moved(k, -step))) / (2 * step)
+        for k in range(MAX_TURNS)
+    ]
+
+
+def expected_push(payments: Payments, group_size: int, estimator: Estimator) -> list[float]:
+    """Σ over groups of P(group) · mean_i Σ_k ∇ log π(a_ik) A_ik, with respect to each logit."""
+    push = [0.0] * MAX_TURNS
+    for group in itertools.product(EPISODES, repeat=group_size):
+        chance = math.prod(probability(episode, LOGITS) for episode in group)
+        advantages = estimator([payments(episode) for episode in group])
+        for episode, row in zip(group, advantages, strict=True):
+            for k, (went_on, advantage) in enumerate(zip(episode, row, strict=True)):
+                slope = went_on - 1 / (1 + math.exp(-LOGITS[k]))
+                push[k] += chance * slope * advantage / group_size
+    return push
+
+
+def per_turn_index(rewards: list[list[float]], lonely_mean_is_zero: bool) -> list[list[float]]:
+    """The naive form: centre each turn index over the episodes that have it, then sum to go.
+
+    A turn that one episode alone has reached is its own mean, or keeps its raw reward.
+    """
+
+    def centred(row: list[float], k: int) -> float:
+        present = [other[k] for other in rewards if len(other) > k]
+        if len(present) == 1 and lonely_mean_is_zero:
+            return row[k]
+        return row[k] - sum(present) / len(present)
+
+    return [
+        [sum(centred(row, j) for j in range(k, len(row))) for k in range(len(row))]
+        for row in rewards
+    ]
+
+
+def naive(lonely_mean_is_zero: bool) -> Estimator:
+    return lambda rewards: per_turn_index(rewards, lonely_mean_is_zero)
+
+
+def ours(rewards: list[list[float]]) -> list[list[float]]:
+    """Turns of two tokens with an observation between; the reward is on a turn's last token."""
+    length = 3 * MAX_TURNS
+    mask = torch.zeros(len(rewards), length, dtype=torch.bool)
+    token_level_rewards = torch.zeros(len(rewards), length, dtype=torch.float64)
+    for i, row in enumerate(rewards):
+        for k, reward in enumerate(row):
+            mask[i, 3 * k : 3 * k + 2] = True
+            token_level_rewards[i, 3 * k + 1] = reward
+    advantages, _ = compute_turn_grpo_advantage(token_level_rewards, mask, [0] * len(rewards))
+    return [[float(advantages[i, 3 * k]) for k in range(len(row))] for i, row in enumerate(rewards)]
+
+
+@pytest.mark.parametrize("group_size", [2, 3])
+@pytest.mark.parametrize(
+    "payments", [paid_at_the_end, paid_at_once, liked_now_billed_later, turns_cost, mixed]
+)
+def test_our_expected_push_is_the_true_gradient(payments: Payments, group_size: int) -> None:
+    assert expected_push(payments, group_size, ours) == pytest.approx(
+        true_gradient(payments), abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("lonely_mean_is_zero", [False, True])
+def test_where_all_earn_the_same_the_naive_form_pushes_towards_more_turns(
+    lonely_mean_is_zero: bool,
+) -> None:
+    assert {sum(liked_now_billed_later(episode)) for episode in EPISODES} == {1.0}
+    assert true_gradient(liked_now_billed_later) == pytest.approx([0.0] * MAX_TURNS, abs=1e-9)
+    push = expected_push(liked_now_billed_later, 3, naive(lonely_mean_is_zero))
+    assert push[0] > 0.03
+    assert push[1] > 0.003
+    # In the last turn nothing is left to go on to.
+    assert push[2] == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize("lonely_mean_is_zero", [False, True])
+def test_where_all_are_paid_at_the_end_it_pushes_towards_fewer(lonely_mean_is_zero: bool) -> None:
+    assert true_gradient(paid_at_the_end) == pytest.approx([0.0] * MAX_TURNS, abs=1e-9)
+    push = expected_push(paid_at_the_end, 3, naive(lonely_mean_is_zero))
+    assert push[0] < -0.03
+    assert push[1] < -0.003
+
+
+@pytest.mark.parametrize("lonely_mean_is_zero", [False, True])
+def test_the_naive_form_takes_more_turns_even_where_turns_cost(lonely_mean_is_zero: bool) -> None:
+    assert true_gradient(turns_cost)[0] < -0.01
+    assert expected_push(turns_cost, 3, ours)[0] < -0.01
+    assert expected_push(turns_cost, 3, naive(lonely_mean_is_zero))[0] > 0.01

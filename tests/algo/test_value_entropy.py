@@ -1,0 +1,145 @@
+"""The critic's loss and entropy: values and gradients against slow references."""
+
+import math
+
+import pytest
+import torch
+
+from algo.batches import MASKS, as_lists, assert_close, make_batch
+from algo.cases import ENTROPIES, EXPLAINED, VALUE_LOSSES, Case, each
+from algo.plain_losses import plain_aggregate
+from algo.reference import reference_of
+from turnwise.algo import (
+    BatchTotals,
+    compute_entropy_loss,
+    compute_value_loss,
+    entropy_from_logits,
+    explained_variance,
+)
+
+SMALL_MASK = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1]]).bool()
+
+
+@each([*VALUE_LOSSES, *ENTROPIES, *EXPLAINED])
+@pytest.mark.parametrize("kind", MASKS)
+def test_equals_the_reference(case: Case, kind: str) -> None:
+    batch = make_batch(kind)
+    tolerance = 2e-5 if "token-sum" in case.label else 1e-5
+    assert_close(case.run(batch), case.expected(batch), tolerance)
+
+
+@each([*VALUE_LOSSES, *ENTROPIES, *EXPLAINED])
+def test_is_exact_in_float64(case: Case) -> None:
+    batch = make_batch(seed=1, dtype=torch.float64)
+    assert_close(case.run(batch), case.expected(batch), 1e-10)
+
+
+@each([*VALUE_LOSSES, *ENTROPIES])
+def test_gradient_equals_the_references_differences(case: Case) -> None:
+    batch = make_batch(seed=2, mask=SMALL_MASK, dtype=torch.float64)
+    arguments = as_lists(case.arguments(batch))
+    base = batch[case.variable]
+    slopes = torch.zeros_like(base)
+    step = 1e-5
+
+    def loss(place: tuple[int, ...], change: float) -> float:
+        moved = base.clone()
+        moved[place] += change
+        result = reference_of(case.function)(**arguments | {case.variable: moved.tolist()})
+        return result[0] if isinstance(result, tuple) else result
+
+    for place in torch.ones_like(base).nonzero().tolist():
+        there = tuple(place)
+        slopes[there] = (loss(there, step) - loss(there, -step)) / (2 * step)
+    assert_close(case.gradient(batch), slopes, 1e-7)
+
+
+@each(VALUE_LOSSES)
+def test_value_gradient_equals_plain_autograd(case: Case) -> None:
+    batch = make_batch(seed=3)
+    v = batch["vpreds"].double().clone().requires_grad_()
+    old, r = batch["old_values"].double(), batch["returns"].double()
+    c = case.options["cliprange_value"]
+    losses = torch.max((v - r) ** 2, (v.clip(old - c, old + c) - r) ** 2) / 2
+    mask = batch["response_mask"].double()
+    plain_aggregate(losses, mask, case.options["loss_agg_mode"]).backward()
+    assert_close(case.gradient(batch), v.grad, 1e-6)
+
+
+@each([*VALUE_LOSSES, *ENTROPIES])
+def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
+    batch = make_batch(seed=4)
+    mask = batch["response_mask"]
+    totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
+    of_part = Case(case.function, case.takes, {**case.options, "totals": totals}, case.variable)
+    parts = [
+        {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        for rows in (slice(0, 1), slice(1, 6), slice(6, 9))
+    ]
+    whole, results = case.run(batch), [of_part.run(part) for part in parts]
+    if isinstance(whole, tuple):
+        whole, results = whole[0], [result[0] for result in results]
+    assert_close(sum(results), whole.item(), 2e-5 if "token-sum" in case.label else 5e-6)
+    assert_close(torch.cat([of_part.gradient(part) for part in parts]), case.gradient(batch), 1e-6)
+
+
+def test_a_value_that_moved_too_far_gets_no_gradient_from_a_better_fit() -> None:
+    vpreds = torch.tensor([[1.0, 1.0]]).requires_grad_()
+    loss, metrics = compute_value_loss(
+        vpreds, torch.tensor([[2.0, 0.0]]), torch.zeros(1, 2), torch.ones(1, 2), 0.2
+    )
+    loss.backward()
+    # The first came closer to its return by moving out of the range; the second went astray.
+    assert_close(vpreds.grad, [[0.0, 0.5]])
+    assert_close(loss, (1.8**2 + 1.0**2) / 4)
+    assert metrics["value_clip_fraction"] == 0.5
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 3, 7, 10, 33, 100])
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1.0, 1e4 / 3])
+def test_returns_that_do_not_vary_have_no_variance_to_explain(
+    num_tokens: int, constant: float
+) -> None:
+    returns = torch.full((1, num_tokens), constant)
+    values = torch.randn(1, num_tokens, generator=torch.Generator().manual_seed(1))
+    assert explained_variance(values, returns, torch.ones(1, num_tokens)) == 0.0
+
+
+def test_explained_variance_of_a_perfect_critic_and_of_one_that_knows_the_mean() -> None:
+    returns, mask = torch.tensor([[1.0, 2.0, 4.0, 99.0]]), torch.tensor([[1, 1, 1, 0]])
+    assert explained_variance(returns, returns, mask) == 1.0
+    assert_close(explained_variance(torch.full_like(returns, 7.0 / 3), returns, mask), 0.0, 1e-6)
+
+
+def test_entropy_equals_the_sum_of_p_log_p() -> None:
+    logits = torch.randn(3, 4, 7, generator=torch.Generator().manual_seed(2)) * 3
+    expected = reference_of("entropy_from_logits")(logits.double().tolist())
+    assert_close(entropy_from_logits(logits), expected, 1e-5)
+    assert_close(entropy_from_logits(logits.double()), expected, 1e-10)
+
+
+def test_entropy_does_not_depend_on_the_zero_of_the_logits() -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(3))
+    assert_close(entropy_from_logits(logits + 1000), entropy_from_logits(logits), 1e-3)
+
+
+def test_entropy_of_even_odds_is_the_log_of_their_number() -> None:
+    assert_close(entropy_from_logits(torch.zeros(2, 8)), [math.log(8)] * 2)
+
+
+def test_a_token_that_cannot_be_sampled_adds_no_entropy() -> None:
+    """Filters such as top-k set logits to minus infinity."""
+    logits = torch.tensor([[0.0, 0.0, -math.inf], [5.0, -math.inf, -math.inf]]).requires_grad_()
+    entropy = entropy_from_logits(logits)
+    assert_close(entropy, [math.log(2), 0.0])
+    entropy.sum().backward()
+    assert torch.all(torch.isfinite(logits.grad))
+
+
+def test_entropy_loss_leaves_masked_tokens_without_gradient_even_if_they_hold_nan() -> None:
+    logits = torch.randn(1, 3, 4, generator=torch.Generator().manual_seed(4))
+    logits[0, 1], logits[0, 2] = math.nan, math.inf
+    logits.requires_grad_()
+    compute_entropy_loss(logits, torch.tensor([[1, 0, 0]])).backward()
+    assert torch.all(logits.grad[0, 1:] == 0)
+    assert torch.any(logits.grad[0, 0] != 0)
