@@ -15,9 +15,19 @@ env = $$($(PYTHON) scripts/environment.py $(1))
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo:  ## install, then watch a game being played
+demo:  ## install, then watch games being played
 	@py=$(call env,dev)
-	$$py -m turnwise demo
+	echo "An expert guesses a number:"
+	echo
+	$$py -m turnwise play guess-number --player expert --seed 7 --delay 0.4
+	echo
+	echo "A random player tries the same, twenty times:"
+	echo
+	$$py -m turnwise play guess-number --player random --seed 7 --episodes 20
+	echo
+	echo "Your turn:          $$py -m turnwise play guess-number"
+	echo "More to play:       $$py -m turnwise envs"
+	echo "Your own game:      docs/environments.md"
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
@@ -38,9 +48,10 @@ format:  ## put the code into the house's format
 	$$py -m ruff check --fix .
 	$$py -m ruff format .
 
-bench:  ## time the algorithms
+bench:  ## time the algorithms, and play the built-in games
 	@py=$(call env,dev)
 	$$py bench/algo.py
+	$$py bench/players.py
 
 bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)

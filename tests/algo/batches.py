@@ -61,7 +61,6 @@ TOKEN_FIELDS = [
     "turn_ids",
 ]
 """[B, T]: what stands on masked tokens may never matter."""
-ROW_FIELDS = ["reward_baselines", "bootstrap_values", "reward_parts"]
 
 
 def make_mask(kind: str) -> torch.Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -30,7 +29,7 @@ class Case:
     function: str
     takes: str
     """What it takes of the batch: names, or name=name_in_the_batch."""
-    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    options: Mapping[str, Any] = field(default_factory=dict)
     variable: str | None = None
     """The argument that the gradient flows to."""
 
@@ -174,13 +173,19 @@ POLICY_LOSSES = [
     _loss("compute_reinforce_loss"),
 ]
 
-AGGREGATED_LOSSES = [
-    Case(case.function, takes, {**case.options, "loss_agg_mode": mode}, variable="log_probs")
-    for case in POLICY_LOSSES
-    if case.function != "compute_ppo_loss"
-    for mode in AGGREGATIONS
-    for takes in (POLICY, POLICY + " importance_weights")
-]
+
+def every_mode(case: Case) -> list[Case]:
+    """The same policy loss aggregated in every way, with and without importance weights."""
+    return [
+        Case(case.function, takes, {**case.options, "loss_agg_mode": mode}, case.variable)
+        for mode in AGGREGATIONS
+        for takes in (case.takes, case.takes + " importance_weights")
+    ]
+
+
+WITH_OPTIONS = [case for case in POLICY_LOSSES if case.takes == POLICY]
+"""The losses that take every option."""
+WEIGHTED_LOSSES = [every_mode(case)[-1] for case in WITH_OPTIONS]
 
 VALUE_LOSSES = [
     Case(
@@ -256,7 +261,7 @@ ALL = [
     *ADVANTAGES,
     *TURN_ADVANTAGES,
     *POLICY_LOSSES,
-    *AGGREGATED_LOSSES,
+    *WEIGHTED_LOSSES,
     *VALUE_LOSSES,
     *ENTROPIES,
     *EXPLAINED,

@@ -102,7 +102,7 @@ def plain_aggregate(losses: torch.Tensor, mask: torch.Tensor, mode: str) -> torc
     num_sequences = (lengths > 0).sum()
     return {
         "token-mean": lambda: sums.sum() / lengths.sum(),
-        "token-sum": lambda: sums.sum(),
+        "token-sum": sums.sum,
         "seq-mean-token-sum": lambda: sums.sum() / num_sequences,
         "seq-mean-token-sum-norm": lambda: sums.sum() / num_sequences / mask.shape[1],
         "seq-mean-token-mean": lambda: (sums / lengths.clip(min=1)).sum() / num_sequences,

@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from algo import reference_advantages, reference_losses, reference_tokens
+from algo import (
+    reference_advantages,
+    reference_covariance,
+    reference_losses,
+    reference_tokens,
+    reference_values,
+)
+
+MODULES = (
+    reference_advantages,
+    reference_covariance,
+    reference_losses,
+    reference_tokens,
+    reference_values,
+)
 
 
 def kl_coefficients(
@@ -25,7 +39,7 @@ def kl_coefficients(
 
 
 def reference_of(name: str) -> Callable[..., Any]:
-    for module in (reference_advantages, reference_losses, reference_tokens):
+    for module in MODULES:
         if name in vars(module):
-            return vars(module)[name]  # type: ignore[no-any-return]  # all are functions
+            return vars(module)[name]
     raise KeyError(name)

@@ -1,4 +1,4 @@
-"""Slow references in plain Python: policy losses, value loss, entropy.
+"""Slow references in plain Python: policy losses.
 
 `held` stands for the log-probs inside a stop-gradient. They equal `log_probs` in value; finite
 differences move `log_probs` and leave `held` where it is.
@@ -14,7 +14,6 @@ from algo.reference_tokens import (
     Mask,
     Rows,
     aggregate_loss,
-    all_tokens,
     masked_mean,
     mean,
     on_tokens,
@@ -29,7 +28,7 @@ def clip(x: float, low: float, high: float) -> float:
     return max(low, min(high, x))
 
 
-def _finish(
+def finish(
     mask: Mask, loss: TokenNumber, metrics: dict[str, TokenNumber], options: dict[str, Any]
 ) -> Result:
     """Weigh and aggregate the token losses, average the metrics."""
@@ -78,7 +77,7 @@ def compute_policy_loss(
         "kl": lambda i, t: -log_r(i, t),
         "ratio": lambda i, t: math.exp(log_r(i, t)),
     }
-    return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
+    return finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
 
 
 def compute_ppo_loss(
@@ -121,7 +120,7 @@ def compute_gspo_loss(
         "kl": lambda i, t: old_log_probs[i][t] - log_probs[i][t],
         "ratio": ratio,
     }
-    return _finish(
+    return finish(
         response_mask,
         lambda i, t: -min(objectives(i, t)),
         metrics,
@@ -170,7 +169,7 @@ def compute_geo_mean_loss(
             [math.exp(mean([math.log(weights[t]) for t in policy_tokens(row)]))] * len(row)
             for weights, row in zip(options["importance_weights"], response_mask, strict=True)
         ]
-    return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
+    return finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
 
 
 def compute_sapo_loss(
@@ -197,7 +196,7 @@ def compute_sapo_loss(
         "kl": lambda i, t: -log_r(i, t),
         "ratio": lambda i, t: math.exp(log_r(i, t)),
     }
-    return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
+    return finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
 
 
 def compute_reinforce_loss(
@@ -209,7 +208,7 @@ def compute_reinforce_loss(
     loss_agg_mode: str = "seq-mean-token-sum",
     **options: Any,
 ) -> Result:
-    return _finish(
+    return finish(
         response_mask,
         lambda i, t: -advantages[i][t] * log_probs[i][t],
         {"kl": lambda i, t: old_log_probs[i][t] - log_probs[i][t]},
@@ -261,7 +260,7 @@ def compute_cispo_loss(
         "kl": lambda i, t: -math.log(ratio(i, t)),
         "ratio": ratio,
     }
-    return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
+    return finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
 
 
 def compute_dppo_tv_loss(
@@ -351,168 +350,4 @@ def _dppo(
         "kl": lambda i, t: -math.log(ratio(i, t)),
         "ratio": ratio,
     }
-    return _finish(mask, loss, metrics, options)
-
-
-def covariances(log_probs: Rows, advantages: Rows, mask: Mask) -> Rows:
-    """(log π − mean) (A − mean) of each token."""
-    middle, centre = masked_mean(log_probs, mask), masked_mean(advantages, mask)
-    return on_tokens(mask, lambda i, t: (log_probs[i][t] - middle) * (advantages[i][t] - centre))
-
-
-def clip_cov_candidates(
-    old_log_probs: Rows,
-    log_probs: Rows,
-    advantages: Rows,
-    response_mask: Mask,
-    clip_ratio: float,
-    clip_cov_lower: float,
-    clip_cov_upper: float,
-) -> list[tuple[int, int]]:
-    """The tokens from which Clip-Cov draws."""
-    covariance = covariances(log_probs, advantages, response_mask)
-
-    def is_clipped(i: int, t: int) -> bool:
-        r, a = math.exp(log_probs[i][t] - old_log_probs[i][t]), advantages[i][t]
-        return clip(r, 1 - clip_ratio, 1 + clip_ratio) * a < r * a
-
-    return [
-        (i, t)
-        for i, t in all_tokens(response_mask)
-        if clip_cov_lower < covariance[i][t] < clip_cov_upper and not is_clipped(i, t)
-    ]
-
-
-def compute_clip_cov_loss(
-    old_log_probs: Rows,
-    log_probs: Rows,
-    advantages: Rows,
-    response_mask: Mask,
-    clip_ratio: float = 0.2,
-    clip_cov_ratio: float = 0.0002,
-    clip_cov_lower: float = 1.0,
-    clip_cov_upper: float = 5.0,
-    held: Rows | None = None,
-    loss_agg_mode: str = "token-mean",
-    **options: Any,
-) -> Result:
-    """Only where no draw is needed: when all candidates are dropped."""
-    candidates = clip_cov_candidates(
-        old_log_probs,
-        held or log_probs,
-        advantages,
-        response_mask,
-        clip_ratio,
-        clip_cov_lower,
-        clip_cov_upper,
-    )
-    num_tokens = len(list(all_tokens(response_mask)))
-    assert len(candidates) <= max(1, int(clip_cov_ratio * num_tokens))
-
-    def ratio(i: int, t: int) -> float:
-        return math.exp(log_probs[i][t] - old_log_probs[i][t])
-
-    def objectives(i: int, t: int) -> tuple[float, float]:
-        r, a = ratio(i, t), advantages[i][t]
-        return r * a, clip(r, 1 - clip_ratio, 1 + clip_ratio) * a
-
-    metrics: dict[str, TokenNumber] = {
-        "clip_fraction": lambda i, t: objectives(i, t)[1] < objectives(i, t)[0],
-        "cov_fraction": lambda i, t: (i, t) in candidates,
-        "kl": lambda i, t: old_log_probs[i][t] - log_probs[i][t],
-        "ratio": ratio,
-    }
-    return _finish(
-        response_mask,
-        lambda i, t: 0.0 if (i, t) in candidates else -min(objectives(i, t)),
-        metrics,
-        {"loss_agg_mode": loss_agg_mode, **options},
-    )
-
-
-def compute_kl_cov_loss(
-    old_log_probs: Rows,
-    log_probs: Rows,
-    advantages: Rows,
-    response_mask: Mask,
-    kl_cov_ratio: float = 0.0002,
-    kl_cov_coef: float = 1.0,
-    held: Rows | None = None,
-    loss_agg_mode: str = "token-mean",
-    **options: Any,
-) -> Result:
-    covariance = covariances(held or log_probs, advantages, response_mask)
-    tokens = sorted(all_tokens(response_mask), key=lambda it: -covariance[it[0]][it[1]])
-    top = tokens[: max(1, int(kl_cov_ratio * len(tokens)))]
-
-    def log_r(i: int, t: int) -> float:
-        return log_probs[i][t] - old_log_probs[i][t]
-
-    def loss(i: int, t: int) -> float:
-        penalty = kl_cov_coef * abs(log_r(i, t)) if (i, t) in top else 0.0
-        return -advantages[i][t] * math.exp(log_r(i, t)) + penalty
-
-    metrics: dict[str, TokenNumber] = {
-        "cov_fraction": lambda i, t: (i, t) in top,
-        "kl": lambda i, t: -log_r(i, t),
-        "ratio": lambda i, t: math.exp(log_r(i, t)),
-    }
-    return _finish(response_mask, loss, metrics, {"loss_agg_mode": loss_agg_mode, **options})
-
-
-def compute_value_loss(
-    vpreds: Rows,
-    returns: Rows,
-    old_values: Rows,
-    response_mask: Mask,
-    cliprange_value: float = 0.2,
-    loss_agg_mode: str = "token-mean",
-    totals: Any = None,
-) -> Result:
-    def errors(i: int, t: int) -> tuple[float, float]:
-        v, v_old, r = vpreds[i][t], old_values[i][t], returns[i][t]
-        moved = clip(v, v_old - cliprange_value, v_old + cliprange_value)
-        return (v - r) ** 2, (moved - r) ** 2
-
-    metrics: dict[str, TokenNumber] = {
-        "value_clip_fraction": lambda i, t: errors(i, t)[1] > errors(i, t)[0],
-        "value_mean": lambda i, t: vpreds[i][t],
-        "return_mean": lambda i, t: returns[i][t],
-    }
-    options = {"loss_agg_mode": loss_agg_mode, "totals": totals}
-    loss, averages = _finish(response_mask, lambda i, t: max(errors(i, t)) / 2, metrics, options)
-    averages["explained_variance"] = explained_variance(vpreds, returns, response_mask)
-    return loss, averages
-
-
-def explained_variance(values: Rows, returns: Rows, response_mask: Mask) -> float:
-    def variance(numbers: list[float]) -> float:
-        centre = mean(numbers)
-        return mean([(x - centre) ** 2 for x in numbers])
-
-    wanted = [returns[i][t] for i, t in all_tokens(response_mask)]
-    missed = [returns[i][t] - values[i][t] for i, t in all_tokens(response_mask)]
-    if not wanted or min(wanted) == max(wanted):
-        return 0.0
-    return 1 - variance(missed) / variance(wanted)
-
-
-def entropy_of(logits: list[float]) -> float:
-    """−Σ p log p, in which an impossible token adds nothing."""
-    top = max(logits)
-    total = math.fsum(math.exp(z - top) for z in logits)
-    shares = [math.exp(z - top) / total for z in logits]
-    return -math.fsum(p * math.log(p) for p in shares if p > 0)
-
-
-def entropy_from_logits(logits: list[Rows]) -> Rows:
-    return [[entropy_of(token) for token in row] for row in logits]
-
-
-def compute_entropy_loss(
-    logits: list[Rows],
-    response_mask: Mask,
-    loss_agg_mode: str = "token-mean",
-    totals: Any = None,
-) -> float:
-    return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)
+    return finish(mask, loss, metrics, options)

@@ -184,7 +184,7 @@ def compute_rejection_mask(
         bounds = criteria[name]
         if kind == "k1":
             lower, upper = bounds if isinstance(bounds, tuple) else (1 / bounds, bounds)
-            return bool(lower <= math.exp(combined(logs)) <= upper)
+            return bool(lower <= math.exp(-combined(logs)) <= upper)
         divergence = {"k2": lambda d: d * d / 2, "k3": lambda d: math.exp(d) - 1 - d}[kind]
         return bool(combined([divergence(d) for d in logs]) <= bounds)
 

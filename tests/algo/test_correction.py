@@ -21,10 +21,9 @@ REJECTIONS = [case for case in CORRECTIONS if case.function == "compute_rejectio
 
 
 @each(CORRECTIONS)
-@pytest.mark.parametrize("kind", MASKS)
-def test_equals_the_reference(case: Case, kind: str) -> None:
-    for seed in range(2):
-        batch = make_batch(kind, seed)
+def test_equals_the_reference(case: Case) -> None:
+    for kind in MASKS:
+        batch = make_batch(kind, seed=1)
         assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
@@ -46,7 +45,7 @@ def test_rejections_leave_out_some_tokens_but_not_all() -> None:
 
 @pytest.mark.parametrize("name", ["token_k1", "seq_sum_k1", "seq_mean_k1"])
 @pytest.mark.parametrize("bounds", [(0.9, 3.0), (0.4, 1.1)])
-def test_bounds_of_k1_are_on_the_ratio_of_learner_to_sampler(
+def test_bounds_of_k1_are_on_the_ratio_of_sampler_to_learner(
     name: str, bounds: tuple[float, float]
 ) -> None:
     batch = make_batch()

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from algo.batches import MASKS, as_lists, assert_close, assert_same, copied, make_batch
-from algo.cases import AGGREGATED_LOSSES, AGGREGATIONS, POLICY, POLICY_LOSSES, Case, each
+from algo.cases import AGGREGATIONS, POLICY_LOSSES, WITH_OPTIONS, Case, each, every_mode
 from algo.plain_losses import plain_policy_loss
 from algo.reference import reference_of
-from algo.reference_losses import clip_cov_candidates
+from algo.reference_covariance import clip_cov_candidates
 from turnwise.algo import POLICY_LOSSES as LOSSES_BY_NAME
 from turnwise.algo import (
     BatchTotals,
@@ -30,21 +30,21 @@ SMALL_MASK = torch.tensor(
 ).bool()
 
 # What is picked over the whole batch cannot be picked part by part.
-SUM_OF_PARTS = [case for case in AGGREGATED_LOSSES if "_cov_" not in case.function]
+SUM_OF_PARTS = [case for case in WITH_OPTIONS if "_cov_" not in case.function]
 
 
 @each(POLICY_LOSSES)
-@pytest.mark.parametrize("kind", MASKS)
-def test_value_and_metrics_equal_the_reference(case: Case, kind: str) -> None:
-    for seed in range(2):
-        batch = make_batch(kind, seed)
+def test_value_and_metrics_equal_the_reference(case: Case) -> None:
+    for kind in MASKS:
+        batch = make_batch(kind, seed=1)
         assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
-@each(AGGREGATED_LOSSES)
+@each(WITH_OPTIONS)
 def test_every_aggregation_equals_the_reference(case: Case) -> None:
     batch = make_batch(seed=3)
-    assert_close(case.run(batch), case.expected(batch), 2e-5 if "token-sum" in case.label else 1e-5)
+    for variant in every_mode(case):
+        assert_close(variant.run(batch), variant.expected(batch), 1e-5)
 
 
 @each(POLICY_LOSSES)
@@ -72,20 +72,29 @@ def by_differences(case: Case, batch: dict[str, Any], step: float = 1e-5) -> tor
     return slopes
 
 
-@each([*POLICY_LOSSES, *(c for c in AGGREGATED_LOSSES if "importance_weights" in c.takes)])
+@each(POLICY_LOSSES)
 def test_gradient_equals_the_references_differences(case: Case) -> None:
     batch = make_batch(seed=5, mask=SMALL_MASK, dtype=torch.float64)
     assert_close(case.gradient(batch), by_differences(case, batch), 1e-7)
 
 
-@each([*POLICY_LOSSES, *AGGREGATED_LOSSES])
-def test_gradient_equals_plain_autograd(case: Case) -> None:
-    assert_gradient_is_plain_autograds(case, torch.float32, 1e-6)
+@each(WITH_OPTIONS)
+def test_gradient_of_every_aggregation_equals_the_references_differences(case: Case) -> None:
+    batch = make_batch(seed=5, mask=SMALL_MASK, dtype=torch.float64)
+    for variant in every_mode(case):
+        assert_close(variant.gradient(batch), by_differences(variant, batch), 1e-7)
 
 
 @each(POLICY_LOSSES)
-def test_gradient_is_exact_in_float64(case: Case) -> None:
+def test_gradient_equals_plain_autograd(case: Case) -> None:
+    assert_gradient_is_plain_autograds(case, torch.float32, 1e-6)
     assert_gradient_is_plain_autograds(case, torch.float64, 1e-10)
+
+
+@each(WITH_OPTIONS)
+def test_gradient_of_every_aggregation_equals_plain_autograd(case: Case) -> None:
+    for variant in every_mode(case):
+        assert_gradient_is_plain_autograds(variant, torch.float32, 2e-6)
 
 
 def assert_gradient_is_plain_autograds(case: Case, dtype: torch.dtype, tolerance: float) -> None:
@@ -101,11 +110,15 @@ def assert_gradient_is_plain_autograds(case: Case, dtype: torch.dtype, tolerance
     assert_close(case.gradient(batch), variable.grad, tolerance)
 
 
+# One of each kind of sum: over tokens, over rows first, and over what was picked.
+LONG_SUMS = ("compute_policy_loss", "compute_gspo_loss", "compute_kl_cov_loss")
+
+
 @functools.cache
 def large_batch() -> dict[str, torch.Tensor]:
     """Long sums, and more than one tile."""
     random = torch.Generator().manual_seed(9)
-    shape = (400, 700)
+    shape = (300, 900)
     old = -torch.randn(shape, generator=random).abs() - 0.05
     return {
         "old_log_probs": old,
@@ -115,7 +128,7 @@ def large_batch() -> dict[str, torch.Tensor]:
     }
 
 
-@each([case for case in POLICY_LOSSES if case.takes == POLICY and "ratio_c" not in case.label])
+@each([case for case in WITH_OPTIONS if not case.options and case.function in LONG_SUMS])
 def test_a_large_batch_is_as_accurate_as_a_small_one(case: Case) -> None:
     batch = large_batch()
     loss, metrics = case.run(batch)
@@ -129,16 +142,19 @@ def test_a_large_batch_is_as_accurate_as_a_small_one(case: Case) -> None:
 def test_parts_with_the_totals_of_the_whole_add_up(case: Case) -> None:
     batch = make_batch(seed=7)
     mask = batch["response_mask"]
-    whole = case.run(batch)[0]
     totals = BatchTotals(int(mask.sum()), int(mask.any(1).sum()), mask.shape[1])
-    losses, gradients = [], []
-    for rows in (slice(0, 2), slice(2, 3), slice(3, 9)):
-        part = {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
-        of_part = Case(case.function, case.takes, {**case.options, "totals": totals}, case.variable)
-        losses.append(of_part.run(part)[0])
-        gradients.append(of_part.gradient(part))
-    assert_close(sum(losses), whole.item(), 2e-5 if "token-sum" in case.label else 5e-6)
-    assert_close(torch.cat(gradients), case.gradient(batch), 1e-6)
+    parts = [
+        {n: x[rows] if isinstance(x, torch.Tensor) else x for n, x in batch.items()}
+        for rows in (slice(0, 2), slice(2, 3), slice(3, 9))
+    ]
+    for whole in every_mode(case):
+        of_part = Case(
+            whole.function, whole.takes, {**whole.options, "totals": totals}, "log_probs"
+        )
+        losses = [of_part.run(part)[0] for part in parts]
+        assert_close(sum(losses), whole.run(batch)[0].item(), 1e-5)
+        gradients = torch.cat([of_part.gradient(part) for part in parts])
+        assert_close(gradients, whole.gradient(batch), 1e-6)
 
 
 def test_parts_may_be_cut_to_their_own_length() -> None:

@@ -7,20 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_batch
-from algo.cases import AGGREGATED_LOSSES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
+from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_batch, make_mask
+from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
 from turnwise import algo
 from turnwise.algo import BatchTotals, tiling
 
-# Of the aggregated losses one mode, with weights; of GAE not every pair of gamma and lambda.
-DISTINCT = [
-    *(c for c in ALL if c not in AGGREGATED_LOSSES and c.options.get("gamma") not in (0.0, 0.99)),
-    *(
-        c
-        for c in AGGREGATED_LOSSES
-        if "importance_weights" in c.takes and c.options["loss_agg_mode"] == "seq-mean-token-mean"
-    ),
-]
+# Of GAE not every pair of gamma and lambda.
+DISTINCT = [case for case in ALL if case.options.get("gamma") not in (0.0, 0.3, 0.99)]
 WITH_GRADIENT = [case for case in DISTINCT if case.variable]
 GROUPED = [case for case in DISTINCT if "index" in case.takes]
 
@@ -54,9 +47,13 @@ def results(case: Case, batch: dict[str, Any]) -> Any:
     return result
 
 
+def as_numbers(x: Any) -> Any:
+    return x if not isinstance(x, dict) else {name: float(y) for name, y in x.items()}
+
+
 @each(DISTINCT)
 @given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 def test_masked_tokens_never_change_a_result(
     case: Case, mask: torch.Tensor, seed: int, rubbish: float
 ) -> None:
@@ -66,7 +63,7 @@ def test_masked_tokens_never_change_a_result(
 
 @each(WITH_GRADIENT)
 @given(mask=masks(), seed=st.integers(0, 99), rubbish=st.sampled_from(RUBBISH))
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=5)
 def test_masked_tokens_have_no_gradient_and_change_none(
     case: Case, mask: torch.Tensor, seed: int, rubbish: float
 ) -> None:
@@ -76,13 +73,13 @@ def test_masked_tokens_have_no_gradient_and_change_none(
     assert_same(gradient, case.gradient(batch))
 
 
-@each([c for c in DISTINCT if c.function != "compute_rejection_mask"])
+# Which of two equal covariances is the higher, or a bound is met exactly, is not ours to say.
+@each([c for c in DISTINCT if c.function not in ("compute_kl_cov_loss", "compute_rejection_mask")])
 @given(mask=masks(), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=3)
 def test_equals_the_reference_on_any_mask(case: Case, mask: torch.Tensor, seed: int) -> None:
-    batch = make_batch(seed=seed, mask=mask)
-    tolerance = 2e-5 if "token-sum" in case.label else 1e-5
-    assert_close(case.run(batch), case.expected(batch), tolerance)
+    batch = make_batch(seed=seed, mask=mask, dtype=torch.float64)
+    assert_close(case.run(batch), case.expected(batch), 1e-8)
 
 
 def permuted(x: Any, order: list[int], num_rows: int) -> Any:
@@ -93,11 +90,14 @@ def permuted(x: Any, order: list[int], num_rows: int) -> Any:
 
 @each(DISTINCT)
 @given(data=st.data(), mask=masks(), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 def test_permuting_a_batch_permutes_the_result(
     case: Case, data: st.DataObject, mask: torch.Tensor, seed: int
 ) -> None:
-    batch = make_batch(seed=seed, mask=mask)
+    if case.function == "compute_kl_cov_loss":
+        # Two tokens have the same covariance; which of them is picked is not ours to say.
+        mask = make_mask("ragged")
+    batch = make_batch(seed=seed, mask=mask, dtype=torch.float64)
     order = data.draw(st.permutations(range(len(mask))))
     shuffled = {name: permuted(x, order, len(mask)) for name, x in batch.items()}
     result, of_shuffled = case.run(batch), case.run(shuffled)
@@ -108,14 +108,14 @@ def test_permuting_a_batch_permutes_the_result(
         pairs = ((result[name], of_shuffled[name]) for name in result)
     for whole, moved in pairs:
         if isinstance(whole, dict):
-            assert_close(moved, {name: float(x) for name, x in whole.items()}, 1e-5)
+            assert_close(moved, as_numbers(whole), 1e-8)
         else:
-            assert_close(moved, permuted(whole, order, len(mask)), 1e-5)
+            assert_close(moved, permuted(whole, order, len(mask)), 1e-8)
 
 
 @each(DISTINCT)
-@pytest.mark.parametrize("extra", [1, 20])
-def test_more_masked_columns_change_nothing(case: Case, extra: int) -> None:
+def test_more_masked_columns_change_nothing(case: Case) -> None:
+    extra = 7
     if case.options.get("loss_agg_mode", case.options.get("mode")) == "seq-mean-token-sum-norm":
         totals = {"totals": BatchTotals(horizon=13)}
         case = Case(case.function, case.takes, {**case.options, **totals}, case.variable)
@@ -176,10 +176,6 @@ def test_results_do_not_depend_on_how_the_batch_is_cut_into_tiles(
         assert_same(case.gradient(batch), gradient)
 
 
-def as_numbers(x: Any) -> Any:
-    return x if not isinstance(x, dict) else {name: float(y) for name, y in x.items()}
-
-
 @each(DISTINCT)
 def test_inputs_need_not_be_contiguous(case: Case) -> None:
     batch = make_batch(seed=2)
@@ -210,6 +206,17 @@ def test_the_gradient_flows_to_one_argument_alone(case: Case) -> None:
     loss.backward()
     with_gradient = {n for n, x in batch.items() if getattr(x, "grad", None) is not None}
     assert with_gradient == {case.variable}
+
+
+@each([*ADVANTAGES, *TURN_ADVANTAGES])
+def test_half_precision_is_computed_in_float32(case: Case) -> None:
+    def rounded(dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            name: x.bfloat16().to(dtype) if torch.is_tensor(x) and x.is_floating_point() else x
+            for name, x in make_batch().items()
+        }
+
+    assert_same(case.run(rounded(torch.bfloat16)), case.run(rounded(torch.float32)))
 
 
 @each(GROUPED)
@@ -270,7 +277,7 @@ def test_the_group_baseline_of_reinforce_plus_plus_adds_up_to_zero_before_whiten
     mask: torch.Tensor, seed: int
 ) -> None:
     """Whitening is one shift and one scale, so differences within a group stay in proportion."""
-    batch = make_batch(seed=seed, mask=mask)
+    batch = make_batch(seed=seed, mask=mask, dtype=torch.float64)
     arguments = (batch["token_level_rewards"], mask, batch["index"])
     whitened, _ = algo.compute_reinforce_plus_plus_baseline_advantage(*arguments)
     centred, _ = algo.compute_dr_grpo_advantage(*arguments)

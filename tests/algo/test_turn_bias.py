@@ -34,7 +34,7 @@ def paid_at_once(episode: tuple[bool, ...]) -> list[float]:
 
 
 def liked_now_billed_later(episode: tuple[bool, ...], bill: float = 0.5) -> list[float]:
-    """Going on pleases at once, and the next turn's work is billed: 1 in all if the two are equal."""
+    """Going on pleases at once, the next turn's work is billed; if the two are equal, 1 in all."""
     return [(k == 0) + 0.5 * (k + 1 < len(episode)) - bill * (k > 0) for k in range(len(episode))]
 
 

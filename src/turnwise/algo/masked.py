@@ -47,7 +47,7 @@ class RowMask:
     def __init__(self, mask: torch.Tensor, dtype: torch.dtype) -> None:
         # By way of bytes, which torch converts ten times faster than bools.
         self._bytes = mask.view(torch.uint8)
-        self._bits = self._bytes.to(_BITS[dtype]).neg_()
+        self._bits = _bits_of(mask, dtype)
         self._dtype = dtype
 
     @cached_property
@@ -66,8 +66,17 @@ class RowMask:
 
 
 def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`x` where the bool mask is set, 0 elsewhere; no gradient flows through it."""
-    return RowMask(mask, x.dtype).keep(x.detach())
+    """`x` where the bool mask is set, 0 elsewhere; no gradient flows through it.
+
+    `x` may have one column, which is then repeated.
+    """
+    bits = _bits_of(mask, x.dtype)
+    return bits.bitwise_and_(x.detach().view(bits.dtype)).view(x.dtype)
+
+
+def _bits_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """All bits set where the mask is set: −1 as a byte stays −1 when it is widened."""
+    return mask.view(torch.int8).neg().to(_BITS[dtype])
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import math
 import torch
 from torch.nn.functional import pad
 
-from turnwise.algo.masked import RowMask
+from turnwise.algo.masked import RowMask, as_mask
 from turnwise.algo.tiling import row_tiles
 
 # Weights inside one block span at most this factor: small enough that float32 keeps its digits
@@ -23,12 +23,13 @@ def discounted_suffix_sum(x: torch.Tensor, mask: torch.Tensor, decay: float) -> 
 
     Args:
         x: [B, T], any float type; computed in float32 or wider.
-        mask: [B, T] bool.
+        mask: [B, T].
         decay: from 0 to 1.
 
     Returns:
         [B, T], zero where masked.
     """
+    mask = as_mask(mask)
     dtype = torch.promote_types(x.dtype, torch.float32)
     result = torch.empty(x.shape, dtype=dtype, device=x.device)
     for rows in row_tiles(x):

@@ -14,7 +14,7 @@ import torch
 # Numbers in one tile. On a CPU, what fits the second-level cache with a handful of temporaries;
 # on a GPU, enough to keep the chip busy while the temporaries stay small.
 _CPU_TILE = 1 << 18
-_GPU_TILE = 1 << 24
+_GPU_TILE = 1 << 20
 
 
 def row_tiles(tensor: torch.Tensor) -> Iterator[slice]:

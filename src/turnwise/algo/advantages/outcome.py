@@ -250,7 +250,7 @@ def _on_tokens(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each episode's number on each of its tokens; advantages and returns are the same."""
     scores = scores.to(torch.promote_types(rewards.dtype, torch.float32))
-    advantages = torch.mul(mask.view(torch.uint8), scores[:, None])
+    advantages = keep(scores[:, None], mask)
     return advantages, advantages
 
 

@@ -40,33 +40,34 @@ class Turns:
             starts[:, 1:] &= ~mask[:, :-1]
             turn_ids = starts.cumsum(1) - 1
         ids = torch.where(mask, turn_ids.long(), 0)
-        width = int(ids.max()) + 1 if ids.numel() else 0
+        width = int(ids.max()) + 1 if ids.numel() else 1
         counts = torch.zeros(len(mask), width, dtype=torch.long, device=mask.device)
         present = counts.scatter_add_(1, ids, mask.long()) > 0
         ids = torch.where(mask, (present.cumsum(1) - 1).gather(1, ids), 0)
         # Sorting what is absent to the end keeps the order of the rest.
         numbers = torch.argsort(~present, dim=1, stable=True)
         exists = present.gather(1, numbers)
-        num_turns = int(exists.sum(1).max()) if exists.numel() else 0
+        # At least one column, so that a batch without any turn has something to look up.
+        num_turns = max(1, int(exists.sum(1).max())) if len(exists) else 1
         return cls(ids, mask, exists[:, :num_turns], numbers[:, :num_turns])
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Total of each turn: [B, T] -> [B, K]."""
-        x = keep(x.to(torch.promote_types(x.dtype, torch.float32)), self.mask)
+        """Total of each turn: [B, T] -> [B, K], in float64: turns are few."""
+        x = keep(x.double(), self.mask)
         return x.new_zeros(self.exists.shape).scatter_add_(1, self.ids, x)
 
     def first(self, x: torch.Tensor) -> torch.Tensor:
-        """x at the first token of each turn: [B, T] -> [B, K]."""
+        """x at the first token of each turn: [B, T] -> [B, K], in float64."""
         length = self.ids.shape[1]
         position = torch.arange(length, device=x.device).expand_as(self.ids)
         position = torch.where(self.mask, position, length)
         first = torch.full_like(self.exists, length, dtype=torch.long)
         first.scatter_reduce_(1, self.ids, position, "amin")
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return keep(x.gather(1, first.clamp(max=length - 1)), self.exists)
+        return keep(x.double().gather(1, first.clamp(max=length - 1)), self.exists)
 
-    def on_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """Each turn's number on each of its tokens: [B, K] -> [B, T]."""
+    def on_tokens(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """Each turn's number on each of its tokens: [B, K] -> [B, T], of the type of `like`."""
+        x = x.to(torch.promote_types(like.dtype, torch.float32))
         return keep(x.gather(1, self.ids), self.mask)
 
 
@@ -101,10 +102,10 @@ def compute_turn_gae_advantage_return(
         bootstrap_values=bootstrap_values,
         whiten=False,
     )
-    on_tokens = turns.on_tokens(advantages)
+    on_tokens = turns.on_tokens(advantages, token_level_rewards)
     if whiten:
         masked_whiten_(on_tokens, turns.mask)
-    return on_tokens, turns.on_tokens(returns)
+    return on_tokens, turns.on_tokens(returns, token_level_rewards)
 
 
 @torch.no_grad()
@@ -145,13 +146,16 @@ def compute_turn_grpo_advantage(
     groups = Groups.of(index, to_go)
     last = (turns.exists.sum(1) - 1).clamp(min=0)
     turn = torch.arange(turns.exists.shape[1], device=to_go.device)
-    standing = to_go.double().gather(1, torch.minimum(turn, last[:, None]))
+    standing = to_go.gather(1, torch.minimum(turn, last[:, None]))
     others = (groups.sizes - 1).clamp(min=1)[:, None]
     baseline = (groups.sum(standing) - standing) / others
     advantages = torch.where(groups.is_alone[:, None], 0.0, standing - baseline)
     if norm_by_std:
         advantages /= groups.std(standing[:, 0])[:, None] + epsilon
-    return turns.on_tokens(advantages.to(to_go.dtype)), turns.on_tokens(to_go)
+    return (
+        turns.on_tokens(advantages, token_level_rewards),
+        turns.on_tokens(to_go, token_level_rewards),
+    )
 
 
 @torch.no_grad()
@@ -190,15 +194,18 @@ def compute_gigpo_advantage(
     turns = Turns.of(as_mask(response_mask), turn_ids)
     rewards = turns.sum(token_level_rewards)
     groups = Groups.of(index, rewards)
-    advantages = _relative(rewards.double().sum(1), groups, norm_by_std, epsilon)[:, None]
+    advantages = _relative(rewards.sum(1), groups, norm_by_std, epsilon)[:, None]
 
     to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
-    taken = to_go[turns.exists].double()
+    taken = to_go[turns.exists]
     anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken)
-    step = torch.zeros_like(to_go, dtype=torch.float64)
+    step = torch.zeros_like(to_go)
     step[turns.exists] = _relative(taken, anchors, norm_by_std, epsilon)
     combined = advantages + step_weight * step
-    return turns.on_tokens(combined.to(to_go.dtype)), turns.on_tokens(to_go)
+    return (
+        turns.on_tokens(combined, token_level_rewards),
+        turns.on_tokens(to_go, token_level_rewards),
+    )
 
 
 def _relative(x: torch.Tensor, groups: Groups, norm_by_std: bool, epsilon: float) -> torch.Tensor:
@@ -217,8 +224,10 @@ def _anchor_labels(
         )
     labels: list[int] = []
     known: dict[tuple[int, Any], int] = {}
-    for row, (group, states) in enumerate(zip(groups.ids.tolist(), anchor_states, strict=True)):
-        numbers = turns.numbers[row][turns.exists[row]].tolist()
+    num_turns = turns.exists.sum(1).tolist()
+    rows = zip(groups.ids.tolist(), anchor_states, turns.numbers.tolist(), num_turns, strict=True)
+    for row, (group, states, all_numbers, count) in enumerate(rows):
+        numbers = all_numbers[:count]
         if numbers and numbers[-1] >= len(states):
             raise ConfigError(
                 f"gigpo got {len(states)} anchor states for episode {row}, which has "

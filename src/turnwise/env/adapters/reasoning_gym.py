@@ -1,0 +1,154 @@
+"""reasoning-gym's tasks as environments: one question, one answer, its own score.
+
+>>> env = ReasoningGymEnvironment("leg_counting", size=100)  # or "reasoning-gym:leg_counting"
+>>> env.seed(3)
+>>> print(env.reset().splitlines()[0])
+Your task is to count how many legs there are in total when given a list of animals.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import random
+import re
+import threading
+from collections.abc import Mapping
+from typing import Any, Self
+
+from turnwise.config import EnvironmentConfig
+from turnwise.env.adapters.randomness import Randomness
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean, import_extra
+
+
+class ReasoningGymEnvironment(BaseEnvironment):
+    """One task of reasoning-gym, a single turn.
+
+    Options go to the task: its difficulty, `size` (how many different questions) and `seed`
+    (which ones; 0 if not given). A config may hold them in its `params`. The episode's seed
+    chooses among the questions: seeds from 0 to size - 1 ask each once.
+
+    The reward is the task's own score, 1 for a right answer; some tasks give part of it for a
+    near miss. The answer is what stands between <answer> and </answer>, or the whole text.
+    """
+
+    max_steps = 1
+
+    def __init__(
+        self,
+        task: str,
+        config: EnvironmentConfig | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(config)
+        self.task = task
+        self.options = {"seed": 0, **self.config.params, **options}
+        self._next_index: int | None = None
+        self._entry: dict[str, Any] | None = None
+        _dataset(self.task, self.options)
+
+    def seed(self, seed: int) -> None:
+        super().seed(seed)
+        self._next_index = seed
+
+    def reset(self) -> str:
+        self._done = False
+        self.step_count = 0
+        if self._next_index is None:
+            self._next_index = self.rng.getrandbits(32)
+        self._entry = self._question(self._next_index)
+        self._next_index += 1
+        return str(self._entry["question"])
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        if self._entry is None:
+            raise EnvironmentFault(f"{self.task} has not begun. Call reset() before step().")
+        self._done = True
+        expected = self._entry["answer"]
+        info: dict[str, Any] = {"answer": expected}
+        try:
+            score = self._score(_answer_in(action))
+        except Exception as error:
+            # A few tasks raise on a text that is no answer at all. That is the agent's mistake,
+            # unless the right answer raises too.
+            if expected is not None:
+                self._score(expected)
+            score = 0.0
+            info |= {"invalid_action": True, "score_error": f"{type(error).__name__}: {error}"}
+        info["success"] = score >= 1
+        verdict = "Right." if score >= 1 else f"Score {score:.3g}; expected: {expected}"
+        return verdict, score, True, info
+
+    def get_state_description(self) -> str:
+        question = "" if self._entry is None else str(self._entry["question"])
+        return f"{question}\n(answered)" if self._done else question
+
+    def get_prompt_prefix(self) -> str:
+        return (
+            "Solve the task. You may think first; "
+            "then write the final answer, and nothing else, between <answer> and </answer>."
+        )
+
+    def sample_action(self, rng: random.Random) -> str | None:
+        """The answer to some question of the same task: well formed, mostly wrong."""
+        return _tagged(self._question(rng.getrandbits(32))["answer"])
+
+    def expert_action(self) -> str | None:
+        return None if self._entry is None else _tagged(self._entry["answer"])
+
+    def spawn(self) -> Self:
+        return type(self)(self.task, copy.deepcopy(self.config), **self.options)
+
+    def _question(self, index: int) -> dict[str, Any]:
+        dataset = _dataset(self.task, self.options)
+        position = index % len(dataset)
+        # Most tasks have a generator of their own; some draw from the process's.
+        with Randomness(position).installed():
+            entry: dict[str, Any] = dataset[position]
+        return entry
+
+    def _score(self, answer: str) -> float:
+        with Randomness(0).installed():
+            return float(_dataset(self.task, self.options).score_answer(answer, self._entry))
+
+
+# Some tasks read word lists and take half a second to make; none changes when it is asked. All
+# environments of the same task and options share one, and copying them does not copy it.
+_DATASETS: dict[tuple[str, str], Any] = {}
+_LOCK = threading.Lock()
+
+
+def _dataset(task: str, options: Mapping[str, Any]) -> Any:
+    key = task, repr(sorted(options.items()))
+    with _LOCK:
+        if key not in _DATASETS:
+            _DATASETS[key] = _make_dataset(task, options)
+        return _DATASETS[key]
+
+
+def _make_dataset(task: str, options: Mapping[str, Any]) -> Any:
+    tasks = import_extra("reasoning_gym", "reasoning-gym").factory.DATASETS
+    if task not in tasks:
+        raise ConfigError(f"reasoning-gym has no task {task!r}. {did_you_mean(task, tasks)}")
+    dataset_class, config_class = tasks[task]
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{task} has no option {name!r}. {did_you_mean(name, known)}")
+    try:
+        with Randomness(0).installed():
+            return dataset_class(config=config_class(**options))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise ConfigError(f"{task} does not take the options {dict(options)}: {error}") from None
+
+
+def _answer_in(text: str) -> str:
+    """The last tagged answer; without tags the whole text, as answers may have many lines."""
+    tagged: list[str] = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
+    return (tagged[-1] if tagged else text).strip()
+
+
+def _tagged(answer: str | None) -> str | None:
+    """An answer as the prompt asks for it; tasks with many right answers may keep none."""
+    return None if answer is None else f"<answer>{answer}</answer>"

@@ -1,0 +1,118 @@
+"""TextArena itself: making, starting and stepping a game, reading its messages and its result."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeAlias
+
+from turnwise.errors import ConfigError, did_you_mean, import_extra
+
+Message: TypeAlias = tuple[int, str, Any]
+"""Who speaks (-1: the game), the text, and TextArena's kind of message."""
+
+
+def arena() -> ModuleType:
+    """The package; looked up each time, as an environment that kept it could not be copied."""
+    return import_extra("textarena", "textarena")
+
+
+def make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
+    """The game without its wrappers, and whether these would put brackets around a bare move."""
+    registry = arena().envs.registration.ENV_REGISTRY
+    if name not in registry:
+        names = [known for known in registry if not known.endswith(("-raw", "-train"))]
+        raise ConfigError(f"TextArena has no game {name!r}. {did_you_mean(name, names)}")
+    try:
+        game = arena().make(name, **options)
+    except TypeError as error:
+        raise ConfigError(f"{name} does not take the options {dict(options)}: {error}") from None
+    except (ImportError, LookupError, OSError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"{name} does not run here: {_cause(error)}") from error
+    adds_brackets = False
+    while isinstance(game, arena().Wrapper):
+        adds_brackets |= type(game).__name__ == "ActionFormattingWrapper"
+        game = game.env
+    return game, adds_brackets
+
+
+def start_game(game: Any, num_players: int | None, seed: int) -> int:
+    """Begin the game for as many players as it is for (None: one or two, as it takes); how many."""
+    if num_players is not None:
+        game.reset(num_players=num_players, seed=seed)
+        return num_players
+    for count in (1, 2):
+        # A game for other numbers asserts or raises; a few take any and go their own way.
+        with contextlib.suppress(AssertionError, ValueError):
+            game.reset(num_players=count, seed=seed)
+            if game.state.num_players == count:
+                return count
+    raise ConfigError(
+        f"{type(game).__name__} is for three players or more; games for one or two can be played"
+    )
+
+
+def take_move(game: Any, action: str) -> bool:
+    """Step the game; False if it counted the move as an error of the player."""
+    state = game.state
+    player, errors = state.current_player_id, state.error_count
+    game.step(action)
+    return not state.game_info[player]["invalid_move"] and state.error_count <= errors
+
+
+def unread(game: Any, player: int) -> list[Message]:
+    """Take the messages that the player has not seen yet."""
+    state = game.state
+    if state.current_player_id == player and not state.done:
+        messages = game.get_observation()[1]  # some games add to it here
+    else:
+        messages, state.observations[player] = state.observations[player], []
+    # A few puzzles add the echo of a move with its arguments in the wrong order: nothing is lost.
+    return [m for m in messages if isinstance(m[2], arena().ObservationType)]
+
+
+def render(messages: Sequence[Message], reader: int, roles: Mapping[int, str]) -> str:
+    """The messages in lines, without the reader's own words and without boards out of date."""
+    kinds = arena().ObservationType
+    boards = [index for index, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
+    lines: list[str] = []
+    for index, (sender, text, kind) in enumerate(messages):
+        if kind is kinds.PLAYER_ACTION:
+            if sender not in (reader, arena().GAME_ID):
+                lines.append(f"{roles.get(sender, f'Player {sender}')}: {text}")
+        elif kind is not kinds.GAME_BOARD or index == boards[-1]:
+            lines.append(text.strip("\n"))
+    return "\n".join(lines)
+
+
+def result(game: Any, player: int) -> tuple[float, dict[str, Any]]:
+    """The player's reward in a game that is over, and what there is to say about it."""
+    rewards, game_info = game.close()
+    reward, reason = rewards[player], str(game_info[player].get("reason", ""))
+    if isinstance(reward, str):
+        # Four puzzles put the reward of a last invalid move in the place of its reason.
+        reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
+    others = [value for other, value in rewards.items() if other != player]
+    if not others:
+        return float(reward), {"success": reward >= 1, "reason": reason}
+    outcome = "draw" if reward == max(others) else "win" if reward > max(others) else "loss"
+    info = {"success": outcome == "win", "outcome": outcome, "reason": reason}
+    if outcome == "draw" and re.search(r"\b(turn|move) limit", reason, re.IGNORECASE):
+        info["truncated"] = True
+    return float(reward), info
+
+
+def _cause(error: Exception) -> str:
+    text = str(error)
+    if isinstance(error, LookupError) and "nltk" in text.lower():
+        return (
+            "it needs NLTK's word lists, which are not on this machine. Where there is a network: "
+            "python -m nltk.downloader words averaged_perceptron_tagger_eng"
+        )
+    if "api key" in text.lower():
+        return f"it asks a language model over the network. {text}"
+    if isinstance(error, SyntaxError):
+        return f"its source in the installed TextArena is not valid for this Python: {error}"
+    return f"{type(error).__name__}: {text}"
