@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 # $(call env,NAME): the python of the environment made from requirements/NAME.txt
 env = $$($(PYTHON) scripts/environment.py $(1))
 
-.PHONY: help demo test test-verl check format bench bench-verl test-gpu clean
+.PHONY: help demo play test test-verl check format bench bench-verl test-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,9 +25,14 @@ demo:  ## install, then watch games being played
 	echo
 	$$py -m turnwise play guess-number --player random --seed 7 --episodes 20
 	echo
-	echo "Your turn:          $$py -m turnwise play guess-number"
-	echo "More to play:       $$py -m turnwise envs"
-	echo "Your own game:      docs/environments.md"
+	echo "Your turn:       make play"
+	echo "Another game:    make play ENV=grid-world"
+	echo "Your own game:   docs/environments.md"
+
+ENV ?= guess-number
+play:  ## play a game yourself: make play ENV=grid-world
+	@py=$(call env,dev)
+	$$py -m turnwise play $(ENV)
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
