@@ -2,6 +2,7 @@
 
 import copy
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,7 +16,6 @@ from turnwise import (
     EpisodeStatus,
     TextArenaEnvironment,
     check_env,
-    make_environment,
     play_episode,
     random_player,
 )
@@ -177,11 +177,11 @@ def test_a_limit_that_leaves_the_game_undecided_is_truncation():
     assert trajectory.total_reward == 0
 
 
-@pytest.mark.parametrize("game", ["KuhnPoker-v0", "2048-v0-ultra-easy", "Golf-v0"])
+@pytest.mark.parametrize("game", ["KuhnPoker-v0", "2048-v0-ultra-easy", "Blackjack-v0"])
 def test_the_same_seed_gives_the_same_episode_whatever_the_process_draws(game):
+    random.seed(1)
     first = play(game, seed=5)
-    random.seed(99)
-    np.random.seed(99)
+    random.seed(2)
     assert play(game, seed=5) == first
     assert any(play(game, seed=other).prompts != first.prompts for other in range(6, 12))
 
@@ -194,10 +194,15 @@ def test_the_process_keeps_its_random_numbers():
 
 
 def test_episodes_in_threads_do_not_disturb_each_other():
-    games = ["KuhnPoker-v0", "Blackjack-v0", "2048-v0-ultra-easy", "LiarsDice-v0-small"] * 2
+    games = ["KuhnPoker-v0", "Blackjack-v0", "2048-v0-ultra-easy", "LiarsDice-v0-small"] * 4
     alone = [play(game, seed=seed) for seed, game in enumerate(games)]
-    with ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(play, games, range(len(games))))
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # threads take turns as often as they can
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            together = list(pool.map(play, games, range(len(games))))
+    finally:
+        sys.setswitchinterval(interval)
     assert together == alone
 
 
@@ -224,16 +229,6 @@ def test_spawn_keeps_the_settings_and_close_may_come_twice():
     assert fresh.sample_action(random.Random(0)) is None
 
 
-def test_settings_may_come_from_the_config():
-    env = make_environment("textarena:GuessTheNumber-v0", {"max_number": 3})
-    assert "between 1 and 3" in env.reset()
-    assert (
-        make_environment("textarena:TicTacToe-v0", {"seat": 1})
-        .reset()
-        .startswith("You are Player 1")
-    )
-
-
 def test_equal_boards_are_equal_states_and_cards_are_not_forgotten():
     def state_after(*moves):
         env = TextArenaEnvironment("TicTacToe-v0", opponent=says("[8]", "[7]"))
@@ -250,62 +245,6 @@ def test_equal_boards_are_equal_states_and_cards_are_not_forgotten():
         poker.reset()
         states.add(poker.get_state_description())
     assert len(states) > 3  # three cards, and what the opponent did before
-
-
-@pytest.mark.parametrize(
-    ("game", "options", "words"),
-    [
-        ("TicTacTo-v0", {}, "Did you mean 'TicTacToe-v0'"),
-        ("Nim-v0", {"colour": 3}, "does not take the options .*colour"),
-        ("Nim-v0", {"seat": 2}, "no seat 2"),
-        ("Nim-v0", {"opponent": "clever"}, "'random' or a function"),
-        ("TruthAndDeception-v0", {}, "no random opponent .*opponent=function"),
-        ("TwentyQuestions-v0", {}, "language model over the network"),
-    ],
-)
-def test_a_mistake_in_the_settings_says_the_cure(game, options, words, monkeypatch):
-    monkeypatch.delenv("OPENROUTER_API_KEY", raising=False)
-    with pytest.raises(ConfigError, match=words):
-        TextArenaEnvironment(game, **options)
-
-
-@pytest.fixture
-def registered():
-    """Registers a game class with TextArena under a name, for one test."""
-    from textarena.envs.registration import ENV_REGISTRY, register
-
-    names = []
-
-    def add(name, game_class):
-        register(name, game_class)
-        names.append(name)
-
-    yield add
-    for name in names:
-        del ENV_REGISTRY[name]
-
-
-def test_a_game_that_needs_word_lists_names_the_command_that_fetches_them(registered):
-    def game():
-        raise LookupError("Resource words not found. Please use the NLTK Downloader")
-
-    registered("Needy-v0", game)
-    with pytest.raises(ConfigError, match=r"python -m nltk\.downloader words"):
-        TextArenaEnvironment("Needy-v0")
-
-
-def test_a_users_own_game_is_played_without_being_in_the_table(registered):
-    from textarena.envs.Nim.env import NimEnv
-    from textarena.envs.Secretary.env import SecretaryEnv
-    from textarena.envs.ThreePlayerTicTacToe.env import ThreePlayerTicTacToeEnv
-
-    registered("MyChoice-v0", SecretaryEnv)
-    registered("MyNim-v0", lambda: NimEnv([1, 1]))
-    registered("Crowd-v0", ThreePlayerTicTacToeEnv)
-    assert play("MyChoice-v0").status is EpisodeStatus.DONE
-    env = TextArenaEnvironment("MyNim-v0", opponent=says("[1 1]"))
-    assert play_episode(env, says("[0 1]")).infos[-1]["outcome"] == "loss"
-    assert "three players or more" in play("Crowd-v0").error
 
 
 def test_an_opponent_that_fails_is_an_error_of_the_episode():

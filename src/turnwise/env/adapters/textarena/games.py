@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_TRIES = 2000
-"""So many moves in a game's format are tried before the random player gives up."""
+"""So many moves in a game's format are tried before the random player takes an invalid one."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ UNKNOWN_GAME = Game()
 # Of the games that need nothing from a network, those that one or two can play. A variant, such as
 # PigDice-v0-50, goes by the name up to its version. Left out though they start: Bandit-v0, whose
 # reward is the regret (higher is worse), Stratego-v0, which breaks off with an exception in some
-# positions, and games for three players and more.
+# positions, and games for three players and more. Sokoban-v0-medium may take minutes to draw a map.
 OFFLINE_GAMES: dict[str, Game] = {
     # One player.
     "2048-v0": Game(1, board_is_state=True),
@@ -119,7 +119,10 @@ def game_facts(name: str) -> Game:
 def random_move(
     game: Game, texts: Iterable[str], rng: random.Random, is_valid: Callable[[str], bool]
 ) -> str | None:
-    """A random move that the game takes, from its format or from the lists in its texts."""
+    """A random move that the game takes, from its format or from the lists in its texts.
+
+    Where it takes none that was tried, the last one: the game has a rule for that too.
+    """
     candidates = _listed(texts, rng) if game.moves is None else _formatted(game.moves, rng)
     move = None
     for move in candidates:
