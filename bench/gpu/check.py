@@ -73,8 +73,8 @@ def loss_difference(name: str, cpu: dict[str, Any], gpu: dict[str, Any]) -> floa
             batch["response_mask"],
             loss_agg_mode="seq-mean-token-sum",
         )
-        loss.backward()
-        results.append((loss.detach() / NUM_TOKENS, log_probs.grad))
+        (gradient,) = torch.autograd.grad(loss, log_probs)
+        results.append((loss.detach() / NUM_TOKENS, gradient))
     return max(largest(a, b) for a, b in zip(*results, strict=True))
 
 
@@ -146,7 +146,8 @@ def main() -> int:
     short, long = kernels_of_gae(512), kernels_of_gae(8192)
     failures += long > 2 * short + 100
     print(f"GAE launches {short} kernels for 512 tokens, {long} for 8192")
-    ours, loop = map(seconds_of_gae, (algo.compute_gae_advantage_return, loop_over_time))
+    ours = seconds_of_gae(algo.compute_gae_advantage_return)
+    loop = seconds_of_gae(loop_over_time)
     print(
         f"GAE of 1024 × 2048 tokens: {ours * 1e3:.2f} ms, as a loop over time {loop * 1e3:.0f} ms, "
         f"{loop / ours:.0f} times as long"
