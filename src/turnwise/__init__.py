@@ -123,220 +123,94 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from turnwise import algo as algo
-    from turnwise import config as config
-    from turnwise import env as env
-    from turnwise import errors as errors
-    from turnwise import reward as reward
-    from turnwise import tools as tools
-    from turnwise import types as types
+    from turnwise import (
+        algo as algo,
+        config as config,
+        env as env,
+        errors as errors,
+        reward as reward,
+        tools as tools,
+        types as types,
+    )
     from turnwise.algo import (
         KLController as KLController,
-    )
-    from turnwise.algo import (
         apply_kl_penalty as apply_kl_penalty,
-    )
-    from turnwise.algo import (
         compute_advantages as compute_advantages,
-    )
-    from turnwise.algo import (
         compute_gae_advantage_return as compute_gae_advantage_return,
-    )
-    from turnwise.algo import (
         compute_grpo_advantage as compute_grpo_advantage,
-    )
-    from turnwise.algo import (
         compute_kl_penalty as compute_kl_penalty,
-    )
-    from turnwise.algo import (
         compute_policy_loss as compute_policy_loss,
-    )
-    from turnwise.algo import (
         compute_ppo_loss as compute_ppo_loss,
-    )
-    from turnwise.algo import (
         compute_value_loss as compute_value_loss,
-    )
-    from turnwise.algo import (
         estimate_advantages as estimate_advantages,
     )
     from turnwise.config import (
         CheckpointConfig as CheckpointConfig,
-    )
-    from turnwise.config import (
         ConfigStore as ConfigStore,
-    )
-    from turnwise.config import (
         EnvironmentConfig as EnvironmentConfig,
-    )
-    from turnwise.config import (
         InferenceConfig as InferenceConfig,
-    )
-    from turnwise.config import (
         LoggingConfig as LoggingConfig,
-    )
-    from turnwise.config import (
         ModelConfig as ModelConfig,
-    )
-    from turnwise.config import (
         RayConfig as RayConfig,
-    )
-    from turnwise.config import (
         TrainingConfig as TrainingConfig,
     )
     from turnwise.env import (
         AlphabetSortEnvironment as AlphabetSortEnvironment,
-    )
-    from turnwise.env import (
         BaseEnvironment as BaseEnvironment,
-    )
-    from turnwise.env import (
         CheckReport as CheckReport,
-    )
-    from turnwise.env import (
         CustomGameEnvironment as CustomGameEnvironment,
-    )
-    from turnwise.env import (
         EpisodeStatus as EpisodeStatus,
-    )
-    from turnwise.env import (
         Finding as Finding,
-    )
-    from turnwise.env import (
         GridWorldEnvironment as GridWorldEnvironment,
-    )
-    from turnwise.env import (
         GuessNumberEnvironment as GuessNumberEnvironment,
-    )
-    from turnwise.env import (
         GymnasiumEnvironment as GymnasiumEnvironment,
-    )
-    from turnwise.env import (
         ReasoningGymEnvironment as ReasoningGymEnvironment,
-    )
-    from turnwise.env import (
         RolloutData as RolloutData,
-    )
-    from turnwise.env import (
         ShopEnvironment as ShopEnvironment,
-    )
-    from turnwise.env import (
         SimpleGameEnvironment as SimpleGameEnvironment,
-    )
-    from turnwise.env import (
         StepResult as StepResult,
-    )
-    from turnwise.env import (
         TextArenaEnvironment as TextArenaEnvironment,
-    )
-    from turnwise.env import (
         Trajectory as Trajectory,
-    )
-    from turnwise.env import (
         check_env as check_env,
-    )
-    from turnwise.env import (
         environment_factory as environment_factory,
-    )
-    from turnwise.env import (
         expert_player as expert_player,
-    )
-    from turnwise.env import (
         make_environment as make_environment,
-    )
-    from turnwise.env import (
         play_episode as play_episode,
-    )
-    from turnwise.env import (
         play_episode_async as play_episode_async,
-    )
-    from turnwise.env import (
         random_player as random_player,
     )
     from turnwise.errors import (
         ConfigError as ConfigError,
-    )
-    from turnwise.errors import (
         DeadlineExceeded as DeadlineExceeded,
-    )
-    from turnwise.errors import (
         EnvironmentFault as EnvironmentFault,
-    )
-    from turnwise.errors import (
         MissingExtraError as MissingExtraError,
-    )
-    from turnwise.errors import (
         RewardError as RewardError,
-    )
-    from turnwise.errors import (
         ToolError as ToolError,
-    )
-    from turnwise.errors import (
         TurnwiseError as TurnwiseError,
     )
     from turnwise.reward import (
         LLMJudge as LLMJudge,
-    )
-    from turnwise.reward import (
         Reward as Reward,
-    )
-    from turnwise.reward import (
         RewardFailure as RewardFailure,
-    )
-    from turnwise.reward import (
         RewardFn as RewardFn,
-    )
-    from turnwise.reward import (
         RewardManager as RewardManager,
-    )
-    from turnwise.reward import (
         RewardOutcome as RewardOutcome,
-    )
-    from turnwise.reward import (
         RewardWeights as RewardWeights,
-    )
-    from turnwise.reward import (
         WeightedReward as WeightedReward,
-    )
-    from turnwise.reward import (
         compute_reward as compute_reward,
-    )
-    from turnwise.reward import (
         compute_reward_async as compute_reward_async,
-    )
-    from turnwise.reward import (
         openai_complete as openai_complete,
-    )
-    from turnwise.reward import (
         score_trajectories as score_trajectories,
-    )
-    from turnwise.reward import (
         score_trajectories_async as score_trajectories_async,
     )
     from turnwise.tools import (
         ActionParser as ActionParser,
-    )
-    from turnwise.tools import (
         FunctionTool as FunctionTool,
-    )
-    from turnwise.tools import (
         JSONActionParser as JSONActionParser,
-    )
-    from turnwise.tools import (
         ParseResult as ParseResult,
-    )
-    from turnwise.tools import (
         Tool as Tool,
-    )
-    from turnwise.tools import (
         ToolCall as ToolCall,
-    )
-    from turnwise.tools import (
         ToolDefinition as ToolDefinition,
-    )
-    from turnwise.tools import (
         ToolRegistry as ToolRegistry,
-    )
-    from turnwise.tools import (
         tool as tool,
     )

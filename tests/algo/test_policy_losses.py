@@ -11,8 +11,8 @@ from algo.cases import AGGREGATIONS, POLICY_LOSSES, WITH_OPTIONS, Case, each, ev
 from algo.plain_losses import plain_policy_loss
 from algo.reference import reference_of
 from algo.reference_covariance import clip_cov_candidates
-from turnwise.algo import POLICY_LOSSES as LOSSES_BY_NAME
 from turnwise.algo import (
+    POLICY_LOSSES as LOSSES_BY_NAME,
     BatchTotals,
     compute_clip_cov_loss,
     compute_geo_mean_loss,

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_batch, make_mask
 from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each

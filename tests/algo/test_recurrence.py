@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from algo.batches import MASKS, assert_close, assert_same, make_batch
 from algo.cases import SUMS, Case, each

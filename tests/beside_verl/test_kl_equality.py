@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 from verl import DataProto
-from verl.trainer.ppo import core_algos as theirs
-from verl.trainer.ppo import rollout_corr_helper as their_correction
+from verl.trainer.ppo import core_algos as theirs, rollout_corr_helper as their_correction
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
 
 from ragged_batch import Batch, assert_same, make_batch

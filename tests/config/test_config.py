@@ -6,8 +6,7 @@ import string
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise import ConfigError, ConfigStore, EnvironmentConfig
 from turnwise.config import find_config

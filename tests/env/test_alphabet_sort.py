@@ -1,8 +1,7 @@
 """The sorting game: what is read as an answer, and what it is worth."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.env.games.alphabet_sort import (
     NAMES,

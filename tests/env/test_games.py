@@ -5,8 +5,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.config import ConfigStore
 from turnwise.env.base import BaseEnvironment

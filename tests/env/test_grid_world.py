@@ -3,8 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.env.games.grid_world import GridWorldEnvironment, draw_pits
 from turnwise.env.players import expert_player, play_episode, random_player

@@ -1,8 +1,7 @@
 """The number game: what counts as a guess, what the state tells, and who can win."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.env.games.guess_number import GuessNumberEnvironment
 from turnwise.env.players import play_episode, random_player

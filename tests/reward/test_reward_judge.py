@@ -5,8 +5,7 @@ import re
 import threading
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward import LLMJudge, RewardFailure, compute_reward, score_trajectories

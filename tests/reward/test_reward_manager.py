@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.env import BaseEnvironment
 from turnwise.errors import ConfigError, RewardError

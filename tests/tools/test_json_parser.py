@@ -5,8 +5,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise.errors import ToolError
 from turnwise.tools import JSONActionParser, ParseResult, ToolCall
