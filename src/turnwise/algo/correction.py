@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from turnwise.algo.losses.tiled import Metrics
-from turnwise.algo.masked import as_mask, keep, masked_mean
+from turnwise.algo.masked import as_mask, keep, masked_mean, wide
 from turnwise.errors import ConfigError, did_you_mean
 
 # exp(±20) is as far as a weight goes before truncation.
@@ -29,7 +29,7 @@ def measure_log_prob_gap(
 ) -> Metrics:
     """How far the two are apart: mean and max of |Δ log π|, and KL(sampler ‖ learner)."""
     mask = as_mask(response_mask)
-    gap = keep(log_probs - sampler_log_probs, mask)
+    gap = keep(wide(log_probs) - sampler_log_probs, mask)
     return {
         "gap_mean": masked_mean(gap.abs(), mask),
         "gap_max": gap.abs().amax() if gap.numel() else gap.sum(),
@@ -65,7 +65,7 @@ def compute_importance_weights(
         (share of tokens beyond a bound) and `is_ess` (effective share of the samples).
     """
     mask = as_mask(response_mask)
-    log_ratio = keep(log_probs - sampler_log_probs, mask)
+    log_ratio = keep(wide(log_probs) - sampler_log_probs, mask)
     if level == "sequence":
         log_ratio = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
     elif level != "token":
@@ -116,7 +116,7 @@ def compute_rejection_mask(
         each criterion rejected, and `rejected` over all.
     """
     mask = as_mask(response_mask)
-    difference = keep(log_probs - sampler_log_probs, mask)
+    difference = keep(wide(log_probs) - sampler_log_probs, mask)
     difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     accepted = mask
     metrics: Metrics = {}

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from turnwise.algo.masked import as_mask, keep
+from turnwise.algo.masked import as_mask, keep, wide
 from turnwise.errors import ConfigError, did_you_mean
 
 # Estimates of KL(π ‖ ref) from d = log π − log ref of the sampled token.
@@ -36,7 +36,7 @@ def estimate_kl(
     if name not in KL_ESTIMATES:
         known = [*KL_ESTIMATES, *(f"{k}+" for k in KL_ESTIMATES)]
         raise ConfigError(f"there is no KL estimate {kind!r}. {did_you_mean(kind, known)}")
-    difference = log_probs - ref_log_probs
+    difference = wide(log_probs) - ref_log_probs
     value = KL_ESTIMATES[name](difference)
     if not kind.endswith("+"):
         return value

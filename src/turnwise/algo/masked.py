@@ -29,6 +29,11 @@ def as_mask(mask: torch.Tensor) -> torch.Tensor:
     return mask if mask.dtype is torch.bool else mask.bool()
 
 
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """`x` in float32 or wider: nothing here is computed in half precision or in whole numbers."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 _BITS = {
     torch.float64: torch.int64,
     torch.float32: torch.int32,
@@ -82,11 +87,8 @@ def _bits_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    total = torch.empty(x.shape[0], dtype=dtype, device=x.device)
-    for rows in row_tiles(x):
-        torch.sum(keep(x[rows].to(dtype), mask[rows]), dim=1, out=total[rows])
-    return total
+    sums = [keep(wide(x[rows]), mask[rows]).sum(1) for rows in row_tiles(x)]
+    return torch.cat(sums) if sums else wide(x.new_zeros(0))
 
 
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ from turnwise.algo.tiling import row_tiles
 # Weights inside one block span at most this factor: small enough that float32 keeps its digits
 # (the rounding of exp(y) grows with |y|), large enough that blocks are few.
 _BLOCK_RANGE = 1e5
+# Below it, what follows a token is lost in the token's own rounding, and powers of it underflow.
+_SMALLEST_DECAY = 1e-30
 
 
 @torch.no_grad()
@@ -48,7 +50,7 @@ def suffix_sum_tile(x: torch.Tensor, mask: RowMask, decay: float) -> torch.Tenso
     of the token after it.
     """
     num_rows, length = x.shape
-    if decay == 0.0 or length == 0:
+    if decay < _SMALLEST_DECAY or length == 0:
         return x
     backwards = x.flip(1)
     if decay == 1.0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.masked import RowMask, as_mask, masked_whiten_
+from turnwise.algo.masked import RowMask, as_mask, masked_whiten_, wide
 from turnwise.algo.recurrence import suffix_sum_tile
 from turnwise.algo.tiling import row_tiles
 
@@ -45,7 +45,8 @@ def compute_gae_advantage_return(
     """
     mask = as_mask(response_mask)
     if bootstrap_values is not None:
-        token_level_rewards = _with_bootstrap(token_level_rewards, mask, gamma * bootstrap_values)
+        extra = gamma * wide(bootstrap_values)
+        token_level_rewards = _with_bootstrap(wide(token_level_rewards), mask, extra)
     dtype = torch.promote_types(values.dtype, torch.float32)
     advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)

@@ -7,7 +7,7 @@ can leave a spread that is nothing but rounding, and dividing by it makes an adv
 
 An episode that is alone in its group gets 0: with nothing to compare it with, a raw score would
 only push by the arbitrary zero of the reward scale. (VERL gives it its raw score, except in
-rloo_vectorized, which gives 0 as we do.)
+rloo_vectorized, which gives 0 as we do. Where an estimator whitens, it does so afterwards.)
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def compute_rloo_advantage(
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
     groups = Groups.of(index, scores)
-    scale = groups.sizes / (groups.sizes - 1).clamp(min=1)
+    scale = groups.sizes.double() / (groups.sizes - 1).clamp(min=1)
     return _on_tokens(groups.centred(scores) * scale, mask, token_level_rewards)
 
 
@@ -179,7 +179,7 @@ def compute_gpg_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1)
+    alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1).double()
     groups = Groups.of(index, scores)
     return _on_tokens(alpha * groups.centred(scores) / f_norm, mask, token_level_rewards)
 

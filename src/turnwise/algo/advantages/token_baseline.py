@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep
+from turnwise.algo.masked import as_mask, keep, wide
 from turnwise.algo.recurrence import discounted_suffix_sum
 
 
@@ -49,9 +49,9 @@ def compute_optimal_token_baseline_advantage(
     """
     mask = as_mask(response_mask)
     returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)
-    energy = 1.0 - 2.0 * old_log_probs.exp() + sum_pi_squared
+    energy = 1.0 - 2.0 * wide(old_log_probs).exp() + sum_pi_squared
     if importance_weights is not None:
-        energy = energy * importance_weights.square()
+        energy = energy * wide(importance_weights).square()
     energy = keep(energy, mask).cumsum(1)
 
     packed = _PolicyTokens(mask)
