@@ -71,7 +71,15 @@ class Groups:
 
     def std(self, x: torch.Tensor) -> torch.Tensor:
         """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 when alone."""
-        return (self.sum(self.centred(x).square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+        return self._spread(self.centred(x))
+
+    def relative(self, x: torch.Tensor, norm_by_std: bool, epsilon: float) -> torch.Tensor:
+        """x − mean, over std + epsilon if that is asked for: [B] -> [B]; 0 when alone."""
+        centred = self.centred(x)
+        return centred / (self._spread(centred) + epsilon) if norm_by_std else centred
+
+    def _spread(self, centred: torch.Tensor) -> torch.Tensor:
+        return (self.sum(centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def best_two(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The episodes with the largest and second largest x of each group: two [num_groups].

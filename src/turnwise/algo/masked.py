@@ -60,6 +60,10 @@ class RowMask:
         """0 and 1 as floats."""
         return self._bytes.to(self._dtype)
 
+    def numbers_backwards(self) -> torch.Tensor:
+        """The same, each row from its end; a new tensor each time."""
+        return self._bytes.flip(1).to(self._dtype)
+
     def keep(self, x: torch.Tensor) -> torch.Tensor:
         """`x` where the mask is set, 0 elsewhere."""
         return x.view(self._bits.dtype).bitwise_and(self._bits).view(self._dtype)
@@ -87,8 +91,15 @@ def _bits_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    sums = [keep(wide(x[rows]), mask[rows]).sum(1) for rows in row_tiles(x)]
-    return torch.cat(sums) if sums else wide(x.new_zeros(0))
+    x = wide(x)
+    total = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
+    for rows in row_tiles(x, num_parts=2):  # few steps, so that smaller tiles pay
+        numbers = mask[rows].view(torch.uint8).to(x.dtype)
+        torch.sum(numbers.mul_(x[rows]), 1, out=total[rows])
+    if bool(total.isfinite().all()):
+        return total
+    # Something here is not finite; if it was masked, it must not count.
+    return torch.cat([keep(x[rows], mask[rows]).sum(1) for rows in row_tiles(x)])
 
 
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -97,30 +108,51 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+class Moments:
+    """Mean and variance of the unmasked tokens, gathered tile by tile (Chan et al., 1979)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.count, self.mean, self.squares = torch.zeros(
+            3, dtype=torch.float64, device=device
+        ).unbind()
+
+    def add(self, x: torch.Tensor, numbers: torch.Tensor) -> None:
+        """Take in a tile whose masked tokens are 0; `numbers` is its mask as 0 and 1."""
+        tile_count = numbers.sum().double()
+        tile_mean = x.sum().double() / tile_count.clamp(min=1)
+        centred = torch.addcmul(x, numbers, -tile_mean.to(x.dtype)).reshape(-1)
+        shift = tile_mean - self.mean
+        total = (self.count + tile_count).clamp(min=1)
+        self.squares += centred.dot(centred) + shift.square() * self.count * tile_count / total
+        self.mean += shift * tile_count / total
+        self.count += tile_count
+
+    @property
+    def variance(self) -> torch.Tensor:
+        """Unbiased; 0 for a single token."""
+        return self.squares / (self.count - 1).clamp(min=1)
+
+
 @torch.no_grad()
-def masked_whiten_(x: torch.Tensor, mask: torch.Tensor, epsilon: float = 1e-8) -> torch.Tensor:
+def masked_whiten_(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Bring the unmasked tokens of the whole batch to mean 0 and variance 1, in place.
 
-    (x − mean) / √(variance + epsilon), with the unbiased variance; masked tokens become 0.
-    A single token has no variance and is only centred.
+    (x − mean) / √(variance + 1e-8); masked tokens become 0. A single token is only centred.
     """
-    count, mean, squares = (torch.zeros((), dtype=torch.float64, device=x.device) for _ in "123")
+    moments = Moments(x.device)
     for rows in row_tiles(x):
-        # One visit to memory: the tile's own mean and spread, merged into the running ones.
         tile = RowMask(mask[rows], x.dtype)
-        kept = tile.keep_(x[rows])
-        tile_count = tile.numbers.sum().double()
-        tile_mean = kept.sum().double() / tile_count.clamp(min=1)
-        centred = torch.addcmul(kept, tile.numbers, -tile_mean.to(x.dtype))
-        shift = tile_mean - mean
-        total = (count + tile_count).clamp(min=1)
-        squares += centred.square_().sum() + shift.square() * count * tile_count / total
-        mean += shift * tile_count / total
-        count += tile_count
-    scale = torch.rsqrt(squares / (count - 1).clamp(min=1) + epsilon)
+        moments.add(tile.keep_(x[rows]), tile.numbers)
+    return whiten_kept_(x, mask, moments)
+
+
+def whiten_kept_(x: torch.Tensor, mask: torch.Tensor, moments: Moments) -> torch.Tensor:
+    """The second half of `masked_whiten_`, for who has gathered the moments along the way."""
+    scale = torch.rsqrt(moments.variance + 1e-8)
+    shift, scale = (-moments.mean * scale).to(x.dtype), scale.to(x.dtype)
     for rows in row_tiles(x):
-        numbers = RowMask(mask[rows], x.dtype).numbers
-        x[rows].addcmul_(numbers, -mean.to(x.dtype)).mul_(scale.to(x.dtype))
+        numbers = mask[rows].view(torch.uint8).to(x.dtype)
+        x[rows].mul_(scale).addcmul_(numbers, shift)
     return x
 
 

@@ -10,9 +10,10 @@ from torch.nn.functional import pad
 from turnwise.algo.masked import RowMask, as_mask
 from turnwise.algo.tiling import row_tiles
 
-# Weights inside one block span at most this factor: small enough that float32 keeps its digits
-# (the rounding of exp(y) grows with |y|), large enough that blocks are few.
-_BLOCK_RANGE = 1e5
+# Weights inside one block span at most this factor, so that float32 neither over- nor underflows.
+_BLOCK_RANGE = 1e30
+# Longest block for which a count times the first factor of `_powers` is exact in float32.
+_LONGEST_BLOCK = 8192
 # Below it, what follows a token is lost in the token's own rounding, and powers of it underflow.
 _SMALLEST_DECAY = 1e-30
 
@@ -59,17 +60,29 @@ def suffix_sum_tile(x: torch.Tensor, mask: RowMask, decay: float) -> torch.Tenso
     padding = num_blocks * block - length
     shape = (num_rows, num_blocks, block)
     sums = (pad(backwards, (0, padding)) if padding else backwards).view(shape)
-    counts = mask.numbers.flip(1)
+    counts = mask.numbers_backwards()
     counts = (pad(counts, (0, padding)) if padding else counts).view(shape)
-    weights = torch.cumsum(counts, 2, out=counts).mul_(math.log(decay)).exp_()
+    weights = _powers(decay, torch.cumsum(counts, 2, out=counts))
     torch.cumsum(sums.div_(weights), 2, out=sums).mul_(weights)
     _carry_over(sums, weights)
     return sums.view(num_rows, -1)[:, :length].flip(1)
 
 
+def _powers(decay: float, counts: torch.Tensor) -> torch.Tensor:
+    """decay^count, to the last digit or two.
+
+    exp(count · log decay) would be off by as many roundings as the exponent is large. So the
+    logarithm is split: its first 11 bits times a count is exact, and the rest is small.
+    """
+    mantissa, exponent = math.frexp(math.log(decay))
+    coarse = math.ldexp(round(mantissa * 2048) / 2048, exponent)
+    fine = math.log(decay) - coarse
+    return (counts * fine).exp_().mul_(counts.mul_(coarse).exp_())
+
+
 def _blocks(length: int, decay: float) -> tuple[int, int]:
     """Number and size of the blocks; sizes that divide the row are taken, to save padding."""
-    longest = max(1, int(math.log(_BLOCK_RANGE) / -math.log(decay)))
+    longest = min(_LONGEST_BLOCK, max(1, int(math.log(_BLOCK_RANGE) / -math.log(decay))))
     fewest = -(-length // longest)
     number = next((n for n in range(fewest, 2 * fewest) if length % n == 0), fewest)
     return number, -(-length // number)

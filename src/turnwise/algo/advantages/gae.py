@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.masked import RowMask, as_mask, masked_whiten_, wide
+from turnwise.algo.masked import Moments, RowMask, as_mask, whiten_kept_, wide
 from turnwise.algo.recurrence import suffix_sum_tile
 from turnwise.algo.tiling import row_tiles
 
@@ -50,15 +50,16 @@ def compute_gae_advantage_return(
     dtype = torch.promote_types(values.dtype, torch.float32)
     advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
     returns = torch.empty_like(advantages)
+    moments = Moments(values.device)
     for rows in row_tiles(values):
         tile = RowMask(mask[rows], dtype)
-        tile_rewards = tile.keep(token_level_rewards[rows].to(dtype))
-        tile_values = tile.keep(values[rows].to(dtype))
-        sums = _gae_tile(tile_rewards, tile_values, mask[rows], tile, gamma, lam)
-        advantages[rows] = tile.keep_(sums)
-        torch.add(sums, tile_values, out=returns[rows])
+        inputs = token_level_rewards[rows].to(dtype), values[rows].to(dtype)
+        kept = tile.keep_(_gae_tile(*inputs, mask[rows], tile, gamma, lam, advantages[rows]))
+        tile.keep_(torch.add(kept, inputs[1], out=returns[rows]))
+        if whiten:
+            moments.add(kept, tile.numbers)
     if whiten:
-        masked_whiten_(advantages, mask)
+        whiten_kept_(advantages, mask, moments)
     return advantages, returns
 
 
@@ -69,14 +70,17 @@ def _gae_tile(
     tile: RowMask,
     gamma: float,
     lam: float,
+    out: torch.Tensor,
 ) -> torch.Tensor:
+    """Advantages of a few rows, written to `out`; those of masked tokens are anything."""
     if lam < _SMALL_LAMBDA:
         errors = rewards + gamma * _next_values(values, mask) - values
-        return suffix_sum_tile(tile.keep_(errors), tile, gamma * lam)
+        return out.copy_(suffix_sum_tile(tile.keep_(errors), tile, gamma * lam))
     # The values telescope: A_t = Σ_k (γλ)^k (r + (1/λ − 1) V)_(t+k) − V_t / λ, which needs no
     # look-up of the next policy token's value.
-    terms = torch.add(rewards, values, alpha=1.0 / lam - 1.0)
-    return suffix_sum_tile(terms, tile, gamma * lam).sub_(values, alpha=1.0 / lam)
+    terms = tile.keep_(torch.add(rewards, values, alpha=1.0 / lam - 1.0))
+    sums = suffix_sum_tile(terms, tile, gamma * lam)
+    return torch.sub(sums, values, alpha=1.0 / lam, out=out)
 
 
 def estimate_advantages(

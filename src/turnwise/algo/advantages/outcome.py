@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten_
-from turnwise.algo.recurrence import discounted_suffix_sum
+from turnwise.algo.masked import RowMask, as_mask, keep, masked_row_sum, masked_whiten_, wide
+from turnwise.algo.recurrence import discounted_suffix_sum, suffix_sum_tile
 from turnwise.algo.tiling import row_tiles
 from turnwise.errors import ConfigError
 
@@ -49,9 +49,8 @@ def compute_grpo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    return _on_tokens(
-        _group_relative(scores, index, norm_by_std, epsilon), mask, token_level_rewards
-    )
+    relative = Groups.of(index, scores).relative(scores, norm_by_std, epsilon)
+    return _on_tokens(relative, mask, token_level_rewards)
 
 
 def compute_dr_grpo_advantage(
@@ -122,9 +121,10 @@ def compute_gdpo_advantage(
         raise ConfigError(
             f"gdpo got {len(weights)} part_weights for {reward_parts.shape[1]} reward parts"
         )
+    groups = Groups.of(index, reward_parts)
     total = torch.zeros_like(reward_parts[:, 0], dtype=torch.float64)
     for part, weight in zip(reward_parts.double().unbind(1), weights, strict=True):
-        total += weight * _group_relative(part, index, norm_by_std, epsilon)
+        total += weight * groups.relative(part, norm_by_std, epsilon)
     return _whitened_on_tokens(total, mask, token_level_rewards)
 
 
@@ -224,25 +224,20 @@ def compute_remax_advantage(
         reward_baselines: [B], the score of the greedy episode from the same start.
     """
     mask = as_mask(response_mask)
-    returns = discounted_suffix_sum(token_level_rewards, mask, 1.0)
-    baselines = reward_baselines.to(returns.dtype)[:, None]
-    advantages = torch.empty_like(returns)
-    for rows in row_tiles(returns):
-        advantages[rows] = keep(returns[rows] - baselines[rows], mask[rows])
+    rewards = wide(token_level_rewards)
+    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    baselines = reward_baselines.to(rewards.dtype)[:, None]
+    for rows in row_tiles(rewards):
+        tile = RowMask(mask[rows], rewards.dtype)
+        sums = tile.keep_(suffix_sum_tile(tile.keep(rewards[rows]), tile, 1.0))
+        returns[rows] = sums
+        torch.addcmul(sums, tile.numbers, baselines[rows], value=-1.0, out=advantages[rows])
     return advantages, returns
 
 
 def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """What each episode earned [B], in float64: a group's mean and spread may nearly cancel."""
     return masked_row_sum(token_level_rewards, mask).double()
-
-
-def _group_relative(
-    scores: torch.Tensor, index: GroupIndex, norm_by_std: bool, epsilon: float
-) -> torch.Tensor:
-    groups = Groups.of(index, scores)
-    centred = groups.centred(scores)
-    return centred / (groups.std(scores) + epsilon) if norm_by_std else centred
 
 
 def _on_tokens(

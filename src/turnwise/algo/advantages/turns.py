@@ -194,23 +194,18 @@ def compute_gigpo_advantage(
     turns = Turns.of(as_mask(response_mask), turn_ids)
     rewards = turns.sum(token_level_rewards)
     groups = Groups.of(index, rewards)
-    advantages = _relative(rewards.sum(1), groups, norm_by_std, epsilon)[:, None]
+    advantages = groups.relative(rewards.sum(1), norm_by_std, epsilon)[:, None]
 
     to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
     taken = to_go[turns.exists]
     anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken)
     step = torch.zeros_like(to_go)
-    step[turns.exists] = _relative(taken, anchors, norm_by_std, epsilon)
+    step[turns.exists] = anchors.relative(taken, norm_by_std, epsilon)
     combined = advantages + step_weight * step
     return (
         turns.on_tokens(combined, token_level_rewards),
         turns.on_tokens(to_go, token_level_rewards),
     )
-
-
-def _relative(x: torch.Tensor, groups: Groups, norm_by_std: bool, epsilon: float) -> torch.Tensor:
-    centred = groups.centred(x)
-    return centred / (groups.std(x) + epsilon) if norm_by_std else centred
 
 
 def _anchor_labels(
