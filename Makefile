@@ -16,7 +16,7 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 demo:  ## install, then watch games being played
-	@py=$(call env,dev)
+	@py=$(call env,play)
 	echo "An expert guesses a number:"
 	echo
 	$$py -m turnwise play guess-number --player expert --seed 7 --delay 0.4
@@ -31,7 +31,7 @@ demo:  ## install, then watch games being played
 
 ENV ?= guess-number
 play:  ## play a game yourself: make play ENV=grid-world
-	@py=$(call env,dev)
+	@py=$(call env,play)
 	$$py -m turnwise play $(ENV)
 
 test:  ## install, then run the tests
