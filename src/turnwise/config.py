@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
-import re
 import tempfile
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,10 +21,10 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import yaml
 from annotated_types import Ge, Gt, Le, Lt
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.yaml_files import dump, parse_value, read_yaml
 
 Positive = Annotated[int, Ge(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
@@ -188,7 +187,7 @@ class ConfigStore(Section):
     @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
         """Read a YAML file (none: the defaults), then apply `section.name=value` overrides."""
-        data = _read_yaml(Path(path)) if path is not None else {}
+        data = read_yaml(Path(path)) if path is not None else {}
         for override in overrides:
             _apply_override(data, override)
         return _checked(data, source=str(path) if path is not None else "config")
@@ -227,13 +226,7 @@ class ConfigStore(Section):
             values = getattr(self, section.name)
             lines += [f"# {(type(values).__doc__ or '').splitlines()[0]}", f"{section.name}:"]
             for item in dataclasses.fields(values):
-                text = yaml.dump(
-                    {item.name: getattr(values, item.name)},
-                    Dumper=_Dumper,
-                    allow_unicode=True,
-                    sort_keys=False,
-                    width=1_000_000,
-                )
+                text = dump({item.name: getattr(values, item.name)})
                 lines.append(f"  # {item.metadata['help']}")
                 lines += [f"  {line}" if line else "" for line in text.rstrip("\n").split("\n")]
             lines.append("")
@@ -248,54 +241,6 @@ def find_config(folder: str | Path | None, name: str | None) -> Path | None:
     return path if path.suffix in {".yaml", ".yml"} else path.with_name(path.name + ".yaml")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 3e-5 is a number (YAML 1.1 would make it a string)."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Quotes the strings that `_Loader` would read as numbers."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-    def represent_text(self, text: str) -> yaml.ScalarNode:
-        # Only between double quotes are line breaks of any alphabet written as escapes.
-        style = '"' if any(mark in text for mark in "\n\r\x85\u2028\u2029\ufeff") else None
-        return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_text)
-
-
-_FLOAT = re.compile(
-    r"^[-+]?(\d[\d_]*(\.[\d_]*)?([eE][-+]?\d+)?|\.[\d_]+([eE][-+]?\d+)?|\.(inf|Inf|INF))$|^\.(nan|NaN|NAN)$"
-)
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-        hint = f" In {path.parent} there are: {', '.join(near)}." if near else ""
-        raise ConfigError(f"there is no configuration file {path}.{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(
-            f"{path} holds a {type(data).__name__}, expected sections such as 'training:'"
-        )
-    return data
-
-
 def _apply_override(data: dict[str, Any], override: str) -> None:
     """Put one `section.name=value` into the nested mapping."""
     key, equals, raw = override.partition("=")
@@ -305,10 +250,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             f"cannot read the override {override!r}. Write section.name=value, "
             "for example training.learning_rate=3e-5"
         )
-    try:
-        value = yaml.load(raw, Loader=_Loader)
-    except yaml.YAMLError:
-        value = raw
+    value = parse_value(raw)
     if value is not None and not isinstance(value, str) and _takes_text(path):
         value = raw  # model.model_name=123 names a model
     place = data
