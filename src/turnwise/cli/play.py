@@ -85,8 +85,7 @@ def _chooser(
 
     if player is PlayerName.human:
         return screen.ask
-    # Not the episode's own seed, from which player and environment would draw the same numbers.
-    scripted = expert_player if player is PlayerName.expert else random_player(seed + 1_000_003)
+    scripted = expert_player if player is PlayerName.expert else random_player(seed)
 
     def choose(env: BaseEnvironment) -> str:
         time.sleep(delay)
