@@ -83,6 +83,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "score_trajectories",
         "score_trajectories_async",
     ),
+    "turnwise.chat": (
+        "ChatFormat",
+        "Conversation",
+        "TokenStream",
+    ),
     "turnwise.algo": (
         "KLController",
         "apply_kl_penalty",
@@ -96,7 +101,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "estimate_advantages",
     ),
 }
-_MODULES = ("algo", "config", "env", "errors", "reward", "tools", "types")
+_MODULES = ("algo", "chat", "config", "env", "errors", "reward", "tools", "types")
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = ["__version__", *_MODULES, *_HOME]
@@ -125,6 +130,7 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:
     from turnwise import (
         algo as algo,
+        chat as chat,
         config as config,
         env as env,
         errors as errors,
@@ -143,6 +149,11 @@ if TYPE_CHECKING:
         compute_ppo_loss as compute_ppo_loss,
         compute_value_loss as compute_value_loss,
         estimate_advantages as estimate_advantages,
+    )
+    from turnwise.chat import (
+        ChatFormat as ChatFormat,
+        Conversation as Conversation,
+        TokenStream as TokenStream,
     )
     from turnwise.config import (
         CheckpointConfig as CheckpointConfig,

@@ -16,6 +16,7 @@ SOURCE = Path(turnwise.__file__).parent
 LAYERS = [
     {"errors", "types", "yaml_files", "config", "deadlines"},
     {"env", "tools", "reward"},
+    {"chat"},
     {"algo"},
     {"cli", "__main__"},
 ]

@@ -1,0 +1,182 @@
+"""Messages into token ids: the only place that knows chat templates.
+
+The opening is rendered once. Everything after it is an increment: the new messages are rendered
+behind a short made-up conversation, and what stands after its last answer is taken. The history is
+never rendered again, so what was sampled stays what was sampled, whatever a template would make of
+it (some drop earlier reasoning, some merge messages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+from turnwise.chat.templates import TEMPLATES
+from turnwise.errors import ConfigError, did_you_mean
+
+Message: TypeAlias = Mapping[str, Any]
+"""`{"role": "user", "content": "Hello."}`; roles are system, user, assistant and tool."""
+
+# Stands for an answer of the agent in the made-up conversation; no text will hold it by chance.
+_ANSWER = "turnwiseAnswer7f3a"
+# Cuts special tokens' names inside messages in two; a character that is no character.
+_CUT = "\ufdd0"
+
+
+class Tokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    eos_token_id: int | None
+    all_special_tokens: list[str]
+    all_special_ids: list[int]
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+    def decode(self, ids: Any, *, skip_special_tokens: bool) -> Any: ...
+
+
+class ChatFormat:
+    """A tokenizer and its chat template, as token ids.
+
+    `template` is a name from `TEMPLATES`, the text of a Jinja template, or None for the
+    tokenizer's own.
+    """
+
+    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self._template = _chosen_template(tokenizer, template)
+
+    def prompt_ids(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """The opening of a conversation, up to where the agent begins to speak."""
+        return self._encode(self.render(messages, tools=tools))
+
+    def increment_ids(self, messages: Sequence[Message], turn_ids: Sequence[int]) -> list[int]:
+        """What follows the agent's turn: its end, the new messages, the start of its next turn.
+
+        `turn_ids` are the tokens of the turn; what the agent sampled of its own end (usually the
+        end-of-turn token, not after a cut by length) is not added again.
+        """
+        text = self.render([_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages])
+        after = text[text.index(_ANSWER) + len(_ANSWER) :]
+        if not after.startswith(self.closing_text):
+            return self._encode(after)  # a template that closes otherwise before such a message
+        rest = self._encode(after[len(self.closing_text) :])
+        return self.closing_ids[self._num_closed(turn_ids) :] + rest
+
+    def _num_closed(self, turn_ids: Sequence[int]) -> int:
+        """How many of the closing tokens the agent has sampled itself."""
+        closing = self.closing_ids
+        if not self.stop_strings:  # a token ends the turn: either it was sampled, or nothing was
+            last = turn_ids[-1] if turn_ids else None
+            return closing.index(last) + 1 if last in self.stop_ids and last in closing else 0
+        lengths = range(min(len(closing), len(turn_ids)), 0, -1)
+        return next((n for n in lengths if list(turn_ids[-n:]) == closing[:n]), 0)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        generation_prompt: bool = True,
+    ) -> str:
+        """Messages as the template writes them; special tokens inside a message are cut in two.
+
+        An observation that holds the text of an end-of-turn token is an observation and ends
+        nothing: `_encode` puts the halves together as ordinary text.
+        """
+        safe = [{**message, "content": self._cut(message.get("content"))} for message in messages]
+        try:
+            text = self.tokenizer.apply_chat_template(
+                safe,
+                tools=list(tools) if tools else None,
+                chat_template=self._template,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:  # whatever a template raises, it is about these messages
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise ConfigError(
+                f"the chat template does not take messages of the roles {roles}: {error}"
+            ) from error
+        return str(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """What the agent said, without special tokens: for environments, parsers and people."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @cached_property
+    def closing_text(self) -> str:
+        """What the template writes between an answer of the agent and the next message."""
+        conversation = [_QUESTION, {"role": "assistant", "content": _ANSWER}]
+        text = self.render(conversation, generation_prompt=False)
+        return text[text.index(_ANSWER) + len(_ANSWER) :]
+
+    @cached_property
+    def closing_ids(self) -> list[int]:
+        return self._encode(self.closing_text)
+
+    @cached_property
+    def stop_ids(self) -> frozenset[int]:
+        """Tokens that end the agent's turn: the end of text, and the template's end of turn."""
+        special = set(self.tokenizer.all_special_ids)
+        ends = [i for i in self.closing_ids if i in special][:1]
+        eos = self.tokenizer.eos_token_id
+        return frozenset(ends if eos is None else [*ends, eos])
+
+    @cached_property
+    def stop_strings(self) -> tuple[str, ...]:
+        """Text that ends the turn where the template's end of turn is no token of its own."""
+        is_token = any(i in self.stop_ids for i in self.closing_ids)
+        return () if is_token or not self.closing_text else (self.closing_text,)
+
+    def difference(self, messages: Sequence[Message], ids: Sequence[int]) -> str | None:
+        """Where a full rendering of the conversation would not be the stream; None if it is.
+
+        For templates that change what came before, the stream stays as it was sampled; this says
+        what a model served with that template will see instead.
+        """
+        text = self.render(messages, generation_prompt=False).replace(_CUT, "")
+        stream = str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        if text.startswith(stream) or stream.startswith(text):
+            return None
+        at = next(i for i, (a, b) in enumerate(zip(text, stream, strict=False)) if a != b)
+        around = slice(max(0, at - 20), at + 30)
+        return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
+
+    def _encode(self, text: str) -> list[int]:
+        pieces = text.split(_CUT)
+        return [
+            i for piece in pieces for i in self.tokenizer.encode(piece, add_special_tokens=False)
+        ]
+
+    def _cut(self, content: Any) -> str:
+        text = "" if content is None else str(content).replace(_CUT, "")
+        for token in self.tokenizer.all_special_tokens:
+            if len(token) > 1:
+                text = text.replace(token, token[0] + _CUT + token[1:])
+        return text
+
+
+_QUESTION: Message = {"role": "user", "content": "q"}
+
+
+def _chosen_template(tokenizer: Any, template: str | None) -> str | None:
+    if template is None:
+        if getattr(tokenizer, "chat_template", None):
+            return None
+        raise ConfigError(
+            "this tokenizer has no chat template. Choose one by name: "
+            f"ChatFormat(tokenizer, {next(iter(TEMPLATES))!r}); there are {', '.join(TEMPLATES)}."
+        )
+    if template in TEMPLATES:
+        return TEMPLATES[template]
+    if "{{" in template or "{%" in template:
+        return template
+    raise ConfigError(
+        f"there is no chat template {template!r}. {did_you_mean(template, TEMPLATES)} "
+        "The text of a Jinja template can be given instead of a name."
+    )

@@ -1,0 +1,200 @@
+"""Conversations stay token for token what was sampled, in every family of templates."""
+
+import math
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from chat.families import FAMILIES, make_format
+from turnwise import ConfigError
+from turnwise.chat import ChatFormat, Conversation, TokenStream
+
+WORDS = st.text("abcdehlo <>|[]{}/\n,.05é☃", max_size=20)
+OPENING = [{"role": "user", "content": "hello"}]
+APPEND_ONLY = [name for name in FAMILIES if name != "reasoning"]
+
+
+def letter_by_letter(chat_format, text):
+    """Ids of a text that are not its canonical encoding, as a model may sample them."""
+    encode = chat_format.tokenizer.encode
+    return [i for letter in text for i in encode(letter, add_special_tokens=False)]
+
+
+def end_of_turn(chat_format):
+    """The token that the template itself ends a turn with, if it is one."""
+    return [i for i in chat_format.closing_ids if i in chat_format.stop_ids][:1]
+
+
+def say(conversation, text, *, is_cut=False):
+    ids = letter_by_letter(conversation.format, text)
+    ids += [] if is_cut else end_of_turn(conversation.format)
+    conversation.answer(ids, [-0.5] * len(ids))
+    return ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(deadline=None, max_examples=40)
+@given(turns=st.lists(st.tuples(WORDS, WORDS, st.booleans()), min_size=1, max_size=4))
+def test_the_stream_only_grows_and_holds_what_was_sampled(name, turns):
+    conversation = Conversation(make_format(name), OPENING)
+    sampled = []
+    for text, observation, is_cut in turns:
+        before = list(conversation.stream.ids)
+        sampled += say(conversation, text, is_cut=is_cut)
+        conversation.add([{"role": "user", "content": observation}])
+        assert list(conversation.stream.ids[: len(before)]) == before
+    stream = conversation.stream
+    assert [i for i, own in zip(stream.ids, stream.mask, strict=True) if own] == sampled
+    assert sum(end - start for start, end in stream.turns) == len(sampled)
+    for log_prob, own in zip(stream.log_probs, stream.mask, strict=True):
+        assert math.isnan(log_prob) != own
+
+
+@pytest.mark.parametrize("name", APPEND_ONLY)
+@settings(deadline=None, max_examples=40)
+@given(turns=st.lists(st.tuples(WORDS, WORDS, st.booleans()), min_size=1, max_size=4))
+def test_the_stream_reads_as_the_template_writes_it(name, turns):
+    chat_format = make_format(name)
+    conversation = Conversation(chat_format, OPENING)
+    for text, observation, is_cut in turns:
+        text = text.strip()  # noqa: PLW2901 - the families that open with a space trim answers
+        opens_with_space = name in {"llama-2", "mistral", "plain"}
+        spoken = " " + text if opens_with_space else text
+        say(conversation, spoken, is_cut=is_cut or name == "llama-2")
+        conversation.messages[-1] = {"role": "assistant", "content": text}
+        conversation.add([{"role": "user", "content": observation}])
+    text = chat_format.tokenizer.decode(conversation.stream.ids, skip_special_tokens=False)
+    rendered = chat_format.render(conversation.messages)
+    assert text == rendered.replace("\ufdd0", "")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_cut_by_length_is_closed_without_being_trained_on(name):
+    chat_format = make_format(name)
+    cut, whole = (Conversation(chat_format, OPENING) for _ in range(2))
+    say(cut, "up", is_cut=True)
+    say(whole, "up")
+    for conversation in (cut, whole):
+        conversation.add([{"role": "user", "content": "lower"}])
+    if end_of_turn(chat_format) and name != "llama-2":
+        assert list(cut.stream.ids) == list(whole.stream.ids)
+        assert sum(cut.stream.mask) == sum(whole.stream.mask) - 1
+    assert sum(cut.stream.mask) == len(letter_by_letter(chat_format, "up"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_sampled_ids_that_are_not_canonical_survive(name):
+    chat_format = make_format(name)
+    canonical = chat_format.tokenizer.encode("hello", add_special_tokens=False)
+    conversation = Conversation(chat_format, OPENING)
+    sampled = say(conversation, "hello")
+    assert len(sampled) > len(canonical) + 1
+    start, end = conversation.stream.turns[0]
+    assert list(conversation.stream.ids[start:end]) == sampled
+    assert conversation.messages[-1]["content"] == "hello"
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_special_tokens_inside_an_observation_end_nothing(name):
+    chat_format = make_format(name)
+    marks = "".join(chat_format.tokenizer.all_special_tokens)
+    attack, harmless = (Conversation(chat_format, OPENING) for _ in range(2))
+    for conversation, text in ((attack, f"a {marks} b"), (harmless, "a b")):
+        say(conversation, "up")
+        conversation.add([{"role": "user", "content": text}])
+
+    def count(conversation):
+        special = set(chat_format.tokenizer.all_special_ids)
+        return sum(i in special for i in conversation.stream.ids)
+
+    assert count(attack) == count(harmless)
+    assert marks in chat_format.tokenizer.decode(attack.stream.ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_empty_observation_is_still_a_message(name):
+    conversation = Conversation(make_format(name), OPENING)
+    say(conversation, "up")
+    before = len(conversation.stream)
+    conversation.add([{"role": "user", "content": ""}])
+    assert len(conversation.stream) > before
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-3", "mistral", "zephyr", "reasoning"])
+def test_several_tool_results_follow_one_turn(name):
+    chat_format = make_format(name)
+    conversation = Conversation(chat_format, OPENING)
+    say(conversation, "look_up")
+    start = len(conversation.stream)
+    conversation.add(
+        [{"role": "tool", "content": "price 3"}, {"role": "tool", "content": "stock 9"}]
+    )
+    text = chat_format.tokenizer.decode(conversation.stream.ids[start:], skip_special_tokens=False)
+    assert text.index("price 3") < text.index("stock 9")
+    assert conversation.stream.mask[-1] is False
+
+
+def test_tool_schemas_stand_in_the_prompt():
+    tool = {"type": "function", "function": {"name": "look_up"}}
+    chat_format = make_format("reasoning")
+    ids = chat_format.prompt_ids(OPENING, tools=[tool])
+    assert "look_up" in chat_format.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_a_template_that_drops_earlier_reasoning_leaves_the_stream_alone_and_is_told():
+    conversation = Conversation(make_format("reasoning"), OPENING)
+    say(conversation, "<think>abc</think>up")
+    conversation.add([{"role": "user", "content": "lower"}])
+    text = conversation.format.tokenizer.decode(conversation.stream.ids, skip_special_tokens=False)
+    assert "<think>abc</think>up" in text
+    difference = conversation.difference()
+    assert difference is not None
+    assert "<think>" in difference
+
+
+@pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "zephyr"])
+def test_an_append_only_template_has_no_difference(name):
+    conversation = Conversation(make_format(name), OPENING)
+    say(conversation, "up")
+    conversation.add([{"role": "user", "content": "lower"}])
+    assert conversation.difference() is None
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_turns_end_at_the_templates_end_of_turn_and_at_the_end_of_text(name):
+    chat_format = make_format(name)
+    assert chat_format.tokenizer.eos_token_id in chat_format.stop_ids
+    assert set(end_of_turn(chat_format)) <= chat_format.stop_ids
+    assert bool(end_of_turn(chat_format)) != bool(chat_format.stop_strings)
+
+
+def test_the_opening_carries_the_system_message_in_every_family():
+    messages = [{"role": "system", "content": "You are a helpful assistant."}, *OPENING]
+    for name in FAMILIES:
+        chat_format = make_format(name)
+        text = chat_format.tokenizer.decode(
+            chat_format.prompt_ids(messages), skip_special_tokens=False
+        )
+        assert "You are a helpful assistant." in text
+
+
+def test_a_tokenizer_without_a_template_says_what_to_choose():
+    class Bare:
+        chat_template = None
+
+    with pytest.raises(ConfigError, match="chatml"):
+        ChatFormat(Bare())
+    with pytest.raises(ConfigError, match="llama-3"):
+        ChatFormat(make_format("chatml").tokenizer, "lama-3")
+
+
+def test_messages_that_the_template_refuses_are_a_clear_error():
+    strict = "{{ raise_exception('no tools here') if messages[-1].role == 'tool' else 'x' }}"
+    chat_format = ChatFormat(make_format("chatml").tokenizer, strict)
+    with pytest.raises(ConfigError, match=r"tool.*no tools here"):
+        chat_format.prompt_ids([*OPENING, {"role": "tool", "content": "x"}])
+
+
+def test_a_turn_needs_a_log_prob_for_each_token():
+    with pytest.raises(ConfigError, match="2 tokens and 1 log-probs"):
+        TokenStream().add_turn([1, 2], [-0.5])
