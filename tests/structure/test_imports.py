@@ -18,6 +18,7 @@ LAYERS = [
     {"env", "tools", "reward"},
     {"chat"},
     {"algo"},
+    {"inference"},
     {"cli", "__main__"},
 ]
 

@@ -1,0 +1,107 @@
+"""From logits to tokens: the distribution that is really sampled from, and a draw from it.
+
+A log-prob that is kept for training must be one of this distribution, filters included; so the
+filters and the log-probs are made here together, and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from turnwise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled.
+
+    >>> SamplingParams(temperature=0.7, top_p=0.9).is_greedy
+    False
+    """
+
+    temperature: float = 1.0
+    """Divides the logits; 0 takes the most likely token."""
+    top_k: int = 0
+    """Only the k most likely tokens; 0: all."""
+    top_p: float = 1.0
+    """Only the most likely tokens that together have this mass; 1: all."""
+    min_p: float = 0.0
+    """Only tokens at least this share as likely as the most likely one; 0: all."""
+
+    def __post_init__(self) -> None:
+        for name, holds, takes in (
+            ("temperature", 0.0 <= self.temperature < float("inf"), "a number from 0 up"),
+            ("top_k", self.top_k >= 0, "0 (all) or a count"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "a number above 0, up to 1"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "a number from 0 to 1"),
+        ):
+            if not holds:
+                raise ConfigError(f"{name} got {getattr(self, name)!r}, expected {takes}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+@torch.no_grad()
+def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    """Log-probs [B, V] of what is sampled from, in float32; −∞ for tokens that are filtered out.
+
+    Temperature comes first, then top-k, top-p and min-p, each on what the ones before it left (as
+    vLLM and transformers do). A token as likely as the last one let in is let in too, so that the
+    set does not depend on the order of equals. A greedy row keeps the model's own log-probs at
+    temperature 1: those of a choice without chance would all be 0 and say nothing.
+    """
+    device = logits.device
+    heat = torch.tensor([p.temperature or 1.0 for p in params], device=device)
+    log_probs = torch.log_softmax(logits.float() / heat[:, None], -1)
+    filtered = [
+        i
+        for i, p in enumerate(params)
+        if not p.is_greedy and (p.top_k or p.top_p < 1.0 or p.min_p > 0.0)
+    ]
+    if filtered:
+        chosen = [params[i] for i in filtered]
+        log_probs[filtered] = _filtered(log_probs[filtered], chosen)
+    return log_probs
+
+
+def _filtered(log_probs: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
+    device, width = log_probs.device, log_probs.shape[1]
+    top_k = torch.tensor([min(p.top_k or width, width) for p in params], device=device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
+    min_p = torch.tensor([p.min_p for p in params], device=device)
+    ordered = log_probs.sort(descending=True).values
+    # Top-k: as likely as the k-th, or likelier.
+    limit = ordered.gather(1, top_k[:, None] - 1)
+    # Top-p, on what top-k left: a token is let in while the mass before it is below p.
+    mass = ordered.exp().double().masked_fill_(ordered < limit, 0.0)
+    before = mass.cumsum(1) - mass
+    num_kept = (before < top_p[:, None] * mass.sum(1, keepdim=True)).sum(1, keepdim=True)
+    kept_limit = ordered.gather(1, (num_kept - 1).clamp(min=0))
+    # Where nothing is asked of top-p, rounding must not drop the last tokens.
+    limit = torch.where(top_p[:, None] < 1.0, torch.maximum(limit, kept_limit), limit)
+    limit = torch.maximum(limit, ordered[:, :1] + min_p.log()[:, None])
+    return torch.log_softmax(log_probs.masked_fill(log_probs < limit, -torch.inf), -1)
+
+
+@torch.no_grad()
+def choose_tokens(
+    log_probs: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token for each row of `sampling_log_probs`: (ids [B], their log-probs [B]).
+
+    `uniforms` are numbers from [0, 1), one a row, each from its request's own random stream: what
+    a request draws does not depend on its neighbours. The draw inverts the cumulative
+    distribution.
+    """
+    mass = log_probs.double().exp_().cumsum_(1)
+    point = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
+    # The first token whose cumulated mass exceeds the point; one without mass never does.
+    ids = torch.searchsorted(mass, point[:, None] * mass[:, -1:], right=True).squeeze(1)
+    greedy = torch.tensor([p.is_greedy for p in params], device=log_probs.device)
+    ids = torch.where(greedy, log_probs.argmax(1), ids.clamp(max=log_probs.shape[1] - 1))
+    return ids, log_probs.gather(1, ids[:, None]).squeeze(1)

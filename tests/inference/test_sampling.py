@@ -1,0 +1,122 @@
+"""Sampling follows the distribution that it says it follows."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from turnwise import ConfigError
+from turnwise.inference import SamplingParams, choose_tokens, sampling_log_probs
+
+LOGITS = torch.tensor([[2.0, 1.5, 1.0, 0.5, 0.0, -0.5, -1.0, -3.0]])
+SETTINGS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.5),
+    SamplingParams(temperature=3.0),
+    SamplingParams(top_k=3),
+    SamplingParams(top_p=0.8),
+    SamplingParams(min_p=0.2),
+    SamplingParams(temperature=1.7, top_k=5, top_p=0.9, min_p=0.1),
+]
+
+
+def reference(logits, params):
+    """The distribution by plain loops in float64."""
+    heat = params.temperature or 1.0
+    weights = [math.exp(x / heat) for x in logits]
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    kept = [i for i in order if not params.top_k or weights[i] >= weights[order[params.top_k - 1]]]
+    total, mass, nucleus = sum(weights[i] for i in kept), 0.0, []
+    for i in kept:
+        if mass < params.top_p * total or (nucleus and weights[i] == weights[nucleus[-1]]):
+            nucleus.append(i)
+        mass += weights[i]
+    final = [i for i in nucleus if weights[i] >= params.min_p * weights[order[0]] * (1 - 1e-6)]
+    total = sum(weights[i] for i in final)
+    return [weights[i] / total if i in final else 0.0 for i in range(len(weights))]
+
+
+@pytest.mark.parametrize("params", SETTINGS)
+def test_log_probs_are_those_of_the_filtered_distribution(params):
+    probabilities = sampling_log_probs(LOGITS, [params]).exp()[0]
+    expected = torch.tensor(reference(LOGITS[0].tolist(), params))
+    torch.testing.assert_close(probabilities, expected, atol=1e-6, rtol=0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    logits=st.lists(st.floats(-8, 8, width=16), min_size=2, max_size=12, unique=True),
+    temperature=st.floats(0.1, 5),
+    top_k=st.integers(0, 12),
+    top_p=st.floats(0.05, 0.99),
+    min_p=st.floats(0.0, 0.9),
+)
+def test_any_filter_leaves_a_distribution_with_the_best_token_in_it(
+    logits, temperature, top_k, top_p, min_p
+):
+    params = SamplingParams(temperature, top_k, top_p, min_p)
+    log_probs = sampling_log_probs(torch.tensor([logits]), [params])[0]
+    assert log_probs.exp().sum().item() == pytest.approx(1.0, abs=1e-5)
+    assert log_probs.argmax() == max(range(len(logits)), key=logits.__getitem__)
+    assert not log_probs.isnan().any()
+    if top_k:
+        assert int(log_probs.isfinite().sum()) <= max(top_k, 1)
+
+
+@pytest.mark.parametrize("params", SETTINGS)
+def test_draws_follow_the_distribution(params):
+    """Chi-square on 20,000 draws; the bound is passed by chance once in 100,000 times."""
+    num_draws = 20_000
+    uniforms = torch.rand(num_draws, generator=torch.Generator().manual_seed(1)).tolist()
+    log_probs = sampling_log_probs(LOGITS, [params]).expand(num_draws, -1)
+    ids, chosen = choose_tokens(log_probs, [params] * num_draws, uniforms)
+    counts = torch.bincount(ids, minlength=LOGITS.shape[1]).double()
+    expected = log_probs[0].double().exp() * num_draws
+    assert counts[expected == 0].sum() == 0
+    possible = expected > 0
+    chi_square = ((counts - expected).square() / expected)[possible].sum().item()
+    degrees = int(possible.sum()) - 1
+    assert chi_square < degrees + 5 * math.sqrt(2 * degrees) + 10
+    torch.testing.assert_close(chosen, log_probs[0][ids])
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    torch.manual_seed(0)
+    logits = torch.randn(len(SETTINGS), 50)
+    uniforms = torch.rand(len(SETTINGS)).tolist()
+    together = choose_tokens(sampling_log_probs(logits, SETTINGS), SETTINGS, uniforms)
+    for i, params in enumerate(SETTINGS):
+        alone = choose_tokens(
+            sampling_log_probs(logits[i : i + 1], [params]), [params], uniforms[i : i + 1]
+        )
+        assert alone[0][0] == together[0][i]
+        assert alone[1][0] == together[1][i]
+
+
+def test_greedy_takes_the_most_likely_token_and_keeps_the_models_log_prob():
+    params = SamplingParams(temperature=0.0, top_k=2)
+    log_probs = sampling_log_probs(LOGITS, [params])
+    ids, chosen = choose_tokens(log_probs, [params], [0.999])
+    assert ids.item() == 0
+    torch.testing.assert_close(chosen, LOGITS.log_softmax(-1)[:, 0])
+
+
+@pytest.mark.parametrize("uniform", [0.0, 0.5, 1.0 - 2**-53])
+def test_tokens_that_are_filtered_out_are_never_drawn(uniform):
+    logits = torch.full((1, 1000), -50.0)
+    logits[0, [0, 999]] = -torch.inf
+    logits[0, 500] = 0.0
+    params = [SamplingParams(top_k=1)]
+    ids, log_prob = choose_tokens(sampling_log_probs(logits, params), params, [uniform])
+    assert ids.item() == 500
+    assert log_prob.item() == 0.0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"temperature": -1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}, {"min_p": 2.0}]
+)
+def test_settings_that_make_no_sense_are_named(wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=name):
+        SamplingParams(**wrong)
