@@ -1,5 +1,24 @@
-"""Engines that generate; for now, the sampling that those which run in this process share."""
+"""Engines that generate, behind one small protocol: token ids in, sampled ids and log-probs out.
 
+The engine on transformers is imported from `turnwise.inference.transformers`.
+"""
+
+from turnwise.inference.protocol import (
+    Engine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+)
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
+from turnwise.inference.scripted import ScriptedEngine
 
-__all__ = ["SamplingParams", "choose_tokens", "sampling_log_probs"]
+__all__ = [
+    "Engine",
+    "FinishReason",
+    "GenerationRequest",
+    "GenerationResult",
+    "SamplingParams",
+    "ScriptedEngine",
+    "choose_tokens",
+    "sampling_log_probs",
+]

@@ -1,0 +1,56 @@
+"""An engine without a model: a Python function, or chance, says what to answer."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+
+Policy: TypeAlias = Callable[[str], str]
+"""The text so far in, the answer out."""
+
+
+class ScriptedEngine:
+    """Answers with what `policy` says, as tokens; to try environments and rewards without a model.
+
+    `policy` gets the decoded prompt. Without one, each answer is random tokens of the vocabulary.
+    Log-probs are 0 for a function, which does not sample, and those of the uniform distribution
+    for chance.
+    """
+
+    def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._policy = policy
+        self.weight_version = 0
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        if self._policy is None:
+            ids, log_prob = self._random_ids(request), -math.log(len(self._tokenizer))
+        else:
+            text = self._policy(self._tokenizer.decode(list(request.prompt_ids)))
+            ids, log_prob = self._tokenizer.encode(text, add_special_tokens=False), 0.0
+            ids = [*ids, *sorted(request.stop_ids)[:1]]
+        kept = list(ids[: request.max_tokens])
+        is_stopped = bool(kept) and kept[-1] in request.stop_ids
+        reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
+        return GenerationResult(kept, [log_prob] * len(kept), reason, self.weight_version)
+
+    def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
+        rng = random.Random(request.seed)
+        ids: list[int] = []
+        while len(ids) < request.max_tokens and not (ids and ids[-1] in request.stop_ids):
+            ids.append(rng.randrange(len(self._tokenizer)))
+        return ids
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        """There are none; the version is counted all the same."""
+        self.weight_version += 1
+        return self.weight_version
+
+    def close(self) -> None:
+        """Nothing is held."""
