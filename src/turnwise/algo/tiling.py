@@ -14,7 +14,7 @@ import torch
 # Numbers in one tile: few enough that temporaries stay in a cache, or at least small, and many
 # enough that starting each step costs little beside the step itself.
 _CPU_TILE = 1 << 19
-_GPU_TILE = 1 << 20
+_GPU_TILE = 1 << 21
 
 
 def row_tiles(tensor: torch.Tensor, num_parts: int = 1) -> Iterator[slice]:

@@ -43,24 +43,27 @@ def compute_policy_loss(
         advantages: torch.Tensor,
         mask: torch.Tensor,
     ) -> TokenTerms:
+        # In place where it can be: on a large batch, memory is what this costs.
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        cost = -advantages
+        cost = advantages.neg_()
         plain = cost * ratio
-        clipped = cost * ratio.clamp(1.0 - low, 1.0 + high)
-        pessimistic = torch.maximum(plain, clipped)
+        clipped = ratio.clamp(1.0 - low, 1.0 + high).mul_(cost)
+        cut = is_above(clipped, plain)
+        pessimistic = torch.maximum(plain, clipped, out=clipped)
         # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
-        bound = torch.relu(cost).mul_(clip_ratio_c)
-        cut, cut_lower = is_above(clipped, plain), is_above(pessimistic, bound)
+        bound = cost.relu_().mul_(clip_ratio_c)
+        cut_lower = is_above(pessimistic, bound)
+        losses = torch.minimum(pessimistic, bound, out=bound)
         # r moves as fast as log π does, times r; where a constant took over, nothing moves.
-        slopes = torch.addcmul(plain, plain, cut + cut_lower, value=-1.0)
+        slopes = plain.mul_(torch.add(cut, cut_lower, out=clipped).neg_().add_(1.0))
         metrics = {
             "clip_fraction": cut,
             "clip_fraction_lower": cut_lower,
             "kl": log_r.neg_(),
             "ratio": ratio,
         }
-        return TokenTerms(torch.minimum(pessimistic, bound), slopes, metrics)
+        return TokenTerms(losses, slopes, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
 

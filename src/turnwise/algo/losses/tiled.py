@@ -36,7 +36,8 @@ class TokenTerms(NamedTuple):
 TokenLoss: TypeAlias = Callable[..., TokenTerms]
 """(variable, *constants, mask) -> terms.
 
-All are rows of the batch in which masked tokens are 0; the mask is 0 and 1 as floats.
+All are rows of the batch in which masked tokens are 0; the mask is 0 and 1 as floats. Variable and
+constants are copies, which may be overwritten.
 """
 
 
