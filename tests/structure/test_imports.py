@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -156,7 +157,7 @@ def test_the_docstring_examples_of_every_module_hold():
     for path in modules():
         parts = path.relative_to(SOURCE.parent).with_suffix("").parts
         name = ".".join(parts).removesuffix(".__init__")
-        if name.endswith("__main__"):
-            continue
+        if name.endswith("__main__") or (name.endswith("_kernel") and not find_spec("triton")):
+            continue  # kernels need what comes with torch for CUDA
         failures, _ = doctest.testmod(importlib.import_module(name))
         assert failures == 0, name

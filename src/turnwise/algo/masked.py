@@ -45,14 +45,16 @@ _BITS = {
 class RowMask:
     """The mask of a few rows, in the forms that make masking cheap.
 
-    `keep` is `torch.where(mask, x, 0)`, NaN included, done by clearing bits: on a CPU `where`
-    branches on each element, which costs twenty times as much on a mask of many turns.
+    `keep` is `torch.where(mask, x, 0)`, NaN included, done by clearing bits on a CPU: there `where`
+    branches on each element, which costs twenty times as much on a mask of many turns. On a GPU
+    `where` is one step instead of three.
     """
 
     def __init__(self, mask: torch.Tensor, dtype: torch.dtype) -> None:
         # By way of bytes, which torch converts ten times faster than bools.
         self._bytes = mask.view(torch.uint8)
-        self._bits = _bits_of(mask, dtype)
+        self._mask = mask
+        self._bits = None if mask.is_cuda else _bits_of(mask, dtype)
         self._dtype = dtype
 
     @cached_property
@@ -66,10 +68,14 @@ class RowMask:
 
     def keep(self, x: torch.Tensor) -> torch.Tensor:
         """`x` where the mask is set, 0 elsewhere."""
+        if self._bits is None:
+            return torch.where(self._mask, x, 0.0)
         return x.view(self._bits.dtype).bitwise_and(self._bits).view(self._dtype)
 
     def keep_(self, x: torch.Tensor) -> torch.Tensor:
         """The same, in place."""
+        if self._bits is None:
+            return x.masked_fill_(~self._mask, 0.0)
         x.view(self._bits.dtype).bitwise_and_(self._bits)
         return x
 
@@ -79,6 +85,8 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
     `x` may have one column, which is then repeated.
     """
+    if mask.is_cuda:
+        return torch.where(mask, x.detach(), 0.0)
     bits = _bits_of(mask, x.dtype)
     return bits.bitwise_and_(x.detach().view(bits.dtype)).view(x.dtype)
 
@@ -92,6 +100,8 @@ def _bits_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
     x = wide(x)
+    if x.is_cuda:
+        return torch.where(mask, x, 0.0).sum(1)
     total = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
     for rows in row_tiles(x, num_parts=2):  # few steps, so that smaller tiles pay
         numbers = mask[rows].view(torch.uint8).to(x.dtype)
@@ -190,12 +200,15 @@ def row_weights(
     Rows without a token do not count as sequences.
     """
     totals = totals or BatchTotals()
-    lengths = as_mask(mask).sum(1)
-    ones = torch.ones(lengths.shape, dtype=torch.float64, device=mask.device)
+    mask = as_mask(mask)
+    if mode == "token-mean" and not totals.num_tokens:
+        return mask.sum().clamp(min=1).double().reciprocal().expand(len(mask))
+    ones = torch.ones(len(mask), dtype=torch.float64, device=mask.device)
     if mode == "token-sum":
         return ones
     if mode == "token-mean":
-        return ones / (totals.num_tokens or lengths.sum().clamp(min=1))
+        return ones / float(totals.num_tokens or 1)
+    lengths = mask.sum(1)
     per_sequence = ones / (totals.num_sequences or (lengths > 0).sum().clamp(min=1))
     if mode == "seq-mean-token-sum":
         return per_sequence

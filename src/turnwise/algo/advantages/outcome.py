@@ -116,14 +116,15 @@ def compute_gdpo_advantage(
     mask = as_mask(response_mask)
     if reward_parts is None:
         reward_parts = _scores(token_level_rewards, mask)[:, None]
+    reward_parts = reward_parts.double().cpu()
     weights = [1.0] * reward_parts.shape[1] if part_weights is None else list(part_weights)
     if len(weights) != reward_parts.shape[1]:
         raise ConfigError(
             f"gdpo got {len(weights)} part_weights for {reward_parts.shape[1]} reward parts"
         )
     groups = Groups.of(index, reward_parts)
-    total = torch.zeros_like(reward_parts[:, 0], dtype=torch.float64)
-    for part, weight in zip(reward_parts.double().unbind(1), weights, strict=True):
+    total = torch.zeros_like(reward_parts[:, 0])
+    for part, weight in zip(reward_parts.unbind(1), weights, strict=True):
         total += weight * groups.relative(part, norm_by_std, epsilon)
     return _whitened_on_tokens(total, mask, token_level_rewards)
 
@@ -158,7 +159,7 @@ def compute_opo_advantage(
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
     groups = Groups.of(index, scores)
-    lengths = mask.sum(1)
+    lengths = mask.sum(1).cpu()
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     return _on_tokens(
         torch.where(groups.is_alone, 0.0, scores - baseline), mask, token_level_rewards
@@ -236,15 +237,19 @@ def compute_remax_advantage(
 
 
 def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What each episode earned [B], in float64: a group's mean and spread may nearly cancel."""
-    return masked_row_sum(token_level_rewards, mask).double()
+    """What each episode earned [B], in float64: a group's mean and spread may nearly cancel.
+
+    On the CPU, wherever the rewards are: a few steps on B numbers cost less there than starting
+    them on a GPU does.
+    """
+    return masked_row_sum(token_level_rewards, mask).double().cpu()
 
 
 def _on_tokens(
     scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each episode's number on each of its tokens; advantages and returns are the same."""
-    scores = scores.to(torch.promote_types(rewards.dtype, torch.float32))
+    scores = scores.to(mask.device, torch.promote_types(rewards.dtype, torch.float32))
     advantages = keep(scores[:, None], mask)
     return advantages, advantages
 
@@ -257,7 +262,7 @@ def _whitened_on_tokens(
     Done on the [B] numbers, each counted as often as it has tokens: the same result as whitening
     the [B, T] tensor, without touching it.
     """
-    lengths = mask.sum(1).double()
+    lengths = mask.sum(1).cpu().double()
     count = lengths.sum().clamp(min=1)
     mean = (scores * lengths).sum() / count
     variance = ((scores - mean).square() * lengths).sum() / (count - 1).clamp(min=1)

@@ -16,12 +16,12 @@ from typing import TypedDict
 
 import torch
 
-from turnwise.algo.losses.tiled import Metrics, TokenLoss, tiled_loss
+from turnwise.algo.losses.tiled import Kernel, Metrics, TokenLoss, tiled_loss
 from turnwise.algo.masked import BatchTotals, LossAggregation
 from turnwise.errors import ConfigError
 
 # exp(±20) is as far as a ratio goes; beyond it one token would rule the sum.
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
 
 
 class LossOptions(TypedDict, total=False):
@@ -43,6 +43,7 @@ def policy_loss(
     response_mask: torch.Tensor,
     options: LossOptions,
     default_mode: LossAggregation = "token-mean",
+    kernel: Kernel | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
     """Aggregate `token_loss(log_probs, old_log_probs, advantages, mask)` as the options say."""
     return tiled_loss(
@@ -53,6 +54,7 @@ def policy_loss(
         options.get("loss_agg_mode", default_mode),
         options.get("totals"),
         options.get("importance_weights"),
+        kernel,
     )
 
 
@@ -67,7 +69,7 @@ def clip_range(both: float, low: float | None, high: float | None) -> tuple[floa
 
 def log_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
     """log r, kept within ±20 so that r stays a usable number."""
-    return (log_probs - old_log_probs).clamp_(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return (log_probs - old_log_probs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def is_above(x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, log_ratio, policy_loss
-from turnwise.algo.losses.tiled import Metrics, TokenTerms
+from turnwise.algo.losses.policy import (
+    MAX_LOG_RATIO,
+    LossOptions,
+    clip_range,
+    is_above,
+    log_ratio,
+    policy_loss,
+)
+from turnwise.algo.losses.tiled import Kernel, Metrics, TokenTerms
 from turnwise.errors import ConfigError
 
 
@@ -65,7 +73,37 @@ def compute_policy_loss(
         }
         return TokenTerms(losses, slopes, metrics)
 
-    return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
+    return policy_loss(
+        token_loss,
+        old_log_probs,
+        log_probs,
+        advantages,
+        response_mask,
+        options,
+        kernel=_gpu_kernel(log_probs, (1.0 - low, 1.0 + high, clip_ratio_c)),
+    )
+
+
+def _gpu_kernel(log_probs: torch.Tensor, clip: tuple[float, float, float]) -> Kernel | None:
+    """All of it as one kernel, where Triton can make one."""
+    if not log_probs.is_cuda or log_probs.dtype == torch.float64 or find_spec("triton") is None:
+        return None
+    from turnwise.algo.losses.ppo_kernel import ppo_sums
+
+    def run(
+        log_probs: torch.Tensor,
+        old_log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        mask: torch.Tensor,
+        row_weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, Metrics]:
+        gradient, sums = ppo_sums(
+            log_probs, old_log_probs, advantages, mask, row_weights, clip, MAX_LOG_RATIO
+        )
+        names = ("clip_fraction", "clip_fraction_lower", "kl", "ratio")
+        return gradient, sums[0], dict(zip(names, sums[1:], strict=True))
+
+    return run
 
 
 def compute_ppo_loss(

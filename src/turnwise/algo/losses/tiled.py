@@ -41,6 +41,13 @@ constants are copies, which may be overwritten.
 """
 
 
+Kernel: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor, Metrics]]
+"""The same for a whole batch at once, where a device has a faster way.
+
+(variable, *constants, mask, row_weights) -> (gradient [B, T], loss, sums of the metrics).
+"""
+
+
 def tiled_loss(
     token_loss: TokenLoss,
     variable: torch.Tensor,
@@ -49,16 +56,20 @@ def tiled_loss(
     mode: LossAggregation,
     totals: BatchTotals | None = None,
     importance_weights: torch.Tensor | None = None,
+    kernel: Kernel | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
     """Aggregate `token_loss` over the batch: (loss, mean of each metric).
 
-    The gradient flows to `variable` [B, T] alone.
+    The gradient flows to `variable` [B, T] alone. A `kernel` stands in where there are no
+    importance weights.
     """
     mask = as_mask(mask)
-    work = _Work(token_loss, constants, mask, row_weights(mask, mode, totals), importance_weights)
+    weights = row_weights(mask, mode, totals)
+    kernel = kernel if importance_weights is None else None
+    work = _Work(token_loss, constants, mask, weights, importance_weights, kernel)
     loss: torch.Tensor = _TiledLoss.apply(variable, work)  # type: ignore[no-untyped-call]
-    num_tokens = mask.sum().clamp(min=1)
-    return loss, {name: total / num_tokens for name, total in work.sums.items()}
+    means = torch.stack(list(work.sums.values())) / mask.sum().clamp(min=1) if work.sums else ()
+    return loss, dict(zip(work.sums, means, strict=True))
 
 
 class _Work:
@@ -71,17 +82,29 @@ class _Work:
         mask: torch.Tensor,
         row_weights: torch.Tensor,
         importance_weights: torch.Tensor | None,
+        kernel: Kernel | None,
     ) -> None:
         self.token_loss = token_loss
         self.constants = [x.detach() for x in constants]
         self.mask = mask
         self.row_weights = row_weights
         self.importance_weights = importance_weights
+        self.kernel = kernel
         self.sums: Metrics = {}
 
     @torch.no_grad()
-    def run(self, variable: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
-        """The loss; the gradient is written into `gradient` if that is asked for."""
+    def run(
+        self, variable: torch.Tensor, needs_gradient: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The loss, and its gradient if that is asked for."""
+        if self.kernel is None:
+            gradient = torch.empty_like(variable) if needs_gradient else None
+            return self._run_tiles(variable, gradient), gradient
+        inputs = (variable, *self.constants, self.mask, self.row_weights)
+        gradient, loss, self.sums = self.kernel(*inputs)
+        return loss, gradient
+
+    def _run_tiles(self, variable: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
         dtype = torch.promote_types(variable.dtype, torch.float32)
         loss = torch.zeros((), dtype=dtype, device=variable.device)
         for rows in row_tiles(variable):
@@ -111,8 +134,7 @@ def _dot(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 class _TiledLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, variable: torch.Tensor, work: _Work) -> torch.Tensor:
-        gradient = torch.empty_like(variable) if ctx.needs_input_grad[0] else None
-        loss = work.run(variable.detach(), gradient)
+        loss, gradient = work.run(variable.detach(), ctx.needs_input_grad[0])
         if gradient is not None:
             ctx.save_for_backward(gradient)
         return loss
