@@ -53,8 +53,8 @@ format:  ## put the code into the house's format
 	$$py -m ruff check --fix .
 	$$py -m ruff format .
 
-# Freed memory stays with the process, for whatever is timed: else half of a short step is the
-# kernel handing out pages, and how much of it is luck.
+# Freed memory stays with the process, for whatever is timed: else a good part of a short step is
+# the kernel handing out pages, and how much of it is luck.
 bench bench-verl: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 bench bench-verl: export MALLOC_TRIM_THRESHOLD_ = 8589934592
 bench bench-verl: export MALLOC_TOP_PAD_ = 134217728

@@ -46,12 +46,12 @@ class RowMask:
     """The mask of a few rows, in the forms that make masking cheap.
 
     `keep` is `torch.where(mask, x, 0)`, NaN included, done by clearing bits on a CPU: there `where`
-    branches on each element, which costs twenty times as much on a mask of many turns. On a GPU
+    branches on each element, which is many times slower on a mask of many turns. On a GPU
     `where` is one step instead of three.
     """
 
     def __init__(self, mask: torch.Tensor, dtype: torch.dtype) -> None:
-        # By way of bytes, which torch converts ten times faster than bools.
+        # By way of bytes, which torch converts far faster than bools.
         self._bytes = mask.view(torch.uint8)
         self._mask = mask
         self._bits = None if mask.is_cuda else _bits_of(mask, dtype)
