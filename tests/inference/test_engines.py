@@ -54,7 +54,7 @@ def make_model(name="llama"):
 
 def run_all(engine, requests):
     async def gather():
-        return await asyncio.gather(*(engine.generate(request) for request in requests))
+        return await asyncio.gather(*(engine.sample(request) for request in requests))
 
     try:
         return asyncio.run(gather())
@@ -166,8 +166,8 @@ def test_a_failing_forward_reaches_the_caller_and_the_engine_lives_on():
 
     async def both():
         with pytest.raises(IndexError):
-            await engine.generate(GenerationRequest([10**6], 3))
-        return await engine.generate(GenerationRequest([1], 3))
+            await engine.sample(GenerationRequest([10**6], 3))
+        return await engine.sample(GenerationRequest([1], 3))
 
     assert len(asyncio.run(both()).ids) == 3
     engine.close()
@@ -182,9 +182,9 @@ def test_new_weights_are_used_from_then_on_and_counted():
     request = make_requests()[1]
 
     async def before_and_after():
-        first = await engine.generate(request)
+        first = await engine.sample(request)
         assert engine.update_weights(other.state_dict()) == 1
-        return first, await engine.generate(request)
+        return first, await engine.sample(request)
 
     first, second = asyncio.run(before_and_after())
     engine.close()
@@ -197,7 +197,7 @@ def test_closing_ends_every_request_under_way_or_waiting():
     engine = TransformersEngine(make_model(), max_batch_size=1)
 
     async def close_early():
-        tasks = [asyncio.create_task(engine.generate(GenerationRequest([1], 120))) for _ in "123"]
+        tasks = [asyncio.create_task(engine.sample(GenerationRequest([1], 120))) for _ in "123"]
         await asyncio.sleep(0.02)
         await asyncio.to_thread(engine.close)
         return await asyncio.gather(*tasks)
@@ -206,7 +206,7 @@ def test_closing_ends_every_request_under_way_or_waiting():
     assert len(results) == 3
     assert results[-1].finish_reason is FinishReason.ABORTED
     with pytest.raises(RuntimeError, match="closed"):
-        asyncio.run(engine.generate(GenerationRequest([1], 1)))
+        asyncio.run(engine.sample(GenerationRequest([1], 1)))
 
 
 def test_a_script_answers_with_what_its_function_says():

@@ -3,6 +3,8 @@
 The engine on transformers is imported from `turnwise.inference.transformers`.
 """
 
+from turnwise.inference.base import BaseInferenceEngine
+from turnwise.inference.output import GenerationOutput
 from turnwise.inference.protocol import (
     Engine,
     FinishReason,
@@ -13,8 +15,10 @@ from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_
 from turnwise.inference.scripted import ScriptedEngine
 
 __all__ = [
+    "BaseInferenceEngine",
     "Engine",
     "FinishReason",
+    "GenerationOutput",
     "GenerationRequest",
     "GenerationResult",
     "SamplingParams",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -49,6 +49,8 @@ class GenerationRequest:
     """Of this request's own random stream: its draws do not depend on its neighbours."""
     timeout: float | None = None
     """Seconds after which it ends with what it has."""
+    session: Hashable | None = None
+    """Names a conversation: what was computed for it may be kept for its next turn."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -75,19 +77,30 @@ class GenerationResult:
 
 
 class Engine(Protocol):
-    """An engine: many requests at once, none waiting for another's turn to end."""
+    """What an episode needs: many requests at once, none waiting for another's turn to end."""
 
     @property
     def weight_version(self) -> int: ...
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    @property
+    def context_length(self) -> int:
+        """Most tokens that a prompt and its turn may have together."""
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
         """Sample one turn. Cancelling the call aborts the request."""
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probs of `ids[start:]`, each after all tokens before it, at temperature 1."""
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Take new weights, or be told that shared ones have changed (None); the new version.
 
-        It waits for what is being sampled: no turn is sampled by two sets of weights.
+        No turn is sampled by two sets of weights, and nothing computed with the old ones is used
+        again.
         """
+
+    def end_session(self, session: Hashable) -> None:
+        """A conversation is over: what was kept for it can go."""
 
     def close(self) -> None:
         """Free the engine; may be called twice. Requests under way end as aborted."""

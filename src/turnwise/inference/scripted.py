@@ -9,13 +9,14 @@ from typing import Any, TypeAlias
 
 import torch
 
+from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
 Policy: TypeAlias = Callable[[str], str]
 """The text so far in, the answer out."""
 
 
-class ScriptedEngine:
+class ScriptedEngine(BaseInferenceEngine):
     """Answers with what `policy` says, as tokens; to try environments and rewards without a model.
 
     `policy` gets the decoded prompt. Without one, each answer is random tokens of the vocabulary.
@@ -24,16 +25,19 @@ class ScriptedEngine:
     """
 
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         self._policy = policy
-        self.weight_version = 0
 
-    async def generate(self, request: GenerationRequest) -> GenerationResult:
+    @property
+    def context_length(self) -> int:
+        return 2**31  # a script reads as much as there is
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
         if self._policy is None:
-            ids, log_prob = self._random_ids(request), -math.log(len(self._tokenizer))
+            ids, log_prob = self._random_ids(request), -math.log(len(self.tokenizer))
         else:
-            text = self._policy(self._tokenizer.decode(list(request.prompt_ids)))
-            ids, log_prob = self._tokenizer.encode(text, add_special_tokens=False), 0.0
+            text = self._policy(self.tokenizer.decode(list(request.prompt_ids)))
+            ids, log_prob = self.tokenizer.encode(text, add_special_tokens=False), 0.0
             ids = [*ids, *sorted(request.stop_ids)[:1]]
         kept = list(ids[: request.max_tokens])
         is_stopped = bool(kept) and kept[-1] in request.stop_ids
@@ -44,8 +48,13 @@ class ScriptedEngine:
         rng = random.Random(request.seed)
         ids: list[int] = []
         while len(ids) < request.max_tokens and not (ids and ids[-1] in request.stop_ids):
-            ids.append(rng.randrange(len(self._tokenizer)))
+            ids.append(rng.randrange(len(self.tokenizer)))
         return ids
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """As in `sample`: what a script says is certain, what chance says is uniform."""
+        log_prob = -math.log(len(self.tokenizer)) if self._policy is None else 0.0
+        return [log_prob] * (len(ids) - start)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """There are none; the version is counted all the same."""

@@ -1,0 +1,167 @@
+"""What all engines share: strings for people, on top of tokens for episodes."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+
+from turnwise.deadlines import run_sync
+from turnwise.errors import ConfigError
+from turnwise.inference.output import GenerationOutput
+from turnwise.inference.protocol import GenerationRequest, GenerationResult
+from turnwise.inference.sampling import SamplingParams
+
+Overflow: TypeAlias = Literal["truncate", "error"]
+"""What to do with a request that asks for more than the context holds."""
+
+
+class BaseInferenceEngine(ABC):
+    """An engine: `sample` and `score` on tokens for episodes, `generate` on strings for people."""
+
+    def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
+        self.tokenizer = tokenizer
+        self.weight_version = 0
+        self._overflow = overflow
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int:
+        """Most tokens that a prompt and its turn may have together."""
+
+    @abstractmethod
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        """Sample one turn. Cancelling the call aborts the request."""
+
+    @abstractmethod
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        """Log-probs of `ids[start:]`, each after all tokens before it, at temperature 1."""
+
+    @abstractmethod
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        """Take new weights, or be told that shared ones have changed (None); the new version."""
+
+    def end_session(self, session: Hashable) -> None:
+        """A conversation is over; an engine that keeps nothing for it has nothing to do."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the engine; may be called twice. Requests under way end as aborted."""
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        *,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        stop: str | Sequence[str] = (),
+        seed: int = 0,
+        timeout: float | None = None,
+        max_new_tokens: int | None = None,
+    ) -> GenerationOutput:
+        """Continue each prompt, all at once; the output is the sequence of the answers.
+
+        Prompts are plain text, encoded as the tokenizer does. Each gets a random stream of its
+        own, so the same seed gives the same answers. `max_new_tokens` is another name for
+        `max_tokens`.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        params = SamplingParams(temperature, top_k, top_p, min_p)
+        requests = [
+            GenerationRequest(
+                self._encode(text),
+                max_new_tokens if max_new_tokens is not None else max_tokens,
+                params,
+                stop_ids=self._end_ids,
+                stop_strings=(stop,) if isinstance(stop, str) else tuple(stop),
+                seed=seed + i,
+                timeout=timeout,
+            )
+            for i, text in enumerate(texts)
+        ]
+
+        async def sample_all() -> list[GenerationResult]:
+            return await asyncio.gather(*(self.sample(request) for request in requests))
+
+        results = run_sync(sample_all())
+        return GenerationOutput(
+            [self.tokenizer.decode(list(r.ids), skip_special_tokens=True) for r in results],
+            [list(result.ids) for result in results],
+            [list(result.log_probs) for result in results],
+            [result.finish_reason for result in results],
+            pad_id=self._pad_id,
+        )
+
+    def compute_log_probs(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
+        """Log-prob of each response after its prompt, summed over its tokens [B].
+
+        Prompt and response are encoded apart, so that the prompt's tokens do not depend on what
+        follows it.
+        """
+        if len(prompts) != len(responses):
+            raise ConfigError(
+                f"compute_log_probs got {len(prompts)} prompts and {len(responses)} responses, "
+                "expected as many"
+            )
+
+        async def score_all() -> list[list[float]]:
+            return await asyncio.gather(
+                *(self._score_text(p, r) for p, r in zip(prompts, responses, strict=True))
+            )
+
+        return torch.tensor([sum(scores) for scores in run_sync(score_all())])
+
+    async def _score_text(self, prompt: str, response: str) -> list[float]:
+        before = self._encode(prompt)
+        after = self.tokenizer.encode(response, add_special_tokens=False)
+        return await self.score([*before, *after], len(before)) if after else []
+
+    def _encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise ConfigError(
+                "this engine has no tokenizer, and strings need one. Pass tokenizer=."
+            )
+        ids: list[int] = self.tokenizer.encode(text)
+        if not ids:
+            raise ConfigError(
+                f"the prompt {text!r} has no tokens, and a model must continue something. "
+                "Give at least one character."
+            )
+        return ids
+
+    @property
+    def _end_ids(self) -> frozenset[int]:
+        end = self.tokenizer.eos_token_id
+        return frozenset() if end is None else frozenset({end})
+
+    @property
+    def _pad_id(self) -> int:
+        pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
+        return int(next((i for i in (pad, end) if i is not None), 0))
+
+    def room(self, request: GenerationRequest) -> int:
+        """Tokens that the context still holds after the prompt, or an error if that is the policy.
+
+        Without room the turn ends as `FinishReason.CONTEXT`, with what it has.
+        """
+        room = self.context_length - len(request.prompt_ids)
+        if self._overflow == "error" and room < request.max_tokens:
+            raise ConfigError(
+                f"a prompt of {len(request.prompt_ids)} tokens with max_tokens="
+                f"{request.max_tokens} needs more than the context, which holds "
+                f"{self.context_length}. Ask for fewer tokens, or let the engine cut the turn "
+                "with overflow='truncate'."
+            )
+        return max(room, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

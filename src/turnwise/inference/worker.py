@@ -1,0 +1,132 @@
+"""Engines whose model works in a thread of its own, and the turns that it is working on."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+
+
+@dataclass(eq=False)
+class Turn:
+    """A request that is being sampled, or waits for it."""
+
+    request: GenerationRequest
+    future: asyncio.Future[GenerationResult]
+    loop: asyncio.AbstractEventLoop
+    room: int
+    """Tokens that the context still holds after the prompt."""
+    decode: Callable[[list[int]], str] | None = None
+    """Tokens to text, to look for stop strings."""
+    rng: random.Random = field(init=False)
+    started: float = field(default_factory=time.monotonic)
+    ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(self.request.seed)
+        stops = self.request.stop_strings
+        # A token is at least a byte, so a stop string lies within as many tokens as it has bytes;
+        # twice that, since a token may also be part of a character, or of no text at all.
+        self._tail = 2 * max((len(s.encode()) for s in stops), default=0) + 8
+
+    def ending(self) -> FinishReason | None:
+        """Why this turn samples no further; None if it goes on."""
+        request, ids = self.request, self.ids
+        if ids and ids[-1] in request.stop_ids:
+            return FinishReason.STOP
+        if ids and request.stop_strings and self.decode is not None:
+            text = self.decode(ids[-self._tail :])
+            if any(stop in text for stop in request.stop_strings):
+                return FinishReason.STOP
+        if len(ids) >= request.max_tokens:
+            return FinishReason.LENGTH
+        if len(ids) >= self.room:
+            return FinishReason.CONTEXT
+        if request.timeout is not None and time.monotonic() - self.started > request.timeout:
+            return FinishReason.DEADLINE
+        if self.future.cancelled():
+            return FinishReason.ABORTED
+        return None
+
+    def settle(self, reason: FinishReason, weight_version: int) -> None:
+        """Hand the result to whoever waits, in their own loop."""
+        result = GenerationResult(self.ids, self.log_probs, reason, weight_version)
+        self._hand_over(lambda: self.future.set_result(result))
+
+    def fail(self, error: BaseException) -> None:
+        self._hand_over(lambda: self.future.set_exception(error))
+
+    def _hand_over(self, give: Callable[[], None]) -> None:
+        def give_once() -> None:
+            if not self.future.done():
+                give()
+
+        try:
+            self.loop.call_soon_threadsafe(give_once)
+        except RuntimeError:  # the loop has closed: nobody waits any more
+            return
+
+
+class WorkerEngine(BaseInferenceEngine):
+    """Takes requests from any event loop; one thread owns the model and works on them."""
+
+    def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
+        super().__init__(tokenizer, overflow)
+        self._arrivals: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._is_closed = False
+        # Held while the model computes; whoever changes weights takes it.
+        self._at_work = threading.Lock()
+        self._starting = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
+
+    @abstractmethod
+    def _advance(self, arrivals: Sequence[Turn]) -> None:
+        """Take in new turns and work a while on those that there are; settle what ends."""
+
+    @abstractmethod
+    def _unfinished(self) -> list[Turn]:
+        """Turns that were taken in and have not ended."""
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        if self._is_closed:
+            raise RuntimeError("this engine is closed. Make a new one.")
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
+        loop = asyncio.get_running_loop()
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        turn = Turn(request, loop.create_future(), loop, self.room(request), decode)
+        self._arrivals.put(turn)
+        return await turn.future
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._arrivals.put(None)  # wakes the thread
+        if self._thread.ident is not None:
+            self._thread.join()
+        for turn in [*self._unfinished(), *self._arrived()]:
+            turn.settle(FinishReason.ABORTED, self.weight_version)
+
+    def _work(self) -> None:
+        while not self._is_closed:
+            arrivals = self._arrived(wait=not self._unfinished())
+            with self._at_work:
+                self._advance(arrivals)
+
+    def _arrived(self, wait: bool = False) -> list[Turn]:
+        turns = [self._arrivals.get()] if wait else []
+        while not self._arrivals.empty():
+            turns.append(self._arrivals.get())
+        return [turn for turn in turns if turn is not None]
