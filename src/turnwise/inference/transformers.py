@@ -32,44 +32,46 @@ class TransformersEngine(WorkerEngine):
         super().__init__(tokenizer, overflow)
         self.model = model.eval()
         self._max_batch_size = max_batch_size
-        self._waiting: list[Turn] = []
+        self._batch: list[Turn] = []
 
     @property
     def context_length(self) -> int:
         return int(getattr(self.model.config, "max_position_embeddings", 2**31))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        return await asyncio.to_thread(self._score, ids, start)
+        task = self._in_thread(lambda: self._score(ids, start), drained=False)
+        return await asyncio.wrap_future(task)
 
     @torch.no_grad()
     def _score(self, ids: Sequence[int], start: int) -> list[float]:
         sequence = torch.tensor([list(ids)], device=self.model.device)
-        with self._at_work:
-            logits = self.model(sequence).logits[0, start - 1 : -1]
+        logits = self.model(sequence).logits[0, start - 1 : -1]
         log_probs = torch.log_softmax(logits.float(), -1)
         scores: list[float] = log_probs.gather(1, sequence[0, start:, None]).squeeze(1).tolist()
         return scores
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        with self._at_work:
+        def update() -> int:
             if weights is not None:
                 self.model.load_state_dict(weights)
             self.weight_version += 1
             return self.weight_version
 
-    def _unfinished(self) -> list[Turn]:
-        return self._waiting
+        return self._in_thread(update, drained=True).result()
 
-    def _advance(self, arrivals: Sequence[Turn]) -> None:
-        self._waiting += arrivals
-        turns = self._waiting[: self._max_batch_size]
+    def _under_way(self) -> list[Turn]:
+        return self._batch
+
+    def _advance(self, *, may_begin: bool) -> None:
+        while may_begin and self._waiting and len(self._batch) < self._max_batch_size:
+            self._batch.append(self._waiting.popleft())
         try:
-            self._sample(turns)
+            self._sample(self._batch)
         except Exception as error:  # handed to those who wait; the engine lives on
-            for turn in turns:
+            for turn in self._batch:
                 turn.fail(error)
         if not self._is_closed:
-            del self._waiting[: len(turns)]
+            self._batch = []
 
     @torch.no_grad()
     def _sample(self, turns: list[Turn]) -> None:

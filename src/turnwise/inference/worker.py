@@ -8,12 +8,16 @@ import random
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -77,36 +81,51 @@ class Turn:
             return
 
 
+@dataclass(eq=False)
+class Task(Generic[T]):
+    """Something that must happen in the engine's thread, between its steps."""
+
+    function: Callable[[], T]
+    drained: bool
+    """Whether it waits until no turn is under way."""
+    future: Future[T] = field(default_factory=Future)
+
+    def run(self) -> None:
+        try:
+            self.future.set_result(self.function())
+        except BaseException as error:  # goes to whoever asked for it
+            self.future.set_exception(error)
+
+
 class WorkerEngine(BaseInferenceEngine):
-    """Takes requests from any event loop; one thread owns the model and works on them."""
+    """Takes requests from any event loop; one thread owns the model and works on them.
+
+    Turns wait in `_waiting` until the thread has room for them; new weights wait until the turns
+    under way have ended, and no turn begins before them.
+    """
 
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         super().__init__(tokenizer, overflow)
-        self._arrivals: queue.SimpleQueue[Turn | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[Turn | Task[Any] | None] = queue.SimpleQueue()
+        self._waiting: deque[Turn] = deque()
+        self._tasks: deque[Task[Any]] = deque()
         self._is_closed = False
-        # Held while the model computes; whoever changes weights takes it.
-        self._at_work = threading.Lock()
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
 
     @abstractmethod
-    def _advance(self, arrivals: Sequence[Turn]) -> None:
-        """Take in new turns and work a while on those that there are; settle what ends."""
+    def _advance(self, *, may_begin: bool) -> None:
+        """Work a while on the turns that there are, and on waiting ones if new turns may begin."""
 
     @abstractmethod
-    def _unfinished(self) -> list[Turn]:
-        """Turns that were taken in and have not ended."""
+    def _under_way(self) -> Collection[Turn]:
+        """Turns that have begun and not ended."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        if self._is_closed:
-            raise RuntimeError("this engine is closed. Make a new one.")
-        with self._starting:
-            if self._thread.ident is None:
-                self._thread.start()
         loop = asyncio.get_running_loop()
         decode = None if self.tokenizer is None else self.tokenizer.decode
         turn = Turn(request, loop.create_future(), loop, self.room(request), decode)
-        self._arrivals.put(turn)
+        self._put(turn)
         return await turn.future
 
     def close(self) -> None:
@@ -116,17 +135,42 @@ class WorkerEngine(BaseInferenceEngine):
         self._arrivals.put(None)  # wakes the thread
         if self._thread.ident is not None:
             self._thread.join()
-        for turn in [*self._unfinished(), *self._arrived()]:
+        self._take_in(wait=False)
+        for turn in [*self._under_way(), *self._waiting]:
             turn.settle(FinishReason.ABORTED, self.weight_version)
+        for task in self._tasks:
+            task.future.set_exception(RuntimeError(_CLOSED))
+
+    def _in_thread(self, function: Callable[[], T], *, drained: bool) -> Future[T]:
+        """Have the engine's thread call `function` between its steps."""
+        task = Task(function, drained)
+        self._put(task)
+        return task.future
+
+    def _put(self, item: Turn | Task[Any]) -> None:
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+        with self._starting:
+            if self._thread.ident is None:
+                self._thread.start()
+        self._arrivals.put(item)
 
     def _work(self) -> None:
         while not self._is_closed:
-            arrivals = self._arrived(wait=not self._unfinished())
-            with self._at_work:
-                self._advance(arrivals)
+            self._take_in(wait=not (self._under_way() or self._waiting or self._tasks))
+            while self._tasks and not (self._tasks[0].drained and self._under_way()):
+                self._tasks.popleft().run()
+            self._advance(may_begin=not self._tasks)
 
-    def _arrived(self, wait: bool = False) -> list[Turn]:
-        turns = [self._arrivals.get()] if wait else []
+    def _take_in(self, *, wait: bool) -> None:
+        items = [self._arrivals.get()] if wait else []
         while not self._arrivals.empty():
-            turns.append(self._arrivals.get())
-        return [turn for turn in turns if turn is not None]
+            items.append(self._arrivals.get())
+        for item in items:
+            if isinstance(item, Turn):
+                self._waiting.append(item)
+            elif item is not None:
+                self._tasks.append(item)
+
+
+_CLOSED = "this engine is closed. Make a new one."
