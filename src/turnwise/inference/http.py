@@ -1,0 +1,79 @@
+"""A small HTTP client for inference servers: JSON in and out, lines of a stream, plain errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from turnwise.errors import ConfigError, TurnwiseError
+
+
+class EngineError(TurnwiseError, RuntimeError):
+    """An inference engine or its server failed, refused, or does not answer."""
+
+
+class JsonClient:
+    """Speaks to one server, from one event loop.
+
+    Neither the time of an answer nor the number of open requests is limited: requests have
+    deadlines of their own, and the server does the queueing.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(f"url got {url!r}, expected one such as 'http://localhost:30000'")
+        self.url = url.rstrip("/")
+        self._client = httpx2.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            limits=httpx2.Limits(max_connections=None),
+            timeout=httpx2.Timeout(None, connect=10.0),
+            trust_env=False,  # what is set up for the web must not come between us and a server
+        )
+
+    async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """What the server answers: parsed if it is JSON, else as text."""
+        async with self._open(method, path, body) as response:
+            await response.aread()
+            is_json = response.headers.get("content-type", "").startswith("application/json")
+            return response.json() if is_json else response.text
+
+    async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
+        """The answer line by line, as it comes."""
+        async with self._open("POST", path, body) as response:
+            async for line in response.aiter_lines():
+                yield line
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: Mapping[str, Any] | None
+    ) -> AsyncIterator[httpx2.Response]:
+        where = self.url + path
+        try:
+            async with self._client.stream(method, path, json=body) as response:
+                if response.is_error:
+                    text = _error_text((await response.aread()).decode(errors="replace"))
+                    raise EngineError(f"{where} answered {response.status_code}: {text}")
+                yield response
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as e:
+            raise EngineError(f"no server answers at {self.url}: is it up, and is that it?") from e
+        except httpx2.TransportError as e:
+            raise EngineError(f"{where} broke off ({e!r}): see the server's log") from e
+
+
+def _error_text(body: str) -> str:
+    """The words of an error, out of what servers wrap them in."""
+    try:
+        error = json.loads(body)
+    except ValueError:
+        return body.strip()
+    while isinstance(error, dict) and (keys := error.keys() & {"error", "message", "detail"}):
+        error = error[min(keys)]
+    return str(error)
