@@ -1,40 +1,20 @@
 """Engines beside a plain forward of the same weights."""
 
 import asyncio
+from functools import partial
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
-from transformers.models.gemma import GemmaConfig
-from transformers.models.gpt2 import GPT2Config
 from transformers.models.llama import LlamaConfig
-from transformers.models.mistral import MistralConfig
-from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen3 import Qwen3Config
 
 from chat.families import make_format
+from inference.tiny_models import CONFIGS, SHAPE, VOCABULARY, make_model, plain_log_probs, run_all
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams, ScriptedEngine
+from turnwise.inference.local import LocalEngine
 from turnwise.inference.transformers import TransformersEngine
 
-VOCABULARY = 97
-SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SHAPE),
-    "qwen2": Qwen2Config(**SHAPE),
-    "qwen3": Qwen3Config(**SHAPE, head_dim=8),
-    "mistral": MistralConfig(**SHAPE),
-    "gemma": GemmaConfig(**SHAPE, head_dim=8),
-    "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128),
-}
 FILTERS = [
     SamplingParams(),
     SamplingParams(temperature=0.6, top_p=0.8),
@@ -44,22 +24,12 @@ FILTERS = [
 ]
 
 
-def make_model(name="llama"):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name])
-    for parameter in model.parameters():  # larger than usual, so that log-probs differ visibly
-        parameter.data.mul_(4.0)
-    return model.eval()
-
-
-def run_all(engine, requests):
-    async def gather():
-        return await asyncio.gather(*(engine.sample(request) for request in requests))
-
-    try:
-        return asyncio.run(gather())
-    finally:
-        engine.close()
+ENGINES = {
+    "transformers": TransformersEngine,
+    "local": LocalEngine,
+    "local, not deterministic": partial(LocalEngine, deterministic=False),
+}
+each_engine = pytest.mark.parametrize("make_engine", ENGINES.values(), ids=ENGINES)
 
 
 def make_requests(**options):
@@ -77,21 +47,12 @@ def make_requests(**options):
     ]
 
 
-def plain_log_probs(model, request, ids):
-    from turnwise.inference import sampling_log_probs
-
-    sequence = torch.tensor([[*request.prompt_ids, *ids]])
-    with torch.no_grad():
-        logits = model(sequence).logits[0, len(request.prompt_ids) - 1 : -1]
-    log_probs = sampling_log_probs(logits, [request.sampling] * len(ids))
-    return log_probs.gather(1, torch.tensor(ids)[:, None]).squeeze(1)
-
-
+@each_engine
 @pytest.mark.parametrize("name", CONFIGS)
-def test_log_probs_are_those_of_a_plain_forward(name):
+def test_log_probs_are_those_of_a_plain_forward(name, make_engine):
     model = make_model(name)
     requests = make_requests()
-    for request, result in zip(requests, run_all(TransformersEngine(model), requests), strict=True):
+    for request, result in zip(requests, run_all(make_engine(model), requests), strict=True):
         assert len(result.ids) == request.max_tokens
         assert result.finish_reason is FinishReason.LENGTH
         expected = plain_log_probs(model, request, list(result.ids))
@@ -99,11 +60,12 @@ def test_log_probs_are_those_of_a_plain_forward(name):
         assert gap < 1e-4
 
 
-def test_greedy_tokens_are_those_of_generate():
+@each_engine
+def test_greedy_tokens_are_those_of_generate(make_engine):
     model = make_model()
     prompt = [5, 6, 7]
     request = GenerationRequest(prompt, 20, SamplingParams(temperature=0.0))
-    (result,) = run_all(TransformersEngine(model), [request])
+    (result,) = run_all(make_engine(model), [request])
     expected = model.generate(
         torch.tensor([prompt]),
         max_new_tokens=20,
@@ -114,58 +76,62 @@ def test_greedy_tokens_are_those_of_generate():
     assert list(result.ids) == expected[0, 3:].tolist()
 
 
-def test_the_same_seed_gives_the_same_tokens_alone_and_in_company():
+@each_engine
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(make_engine):
     model = make_model()
     requests = make_requests()
-    together = run_all(TransformersEngine(model), requests)
+    together = run_all(make_engine(model), requests)
     for request, result in zip(requests, together, strict=True):
-        (alone,) = run_all(TransformersEngine(model), [request])
+        (alone,) = run_all(make_engine(model), [request])
         assert list(alone.ids) == list(result.ids)
 
 
-def test_a_stop_token_ends_the_turn_and_is_part_of_it():
+@each_engine
+def test_a_stop_token_ends_the_turn_and_is_part_of_it(make_engine):
     model = make_model()
-    (free,) = run_all(TransformersEngine(model), [GenerationRequest([5, 6], 10, seed=4)])
+    (free,) = run_all(make_engine(model), [GenerationRequest([5, 6], 10, seed=4)])
     stop = free.ids[4]
     request = GenerationRequest([5, 6], 10, seed=4, stop_ids=frozenset({stop}))
-    (result,) = run_all(TransformersEngine(model), [request])
+    (result,) = run_all(make_engine(model), [request])
     assert result.finish_reason is FinishReason.STOP
     assert list(result.ids) == list(free.ids[: list(free.ids).index(stop) + 1])
 
 
-def test_a_stop_string_ends_the_turn():
+@each_engine
+def test_a_stop_string_ends_the_turn(make_engine):
     tokenizer = make_format("plain").tokenizer
     torch.manual_seed(0)
     config = LlamaConfig(**{**SHAPE, "vocab_size": len(tokenizer)})
     model = AutoModelForCausalLM.from_config(config)
-    (free,) = run_all(TransformersEngine(model), [GenerationRequest([5, 6], 30, seed=2)])
+    (free,) = run_all(make_engine(model), [GenerationRequest([5, 6], 30, seed=2)])
     stop = tokenizer.decode(free.ids[8:10])
     request = GenerationRequest([5, 6], 30, seed=2, stop_strings=(stop,))
-    (result,) = run_all(TransformersEngine(model, tokenizer), [request])
+    (result,) = run_all(make_engine(model, tokenizer), [request])
     assert result.finish_reason is FinishReason.STOP
     assert stop in tokenizer.decode(result.ids)
     assert stop not in tokenizer.decode(result.ids[:-1])
 
 
-def test_a_full_context_ends_the_turn_with_its_own_reason():
-    (result,) = run_all(TransformersEngine(make_model()), [GenerationRequest([1] * 120, 50)])
+@each_engine
+def test_a_full_context_ends_the_turn_with_its_own_reason(make_engine):
+    (result,) = run_all(make_engine(make_model()), [GenerationRequest([1] * 120, 50)])
     assert result.finish_reason is FinishReason.CONTEXT
     assert len(result.ids) == 8
 
 
-def test_out_of_time_gives_what_there_is():
-    (result,) = run_all(
-        TransformersEngine(make_model()), [GenerationRequest([1], 100, timeout=0.0)]
-    )
+@each_engine
+def test_out_of_time_gives_what_there_is(make_engine):
+    (result,) = run_all(make_engine(make_model()), [GenerationRequest([1], 100, timeout=0.0)])
     assert result.finish_reason is FinishReason.DEADLINE
     assert len(result.ids) < 100
 
 
-def test_a_failing_forward_reaches_the_caller_and_the_engine_lives_on():
-    engine = TransformersEngine(make_model())
+@each_engine
+def test_a_failing_forward_reaches_the_caller_and_the_engine_lives_on(make_engine):
+    engine = make_engine(make_model())
 
     async def both():
-        with pytest.raises(IndexError):
+        with pytest.raises((IndexError, ConfigError)):
             await engine.sample(GenerationRequest([10**6], 3))
         return await engine.sample(GenerationRequest([1], 3))
 
@@ -174,11 +140,12 @@ def test_a_failing_forward_reaches_the_caller_and_the_engine_lives_on():
     engine.close()
 
 
-def test_new_weights_are_used_from_then_on_and_counted():
+@each_engine
+def test_new_weights_are_used_from_then_on_and_counted(make_engine):
     model, other = make_model(), make_model("llama")
     for parameter in other.parameters():
         parameter.data.mul_(0.5)
-    engine = TransformersEngine(model)
+    engine = make_engine(model)
     request = make_requests()[1]
 
     async def before_and_after():
@@ -193,8 +160,9 @@ def test_new_weights_are_used_from_then_on_and_counted():
     torch.testing.assert_close(torch.tensor(second.log_probs), expected, atol=1e-4, rtol=0)
 
 
-def test_closing_ends_every_request_under_way_or_waiting():
-    engine = TransformersEngine(make_model(), max_batch_size=1)
+@each_engine
+def test_closing_ends_every_request_under_way_or_waiting(make_engine):
+    engine = make_engine(make_model(), max_batch_size=1)
 
     async def close_early():
         tasks = [asyncio.create_task(engine.sample(GenerationRequest([1], 120))) for _ in "123"]

@@ -39,16 +39,8 @@ class TransformersEngine(WorkerEngine):
         return int(getattr(self.model.config, "max_position_embeddings", 2**31))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        task = self._in_thread(lambda: self._score(ids, start), drained=False)
+        task = self._in_thread(lambda: plain_scores(self.model, ids, start), drained=False)
         return await asyncio.wrap_future(task)
-
-    @torch.no_grad()
-    def _score(self, ids: Sequence[int], start: int) -> list[float]:
-        sequence = torch.tensor([list(ids)], device=self.model.device)
-        logits = self.model(sequence).logits[0, start - 1 : -1]
-        log_probs = torch.log_softmax(logits.float(), -1)
-        scores: list[float] = log_probs.gather(1, sequence[0, start:, None]).squeeze(1).tolist()
-        return scores
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         def update() -> int:
@@ -114,3 +106,13 @@ class TransformersEngine(WorkerEngine):
         if reason is not None:
             turn.settle(reason, self.weight_version)
         return reason
+
+
+@torch.no_grad()
+def plain_scores(model: Any, ids: Sequence[int], start: int) -> list[float]:
+    """Log-probs of `ids[start:]` from one plain forward of the whole sequence."""
+    sequence = torch.tensor([list(ids)], device=model.device)
+    logits = model(sequence).logits[0, start - 1 : -1]
+    log_probs = torch.log_softmax(logits.float(), -1)
+    scores: list[float] = log_probs.gather(1, sequence[0, start:, None]).squeeze(1).tolist()
+    return scores

@@ -1,0 +1,95 @@
+"""The KV cache: one block of memory, allocated once, handed out in contiguous regions."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Arena:
+    """Keys and values of all layers, [2, layers, tokens, heads, width], and who holds which part.
+
+    A region is contiguous, so that attention reads it without gathering; its size is a power of
+    two times `UNIT` (a buddy allocator: freed halves join again). Nothing is ever allocated beside
+    it, so the cache cannot grow past its budget.
+    """
+
+    UNIT = 32
+    """Tokens in the smallest region."""
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_layers: int,
+        num_heads: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_units = max(num_tokens // self.UNIT, 1)
+        self.num_tokens = num_units * self.UNIT
+        # One token more than there are: rows that fill up a batch write there.
+        shape = (2, num_layers, self.num_tokens + 1, num_heads, width)
+        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self._free: dict[int, set[int]] = {}
+        """Starts of the free regions, by size in units."""
+        self._roots: dict[int, int] = {}
+        """Where the regions that were never split begin, and their size."""
+        self._taken: dict[int, int] = {}
+        """Size in units of each region handed out, by its start in units."""
+        start = 0
+        for bit in reversed(range(num_units.bit_length())):  # the largest powers of two first
+            size = 1 << bit
+            if num_units & size:
+                self._roots[start] = size
+                self._free.setdefault(size, set()).add(start)
+                start += size
+
+    @property
+    def spare(self) -> int:
+        """The token that belongs to nobody."""
+        return self.num_tokens
+
+    @property
+    def largest(self) -> int:
+        """Tokens of the largest region that there can ever be."""
+        return max(self._roots.values()) * self.UNIT
+
+    @property
+    def num_taken(self) -> int:
+        """Tokens of all regions that are handed out."""
+        return sum(self._taken.values()) * self.UNIT
+
+    def take(self, num_tokens: int) -> int | None:
+        """Start of a free region of at least so many tokens; None if there is none now."""
+        size = 1 << max(-(-num_tokens // self.UNIT) - 1, 0).bit_length()
+        found = min((s for s, starts in self._free.items() if s >= size and starts), default=None)
+        if found is None:
+            return None
+        # The lowest first: which region one gets does not depend on the order of a set.
+        start = min(self._free[found])
+        self._free[found].remove(start)
+        while found > size:
+            found //= 2
+            self._free.setdefault(found, set()).add(start + found)
+        self._taken[start] = size
+        return start * self.UNIT
+
+    def capacity(self, start: int) -> int:
+        """Tokens of a region that was handed out."""
+        return self._taken[start // self.UNIT] * self.UNIT
+
+    def give_back(self, start: int) -> None:
+        unit = start // self.UNIT
+        size = self._taken.pop(unit)
+        while unit not in self._roots or self._roots[unit] != size:
+            root = max(r for r in self._roots if r <= unit)
+            buddy = root + ((unit - root) ^ size)
+            if buddy not in self._free.get(size, ()):
+                break
+            self._free[size].remove(buddy)
+            unit, size = min(unit, buddy), size * 2
+        self._free.setdefault(size, set()).add(unit)
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy what a region holds into another one."""
+        self.storage[:, :, target : target + length] = self.storage[:, :, source : source + length]

@@ -1,0 +1,277 @@
+"""The local engine: what it saves must not change what it samples."""
+
+import asyncio
+import gc
+import random
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig
+
+from inference.tiny_models import CONFIGS, SHAPE, VOCABULARY, make_model, plain_log_probs, run_all
+from turnwise import ConfigError
+from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
+from turnwise.inference.local import LocalEngine, UnsupportedModel
+
+
+def random_prompt(length, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(VOCABULARY) for _ in range(length)]
+
+
+def some_requests(number, max_tokens=10, **options):
+    rng = random.Random(0)
+    return [
+        GenerationRequest(
+            random_prompt(rng.randrange(1, 90), seed),
+            rng.randrange(1, max_tokens + 1),
+            rng.choice([SamplingParams(), SamplingParams(0.7, top_k=20), SamplingParams(0.0)]),
+            seed=seed,
+            **options,
+        )
+        for seed in range(number)
+    ]
+
+
+def same(first, second):
+    return list(first.ids) == list(second.ids) and list(first.log_probs) == list(second.log_probs)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_request_gets_the_same_bits_alone_and_among_63_others(name):
+    model = make_model(name)
+    requests = some_requests(64)
+    together = run_all(LocalEngine(model), requests)
+    for i in range(0, 64, 7):
+        (alone,) = run_all(LocalEngine(model), [requests[i]])
+        assert same(alone, together[i])
+
+
+async def converse(engine, num_turns, seed, name="talk"):
+    """A conversation of several turns: observations between them; its results and its tokens."""
+    ids = random_prompt(9, seed)
+    results, rng = [], random.Random(seed)
+    for turn in range(num_turns):
+        request = GenerationRequest(list(ids), 6, seed=100 * seed + turn, session=(name, seed))
+        result = await engine.sample(request)
+        assert list(request.prompt_ids) == ids
+        results.append((request, result))
+        ids += [*result.ids, *(rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 8)))]
+        await asyncio.sleep(0)
+    return results
+
+
+def converse_all(engine, number, num_turns=5):
+    async def gather():
+        return await asyncio.gather(*(converse(engine, num_turns, seed) for seed in range(number)))
+
+    try:
+        return asyncio.run(gather())
+    finally:
+        engine.close()
+
+
+def flat(conversations):
+    return [result for talk in conversations for _, result in talk]
+
+
+def test_a_conversation_goes_on_from_its_cache_and_computes_only_what_is_new(monkeypatch):
+    engine = LocalEngine(make_model())
+    forward, computed = engine._runner.forward, []
+
+    def count(chunks):
+        computed.append(sum(len(chunk.ids) for chunk in chunks))
+        return forward(chunks)
+
+    monkeypatch.setattr(engine._runner, "forward", count)
+    (talk,) = converse_all(engine, 1)
+    last_request, last_result = talk[-1]
+    # Every token once; the last sampled one is never fed back.
+    assert sum(computed) == len(last_request.prompt_ids) + len(last_result.ids) - 1
+    for request, result in talk:
+        expected = plain_log_probs(engine.model, request, list(result.ids))
+        torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_eviction_and_preemption_change_nothing_but_the_work(deterministic):
+    model = make_model()
+    roomy = LocalEngine(model, deterministic=deterministic)
+    tight = LocalEngine(model, deterministic=deterministic, cache_tokens=256)
+    assert tight._arena.num_tokens == 256
+    expected, got = flat(converse_all(roomy, 12)), flat(converse_all(tight, 12))
+    for a, b in zip(expected, got, strict=True):
+        assert list(a.ids) == list(b.ids)
+        assert not deterministic or same(a, b)
+
+
+def test_the_cache_never_exceeds_its_budget(monkeypatch):
+    engine = LocalEngine(make_model(), cache_tokens=512)
+    most, take = [], engine._arena.take
+
+    def watch(num_tokens):
+        region = take(num_tokens)
+        most.append(engine.cache_in_use)
+        return region
+
+    monkeypatch.setattr(engine._arena, "take", watch)
+    before = engine._arena.storage.data_ptr()
+    converse_all(engine, 20)
+    assert max(most) <= 512
+    assert engine._arena.storage.data_ptr() == before
+
+
+def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):
+    model = make_model()
+    engine = LocalEngine(model)
+    forward, computed = engine._runner.forward, []
+    monkeypatch.setattr(
+        engine._runner,
+        "forward",
+        lambda chunks: computed.extend(len(c.ids) for c in chunks) or forward(chunks),
+    )
+    prompt = random_prompt(60, 1)
+    requests = [GenerationRequest(prompt, 8, seed=i, session=i) for i in range(16)]
+    group = run_all(engine, requests)
+    assert sum(n for n in computed if n > 1) == 60
+    assert len({tuple(result.ids) for result in group}) > 10
+    for request, result in zip(requests, group, strict=True):
+        (alone,) = run_all(LocalEngine(model), [request])
+        assert same(alone, result)
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_others_go_on():
+    model = make_model()
+    engine = LocalEngine(model, prefill_tokens=8, deterministic=False)
+    requests = [GenerationRequest(random_prompt(100, 1), 4), GenerationRequest([5, 6], 20, seed=1)]
+    for request, result in zip(requests, run_all(engine, requests), strict=True):
+        expected = plain_log_probs(model, request, list(result.ids))
+        torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_ended_sessions_give_their_memory_back():
+    engine = LocalEngine(make_model())
+
+    async def play():
+        await asyncio.gather(*(converse(engine, 2, seed) for seed in range(6)))
+        held = engine.cache_in_use
+        for seed in range(6):
+            engine.end_session(("talk", seed))
+        engine.end_session("never there")
+        await engine.sample(GenerationRequest([1], 1))
+        return held, engine.cache_in_use
+
+    held, left = asyncio.run(play())
+    engine.close()
+    assert held > 0
+    assert left == 0
+
+
+def test_many_requests_leave_nothing_behind():
+    engine = LocalEngine(make_model())
+
+    async def play(number):
+        for _ in range(number):
+            await asyncio.gather(*(engine.sample(GenerationRequest([i, 2], 2)) for i in range(64)))
+
+    asyncio.run(play(2))
+    gc.collect()
+    before = len(gc.get_objects())
+    asyncio.run(play(6))
+    gc.collect()
+    assert len(gc.get_objects()) - before < 500
+    assert engine.cache_in_use == 0
+    engine.close()
+
+
+def test_new_weights_leave_no_stale_cache():
+    model = make_model()
+    engine = LocalEngine(model)
+
+    async def play():
+        (first,) = [await engine.sample(GenerationRequest([3, 4, 5], 5, session="a"))]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.7)  # the learner's own step, on the very same modules
+        assert engine.update_weights(None) == 1
+        request = GenerationRequest([3, 4, 5, *first.ids, 9], 5, session="a")
+        return request, await engine.sample(request)
+
+    request, result = asyncio.run(play())
+    engine.close()
+    assert result.weight_version == 1
+    expected = plain_log_probs(model, request, list(result.ids))
+    torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_weights_change_only_between_turns():
+    engine = LocalEngine(make_model())
+
+    async def play():
+        tasks = [
+            asyncio.create_task(engine.sample(GenerationRequest([i + 1], 100, seed=i)))
+            for i in range(8)
+        ]
+        await asyncio.sleep(0.02)
+        version = await asyncio.to_thread(engine.update_weights, None)
+        return version, await asyncio.gather(*tasks)
+
+    version, results = asyncio.run(play())
+    engine.close()
+    assert version == 1
+    assert all(result.weight_version == 0 for result in results)
+
+
+def test_a_cancelled_call_frees_its_place():
+    engine = LocalEngine(make_model(), max_batch_size=1)
+
+    async def play():
+        task = asyncio.create_task(engine.sample(GenerationRequest([1], 120)))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        return await engine.sample(GenerationRequest([2], 3))
+
+    assert len(asyncio.run(play()).ids) == 3
+    assert engine.cache_in_use == 0
+    engine.close()
+
+
+def test_a_conversation_that_can_never_fit_says_so():
+    engine = LocalEngine(make_model(), cache_tokens=128, max_model_len=1000)
+    engine.model.config.max_position_embeddings = 1000
+    with pytest.raises(ConfigError, match="cache_tokens"):
+        run_all(engine, [GenerationRequest(random_prompt(300, 1), 4)])
+
+
+def test_overflow_is_cut_or_refused_as_configured():
+    model = make_model()
+    (cut,) = run_all(LocalEngine(model, max_model_len=20), [GenerationRequest([1] * 15, 50)])
+    assert (cut.finish_reason, len(cut.ids)) == (FinishReason.CONTEXT, 5)
+    (none,) = run_all(LocalEngine(model, max_model_len=20), [GenerationRequest([1] * 25, 50)])
+    assert (none.finish_reason, len(none.ids)) == (FinishReason.CONTEXT, 0)
+    engine = LocalEngine(model, max_model_len=20, overflow="error")
+    with pytest.raises(ConfigError, match=r"15 tokens.*overflow='truncate'"):
+        run_all(engine, [GenerationRequest([1] * 15, 50)])
+
+
+def test_a_sliding_window_is_kept():
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=7)).eval()
+    request = GenerationRequest(random_prompt(40, 3), 20)
+    (result,) = run_all(LocalEngine(model), [request])
+    expected = plain_log_probs(model, request, list(result.ids))
+    torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def test_a_model_that_does_not_fit_is_refused():
+    shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    config = Gemma2Config(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
+    with pytest.raises(UnsupportedModel, match="softcap"):
+        LocalEngine(AutoModelForCausalLM.from_config(config))
+
+
+def test_the_model_is_left_as_it_was():
+    model = make_model()
+    before = model.config._attn_implementation
+    run_all(LocalEngine(model), some_requests(3))
+    assert model.config._attn_implementation == before
