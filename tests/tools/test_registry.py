@@ -124,7 +124,9 @@ def test_bad_arguments_are_told_with_the_right_way(params: dict[str, Any], told:
     success, message = ToolRegistry([add]).execute_tool("add", **params)
     assert not success
     assert told in message
-    assert message.endswith("Call it as add(a: integer, b: number = 1.0).")
+    assert message.endswith(
+        'Call it as add(a: integer, b: number = 1.0), for example with {"a": 1}.'
+    )
 
 
 def test_misspelt_argument_names_the_nearest() -> None:
@@ -214,7 +216,7 @@ def test_a_tool_error_is_told_as_it_is_and_messages_are_short() -> None:
 
     registry = ToolRegistry([refuse, shout])
     assert registry.execute_tool("refuse") == (False, "Ask for less.")
-    assert len(registry.execute_tool("shout")[1]) < 600
+    assert len(registry.execute_tool("shout")[1]) < 1000
 
 
 def test_async_tools_work_from_both_sides() -> None:

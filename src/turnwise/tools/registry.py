@@ -1,19 +1,22 @@
-"""`ToolRegistry`: the tools of an episode by name, and the one place where they are called."""
+"""`ToolRegistry`: the tools of an episode by name, and the door through which they are called."""
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.errors import ToolError, did_you_mean
-from turnwise.tools.definition import Tool, ToolDefinition, as_tool, marked_tools
+from turnwise.tools.base import Tool, as_tool, marked_tools
+from turnwise.tools.calling import CallRefused, call_async, call_here
+from turnwise.tools.calls import ToolCall
+from turnwise.tools.context import ToolContext
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.results import ToolFailure, ToolResult
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
 
 T = TypeVar("T", bound=Tool | Callable[..., Any])
-
-_MAX_MESSAGE = 500
 
 
 class ToolRegistry:
@@ -29,8 +32,9 @@ class ToolRegistry:
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
-        for thing in tools:
-            self.register(thing)
+        self._context: ToolContext | None = None
+        self._environment: BaseEnvironment | None = None
+        self.register_all(tools)
 
     @classmethod
     def from_object(cls, owner: object) -> Self:
@@ -42,6 +46,19 @@ class ToolRegistry:
                 "(from turnwise import tool)."
             )
         return cls(tools)
+
+    @classmethod
+    def from_environment(
+        cls, environment: BaseEnvironment, tools: Iterable[Tool | Callable[..., Any]] = ()
+    ) -> Self:
+        """`tools`, and the environment's own: its methods that are marked `@tool`."""
+        return cls(tools).bind(environment)
+
+    def bind(self, environment: BaseEnvironment) -> Self:
+        """These tools for one episode: with its environment, and that environment's own tools."""
+        bound = type(self)([*self, *marked_tools(environment)])
+        bound._environment = environment
+        return bound
 
     def register(self, thing: T) -> T:
         """Add a tool or a function, and return it, so that this works as a decorator too."""
@@ -55,9 +72,15 @@ class ToolRegistry:
         self._tools[name] = found
         return thing
 
+    def register_all(self, things: Iterable[Tool | Callable[..., Any]]) -> None:
+        """Add several."""
+        for thing in things:
+            self.register(thing)
+
     def unregister(self, name: str) -> None:
         """Take a tool away."""
-        self._find(name)
+        if name not in self._tools:
+            raise ToolError(_no_such_tool(name, self._tools))
         del self._tools[name]
 
     @property
@@ -73,40 +96,57 @@ class ToolRegistry:
     def __contains__(self, name: object) -> bool:
         return name in self._tools
 
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(list(self._tools.values()))
+
     def __len__(self) -> int:
         return len(self._tools)
+
+    def open_context(self, environment: BaseEnvironment | None = None) -> ToolContext:
+        """What the tools of one episode share. Whoever opens it closes it."""
+        return ToolContext(environment if environment is not None else self._environment)
+
+    def execute(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
+        """Carry out a call. Whatever the tool does, this gives a result.
+
+        Without a context the registry's own is used, which lives until `close`.
+        """
+        return call_here(self._find, call.name, call.arguments, context or self._own_context())
+
+    async def execute_async(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
+        """`execute` without blocking the event loop: a plain tool runs in a thread."""
+        context = context or self._own_context()
+        return await call_async(self._find, call.name, call.arguments, context)
 
     # `/`: a tool may have arguments that are called `name` or `self`.
     def execute_tool(self, name: str, /, **params: Any) -> tuple[bool, Any]:
         """Call a tool: (True, what it returned) or (False, what to tell the model)."""
-        try:
-            found = self._find(name)
-            result = found.function(**found.check(params))
-            return True, run_sync(_wait(result)) if inspect.isawaitable(result) else result
-        except (Exception, SystemExit) as error:  # a tool that fails is an answer, not a crash
-            return False, _message(name, error)
+        result = self.execute(ToolCall(name, params))
+        return result.success, result.value
 
     async def execute_tool_async(self, name: str, /, **params: Any) -> tuple[bool, Any]:
-        """`execute_tool` without blocking the event loop: a sync tool runs in a thread."""
-        try:
-            found = self._find(name)
-            call = functools.partial(found.function, **found.check(params))
-            return True, await call_with_deadline(call, timeout=None, waiting_for=f"tool {name}")
-        except (Exception, SystemExit) as error:  # the same boundary
-            return False, _message(name, error)
+        """`execute_tool` without blocking the event loop."""
+        result = await self.execute_async(ToolCall(name, params))
+        return result.success, result.value
+
+    def close(self) -> None:
+        """Close the registry's own context. May be called twice."""
+        if self._context is not None:
+            self._context.close()
+            self._context = None
+
+    def _own_context(self) -> ToolContext:
+        if self._context is None:
+            self._context = self.open_context()
+        return self._context
 
     def _find(self, name: str) -> Tool:
-        if name not in self._tools:
-            raise ToolError(f"there is no tool {name!r}. {did_you_mean(name, self._tools)}")
-        return self._tools[name]
+        found = self._tools.get(name)
+        if found is None:
+            raise CallRefused(ToolFailure.UNKNOWN_TOOL, _no_such_tool(name, self._tools))
+        return found
 
 
-async def _wait(result: Awaitable[Any]) -> Any:
-    return await result
-
-
-def _message(name: str, error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    if not isinstance(error, ToolError):
-        text = f"{name} failed with {type(error).__name__}{f': {text}' if text else ''}"
-    return text if len(text) <= _MAX_MESSAGE else f"{text[:_MAX_MESSAGE]}..."
+def _no_such_tool(name: object, known: Iterable[str]) -> str:
+    shown = str(name)[:64]
+    return f"there is no tool {shown!r}. {did_you_mean(shown, known)}"

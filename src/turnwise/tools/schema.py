@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import inspect
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, get_args
 from weakref import WeakKeyDictionary
 
 from turnwise.errors import ToolError, did_you_mean
+from turnwise.tools.context import ToolContext
+from turnwise.tools.docstring import split_docstring
+from turnwise.tools.json_schema import object_fields, typed_dict
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -37,17 +39,27 @@ class ArgumentSpec:
     """JSON schema of the arguments, an object."""
     adapter: TypeAdapter[dict[str, Any]]
     """Checks and coerces."""
+    context_argument: str | None = None
+    """The argument that takes the `ToolContext`; the model does not see it."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments with the types that were asked for, or a `ToolError` with each problem."""
         from pydantic import ValidationError
 
+        if not isinstance(arguments, Mapping):
+            raise ToolError(f"The arguments must be an object, got {_shorten(arguments)}.")
+        given = dict(arguments)
         try:
-            return self.adapter.validate_python(dict(arguments))
+            return self.adapter.validate_python(given)
         except ValidationError as error:
-            names = list(self.schema.get("properties", {}))
-            problems = [_explain(problem, names) for problem in error.errors(include_url=False)]
-            raise ToolError(" ".join(problems[:_SHOWN_PROBLEMS])) from None
+            problems = error.errors(include_url=False)
+        read = _read_json_texts(given, problems)
+        if read is not None:
+            try:
+                return self.adapter.validate_python(read)
+            except ValidationError:
+                pass  # what the model wrote is what it is told about
+        raise ToolError(_explain_all(problems, list(self.schema.get("properties", {}))))
 
 
 # By function, not by tool: the same method is bound anew in every episode's environment.
@@ -63,10 +75,16 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
     return spec
 
 
-def spec_from_schema(schema: Mapping[str, Any]) -> ArgumentSpec:
-    """A check for a schema that was written by hand or came from elsewhere."""
+def spec_from_schema(
+    schema: Mapping[str, Any], function: Callable[..., Any] | None = None
+) -> ArgumentSpec:
+    """A check for a schema that was written by hand or came from elsewhere.
+
+    `function` is what will be called: it may ask for the context.
+    """
+    context_argument = _context_argument(function) if function is not None else None
     try:
-        return _read_schema(json.dumps(schema))
+        return _read_schema(json.dumps(schema), context_argument)
     except (TypeError, ValueError, AttributeError) as error:
         raise ToolError(
             f"{str(schema)[:80]} is not a JSON schema of arguments: {error}. Write for example "
@@ -80,6 +98,7 @@ def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
     _, docs = split_docstring(inspect.getdoc(function) or "")
     fields: dict[str, Any] = {}
     takes_any = False
+    context_argument: str | None = None
     for parameter in _parameters(function):
         if parameter.kind is parameter.VAR_KEYWORD:
             takes_any = True
@@ -91,6 +110,9 @@ def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
                 "but tools are called by name. Remove the '/' from its signature."
             )
         hint: Any = Any if parameter.annotation is parameter.empty else parameter.annotation
+        if _is_context(hint):
+            context_argument = parameter.name
+            continue
         optional = parameter.default is not parameter.empty
         extra = _default_in_schema(parameter.default) if optional else {}
         field = Field(description=docs.get(parameter.name), json_schema_extra=extra)
@@ -98,7 +120,7 @@ def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
         fields[parameter.name] = NotRequired[annotated] if optional else annotated
     try:
         adapter = _adapter(fields, takes_any)
-        return ArgumentSpec(_plain_schema(adapter), adapter)
+        return ArgumentSpec(_plain_schema(adapter), adapter, context_argument)
     except PydanticUserError as error:
         raise ToolError(
             f"{_name(function)} has an argument whose type has no JSON schema: "
@@ -128,6 +150,18 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return parameters
 
 
+def _context_argument(function: Callable[..., Any]) -> str | None:
+    found = (p.name for p in _parameters(function) if _is_context(p.annotation))
+    return next(found, None)
+
+
+def _is_context(hint: Any) -> bool:
+    """Also for `ToolContext | None` and `Annotated[ToolContext, ...]`."""
+    return any(
+        isinstance(part, type) and issubclass(part, ToolContext) for part in (hint, *get_args(hint))
+    )
+
+
 def _default_in_schema(default: object) -> dict[str, Any]:
     from pydantic_core import PydanticSerializationError, to_jsonable_python
 
@@ -138,29 +172,15 @@ def _default_in_schema(default: object) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _read_schema(text: str) -> ArgumentSpec:
+def _read_schema(text: str, context_argument: str | None) -> ArgumentSpec:
     schema: dict[str, Any] = json.loads(text)
-    return ArgumentSpec(schema, _adapter(*_object_fields(schema)))
+    return ArgumentSpec(schema, _adapter(*object_fields(schema)), context_argument)
 
 
 def _adapter(fields: dict[str, Any], takes_any: bool) -> TypeAdapter[dict[str, Any]]:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(_typed_dict(fields, takes_any))
-
-
-def _typed_dict(fields: dict[str, Any], takes_any: bool) -> Any:
-    # A TypedDict, not a model: arguments may be called `copy`, `schema` or `_x`, and what comes
-    # out is the dict to call with. pydantic needs this TypedDict before Python 3.12.
-    from typing_extensions import TypedDict
-
-    typed = cast(Any, TypedDict)("Arguments", fields)
-    typed.__pydantic_config__ = {
-        "extra": "allow" if takes_any else "forbid",
-        "coerce_numbers_to_str": True,
-        "allow_inf_nan": False,
-    }
-    return typed
+    return TypeAdapter(typed_dict(fields, takes_any))
 
 
 def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
@@ -177,106 +197,41 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     return schema
 
 
-def _object_fields(schema: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-    properties: dict[str, Any] = schema.get("properties", {})
-    required = schema.get("required", ())
-    fields = {
-        name: _python_type(inner) if name in required else NotRequired[_python_type(inner)]
-        for name, inner in properties.items()
-    }
-    return fields, bool(schema.get("additionalProperties", False))
+def _read_json_texts(
+    arguments: dict[str, Any], problems: list[ErrorDetails]
+) -> dict[str, Any] | None:
+    """The arguments with wrong texts read as JSON: models write lists and objects as texts too."""
+    read: dict[str, Any] = {}
+    for name in {problem["loc"][0] for problem in problems if problem["loc"]}:
+        if isinstance(name, str) and isinstance(text := arguments.get(name), str):
+            try:
+                read[name] = json.loads(text)
+            except (ValueError, RecursionError):
+                continue
+    return {**arguments, **read} if read else None
 
 
-_SCALARS: dict[Any, Any] = {
-    "string": str,
-    "integer": int,
-    "number": float,
-    "boolean": bool,
-    "null": None,
-}
-_NUMBER_BOUNDS = {
-    "minimum": "ge",
-    "maximum": "le",
-    "exclusiveMinimum": "gt",
-    "exclusiveMaximum": "lt",
-}
-_BOUNDS: dict[Any, dict[str, str]] = {
-    "integer": _NUMBER_BOUNDS,
-    "number": _NUMBER_BOUNDS,
-    "string": {"minLength": "min_length", "maxLength": "max_length"},
-    "array": {"minItems": "min_length", "maxItems": "max_length"},
-}
-
-
-def _python_type(schema: Any) -> Any:
-    """The type that pydantic checks for a JSON schema; what has no counterpart is left open."""
-    from pydantic import Field
-
-    if not isinstance(schema, Mapping):
-        return Any
-    options = schema.get("enum") or ([schema["const"]] if "const" in schema else [])
-    if options:
-        simple = all(option is None or isinstance(option, str | int) for option in options)
-        return Literal[tuple(options)] if simple else Any
-    for union in ("anyOf", "oneOf"):
-        if schema.get(union):
-            return Union[tuple(_python_type(inner) for inner in schema[union])]  # noqa: UP007
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        return Union[tuple(_python_type({**schema, "type": one}) for one in kind)]  # noqa: UP007
-    if kind == "array":
-        found: Any = list[_python_type(schema.get("items"))]  # type: ignore[misc]  # made at run time
-    elif kind == "object":
-        found = _typed_dict(*_object_fields(schema)) if "properties" in schema else dict[str, Any]
-    else:
-        found = _SCALARS.get(kind, Any)
-    known = _BOUNDS.get(kind, {})
-    bounds = {ours: schema[theirs] for theirs, ours in known.items() if theirs in schema}
-    return Annotated[found, Field(**bounds)] if bounds else found
-
-
-_SECTION = re.compile(
-    r"^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):\s*$", re.IGNORECASE
-)
-_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
-
-
-def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and what `Args:` says of each argument."""
-    summary: list[str] = []
-    arguments: dict[str, str] = {}
-    section, indent, current = "", 0, ""
-    for line in inspect.cleandoc(doc).splitlines():
-        text = line.strip()
-        depth = len(line) - len(line.lstrip())
-        header = _SECTION.match(line)
-        if header:
-            section, indent, current = header.group(1).lower(), 0, ""
-        elif not section or (text and depth == 0):
-            section = ""
-            summary.append(text)
-        elif section in ("args", "arguments", "parameters") and text:
-            indent = indent or depth
-            entry = _ENTRY.match(text) if depth <= indent else None
-            if entry:
-                current = entry.group(1)
-                arguments[current] = entry.group(2)
-            elif current:
-                arguments[current] = f"{arguments[current]} {text}".strip()
-    return " ".join(line for line in summary if line), arguments
+def _explain_all(problems: list[ErrorDetails], names: list[str]) -> str:
+    """One sentence for each bad argument: a union would else complain once for each member."""
+    first: dict[Any, str] = {}
+    for problem in problems:
+        first.setdefault(problem["loc"][:1], _explain(problem, names))
+    return " ".join(list(first.values())[:_SHOWN_PROBLEMS])
 
 
 def _explain(problem: ErrorDetails, names: list[str]) -> str:
-    """One short sentence about one bad argument."""
     where = ".".join(str(part) for part in problem["loc"])[:_SHOWN_CHARACTERS]
     if problem["type"] == "missing":
         return f"{where} is missing."
     if problem["type"] == "extra_forbidden":
         hint = f" {did_you_mean(where, names)}" if names and len(problem["loc"]) == 1 else ""
         return f"There is no argument {where!r}.{hint}"
-    got = repr(problem["input"])
-    got = got if len(got) <= _SHOWN_CHARACTERS else f"{got[:_SHOWN_CHARACTERS]}..."
-    return f"{where} got {got}. {problem['msg'][:120]}."
+    return f"{where} got {_shorten(problem['input'])}. {problem['msg'][:120]}."
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _name(function: Callable[..., Any]) -> str:

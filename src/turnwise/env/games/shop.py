@@ -61,7 +61,7 @@ class ShopEnvironment(BaseEnvironment):
         require(
             2 <= self.num_choices <= 5, f"num_choices must be from 2 to 5, got {self.num_choices}"
         )
-        self._tools = ToolRegistry.from_object(self)
+        self._tools = ToolRegistry.from_environment(self)
         self._begin(random.Random(0))  # playable at once; reset draws a new order
 
     def _begin(self, rng: random.Random) -> None:
@@ -86,7 +86,8 @@ class ShopEnvironment(BaseEnvironment):
         self._begin(self.rng)
         return f"Order: {self._quantity} of {self._kind}. Choices: {', '.join(self._shelf)}."
 
-    @tool
+    # No limits of their own: `step` has one, and a thread for each call would only cost.
+    @tool(timeout=None)
     def look_up(self, item: str) -> str:
         """Tell the price and the stock of an item.
 
@@ -97,7 +98,7 @@ class ShopEnvironment(BaseEnvironment):
         self._known.add(item)
         return self._describe(item)
 
-    @tool
+    @tool(timeout=None)
     def buy(self, item: str, quantity: Annotated[int, Ge(1)]) -> str:
         """Buy an item. This closes the order.
 

@@ -1,0 +1,134 @@
+"""Tools: what a model may call besides speaking. Subclass `Tool`, or mark a function `@tool`."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from turnwise.errors import ToolError
+from turnwise.tools.context import ToolContext
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.docstring import split_docstring
+from turnwise.tools.marks import DEFAULT_TIMEOUT, ToolMark, mark_of
+from turnwise.tools.results import DEFAULT_MAX_OUTPUT
+from turnwise.tools.schema import ArgumentSpec, spec_from_schema, spec_from_signature
+
+
+class Tool(ABC):
+    """A tool with a class of its own. Write `execute`; it may be `async def`.
+
+    >>> class AddTool(Tool):
+    ...     '''Add two numbers.'''
+    ...     def execute(self, a: int, b: int) -> int:
+    ...         return a + b
+    >>> AddTool().definition.signature
+    'add_tool(a: integer, b: integer)'
+    """
+
+    name: str = ""
+    """Empty: the class's name in snake_case."""
+    description: str = ""
+    """Empty: the docstring of the class, or of `execute`."""
+    parameters: Mapping[str, Any] | None = None
+    """JSON schema of the arguments. None: read from the signature of `execute`."""
+    timeout: float | None = DEFAULT_TIMEOUT
+    """Seconds that a call may take. None: no limit, and a plain `execute` needs no thread."""
+    max_output: int = DEFAULT_MAX_OUTPUT
+    """How many characters of an answer the model is given."""
+
+    @abstractmethod
+    def execute(self, *args: Any, **params: Any) -> Any:
+        """Do the work. The arguments have been checked; a `ToolError` is told to the model."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called with the arguments."""
+        return self.execute
+
+    @property
+    def definition(self) -> ToolDefinition:
+        """What a model is told about this tool."""
+        doc = _own_doc(type(self)) or inspect.getdoc(self.execute) or ""
+        name = self.name or _snake_case(type(self).__name__)
+        return ToolDefinition(name, self.description or split_docstring(doc)[0], self._spec.schema)
+
+    def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments, checked and coerced, or a `ToolError` that says how to call it right."""
+        try:
+            return self._spec.check(arguments)
+        except ToolError as error:
+            raise ToolError(f"{error} {self.definition.usage}") from None
+
+    def with_context(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
+        """The arguments, and the context if the tool asks for it."""
+        name = self._spec.context_argument
+        return arguments if name is None else {**arguments, name: context}
+
+    @property
+    def _spec(self) -> ArgumentSpec:
+        if self.parameters is not None:
+            return spec_from_schema(self.parameters or {"type": "object"}, self.function)
+        return spec_from_signature(self.function)
+
+
+class FunctionTool(Tool):
+    """A function, or a method with its object, as a tool."""
+
+    def __init__(self, function: Callable[..., Any], mark: ToolMark | None = None) -> None:
+        found = mark or mark_of(function) or ToolMark()
+        self._function = function
+        self.name = found.name or function.__name__
+        self.description = found.description or split_docstring(inspect.getdoc(function) or "")[0]
+        self.timeout = found.timeout
+        self.max_output = found.max_output
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return self._function
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(self.name, self.description, self._spec.schema)
+
+    def execute(self, *args: Any, **params: Any) -> Any:
+        return self._function(*args, **params)
+
+
+def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
+    """A tool as it is; a function or bound method made into one."""
+    if isinstance(thing, Tool):
+        return thing
+    if inspect.isroutine(thing):
+        return FunctionTool(thing)
+    if isinstance(thing, type) and issubclass(thing, Tool):
+        raise ToolError(
+            f"{thing.__name__} is a class, expected a tool. Make one: {thing.__name__}()"
+        )
+    raise ToolError(
+        f"a tool is a Tool object or a function, got {type(thing).__name__}. "
+        "Derive its class from turnwise.Tool, or wrap it in a function."
+    )
+
+
+def marked_tools(owner: object) -> list[Tool]:
+    """The methods of an object that are marked `@tool`, base classes first, in written order."""
+    marks: dict[str, ToolMark] = {}
+    for cls in reversed(type(owner).__mro__):
+        for name, attribute in vars(cls).items():
+            mark = mark_of(attribute)
+            # An override without a mark of its own keeps the mark of the method it replaces.
+            if mark is not None:
+                marks[name] = mark
+    return [FunctionTool(getattr(owner, name), mark) for name, mark in marks.items()]
+
+
+def _own_doc(cls: type) -> str:
+    doc = cls.__doc__  # not inspect.getdoc: that would find the docstring of Tool itself
+    return inspect.cleandoc(doc) if doc else ""
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

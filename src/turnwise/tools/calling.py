@@ -1,0 +1,167 @@
+"""Call one tool and give back what came of it, whatever that is.
+
+The one place where a tool's failure is caught. What is not the tool's own passes through: a
+cancelled episode, and the user's Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.errors import DeadlineExceeded, EnvironmentFault, ToolError
+from turnwise.tools.base import Tool
+from turnwise.tools.context import ToolContext
+from turnwise.tools.results import (
+    Answer,
+    NotTextError,
+    ToolFailure,
+    ToolResult,
+    one_line,
+    read_answer,
+)
+
+
+class CallRefused(Exception):
+    """A call that does not get as far as the tool."""
+
+    def __init__(self, failure: ToolFailure, reason: str) -> None:
+        super().__init__(reason)
+        self.failure = failure
+
+
+Finder = Callable[[str], Tool]
+"""Gives the tool of a name, or raises `CallRefused`."""
+
+
+async def call_async(
+    find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
+) -> ToolResult:
+    """One call, without holding up the event loop: a plain tool runs in a thread."""
+    started = time.perf_counter()
+    try:
+        found = find(name)
+        work = _prepare(found, arguments, context)
+        answer = await call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
+    except (Exception, SystemExit) as error:
+        return _failed(name, error, started)
+    return _worked(name, answer, context, started)
+
+
+def call_here(
+    find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
+) -> ToolResult:
+    """One call from ordinary code. A plain tool without a time limit runs in this very thread."""
+    started = time.perf_counter()
+    try:
+        found = find(name)
+        work = _prepare(found, arguments, context)
+        if found.timeout is None and not is_async(work):
+            answer = work()
+            if inspect.isawaitable(answer):
+                answer = run_sync(_wait(answer))
+        else:
+            answer = run_sync(
+                call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
+            )
+    except (Exception, SystemExit) as error:
+        return _failed(name, error, started)
+    return _worked(name, answer, context, started)
+
+
+def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
+    try:
+        checked = found.check(arguments)
+    except ToolError as error:
+        raise CallRefused(ToolFailure.BAD_ARGUMENTS, str(error)) from None
+    function = functools.partial(found.function, **found.with_context(checked, context))
+    # The answer is made into text where the tool ran, not on the loop: it may be 100 MB.
+    if is_async(function):
+        return functools.partial(_run_async, function, found.max_output)
+    return functools.partial(_run, function, found.max_output)
+
+
+def _run(function: Callable[[], Any], limit: int) -> Answer | Awaitable[Answer]:
+    process = os.getpid()
+    try:
+        value = function()
+        if inspect.isawaitable(value):
+            return _run_async(functools.partial(_wait, value), limit)
+        return read_answer(value, limit)
+    finally:
+        _end_forked_copy(process)
+
+
+async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> Answer:
+    process = os.getpid()
+    try:
+        return read_answer(await function(), limit)
+    finally:
+        _end_forked_copy(process)
+
+
+def _end_forked_copy(process: int) -> None:
+    """A tool that forked comes back twice; the copy must not play on with our files and model."""
+    if os.getpid() != process:
+        os._exit(0)
+
+
+async def _wait(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _worked(name: str, answer: Answer, context: ToolContext, started: float) -> ToolResult:
+    if answer.step is not None:
+        context.steps.append(answer.step)
+    return ToolResult(
+        name,
+        success=True,
+        text=answer.text,
+        value=answer.value,
+        seconds=time.perf_counter() - started,
+        was_cut=answer.was_cut,
+        step=answer.step,
+    )
+
+
+def _failed(name: str, error: BaseException, started: float) -> ToolResult:
+    failure, message = _explain(name, error)
+    text = one_line(message)
+    return ToolResult(
+        name,
+        success=False,
+        text=text,
+        value=text,
+        seconds=time.perf_counter() - started,
+        failure=failure,
+    )
+
+
+def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
+    if isinstance(error, CallRefused):
+        return error.failure, str(error)
+    if isinstance(error, ToolError):
+        return ToolFailure.REFUSED, str(error)
+    if isinstance(error, EnvironmentFault):
+        return ToolFailure.ENVIRONMENT, str(error)
+    if isinstance(error, NotTextError):
+        return ToolFailure.BAD_RESULT, f"{name} failed: it {error}."
+    if isinstance(error, DeadlineExceeded):
+        return ToolFailure.TIMED_OUT, f"{name} took too long and was stopped. Ask for less at once."
+    # What a thread cannot hand over, such as an exit, arrives wrapped.
+    if isinstance(cause := error.__cause__, SystemExit | KeyboardInterrupt | GeneratorExit):
+        error = cause
+    text = _words_of(error)
+    return ToolFailure.RAISED, f"{name} failed with {type(error).__name__}{text and f': {text}'}"
+
+
+def _words_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception whose own message is broken
+        return ""

@@ -1,0 +1,79 @@
+"""`ToolContext`: what the tools of one episode share, made with it and closed with it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Self
+
+from turnwise.deadlines import call_with_deadline, run_sync
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
+    from turnwise.env.driver import StepResult
+
+_LOG = logging.getLogger("turnwise")
+_CLOSE_TIMEOUT = 10.0
+
+
+class ToolContext:
+    """The environment of an episode, and a store for whatever its tools want to keep.
+
+    A tool that has an argument with this annotation is given it; the model does not see it.
+
+    >>> def note(text: str, context: ToolContext) -> str:
+    ...     notes = context.store.setdefault("notes", [])
+    ...     notes.append(text)
+    ...     return f"{len(notes)} notes"
+
+    What is in the store and has `close` (or `aclose`) is closed with the context, the newest
+    first. The tools of an episode share the store; no other episode sees it.
+    """
+
+    def __init__(self, environment: BaseEnvironment | None = None) -> None:
+        self.environment = environment
+        self.store: dict[str, Any] = {}
+        self.steps: list[StepResult] = []
+        """What the environment gave to each step that a tool took in it, oldest first."""
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Close what is in the store. May be called twice; never raises, but logs what failed."""
+        if self.store:
+            run_sync(self.aclose())
+        self._closed = True
+
+    async def aclose(self, timeout: float = _CLOSE_TIMEOUT) -> None:
+        """`close` for async code; each thing in the store has `timeout` seconds for it."""
+        self._closed = True
+        while self.store:
+            name, thing = self.store.popitem()
+            close = getattr(thing, "aclose", None) or getattr(thing, "close", None)
+            if not callable(close) or isinstance(thing, type):
+                continue
+            try:
+                await call_with_deadline(close, timeout=timeout, waiting_for=f"closing {name}")
+            except Exception as error:  # the others must be closed too
+                _LOG.warning("closing %r of an episode's tools failed: %s", name, error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.aclose()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is another episode's: it has nothing of this one's but (a copy of) its environment.
+        return {"environment": self.environment}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["environment"])  # type: ignore[misc]  # a fresh one

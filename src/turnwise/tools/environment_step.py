@@ -1,0 +1,94 @@
+"""`EnvironmentStepTool`: act in the environment by a tool call."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from turnwise.deadlines import call_with_deadline, is_async
+from turnwise.errors import EnvironmentFault, ToolError
+from turnwise.tools.base import Tool
+from turnwise.tools.context import ToolContext
+from turnwise.tools.marks import DEFAULT_TIMEOUT
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
+    from turnwise.env.driver import StepResult
+
+
+class EnvironmentStepTool(Tool):
+    """Act in the environment; the answer is what is seen then.
+
+    The environment is the episode's, or the one given here. The `ToolResult` of a call carries
+    the reward and whether the episode is over, and so does the context, in `steps`.
+
+    An environment that breaks is not the model's mistake: the result's `failure` is
+    `ENVIRONMENT`, and the episode ends with that status.
+    """
+
+    name = "environment_step"
+    timeout = None  # the environment's own deadline, below, says who was late
+
+    def __init__(
+        self,
+        environment: BaseEnvironment | None = None,
+        *,
+        name: str = "environment_step",
+        description: str = "Act in the environment; the answer is what you see then.",
+        step_timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> None:
+        self._environment = environment
+        self._step_timeout = step_timeout
+        self.name = name
+        self.description = description
+
+    async def execute(self, action: str, context: ToolContext) -> StepResult:
+        """Act.
+
+        Args:
+            action: What to do, in the environment's own words.
+        """
+        environment = self._environment or context.environment
+        if environment is None:
+            raise EnvironmentFault(
+                f"{self.name} has no environment to act in. Give it one, "
+                "EnvironmentStepTool(environment), or open the context with one: "
+                "registry.open_context(environment)."
+            )
+        if any(step.done for step in context.steps[-1:]):
+            raise ToolError("The episode is over; no action is possible any more.")
+        who = f"{type(environment).__name__}.step()"
+        try:
+            return await _step(environment, action, self._step_timeout, who)
+        except EnvironmentFault:
+            raise
+        except Exception as error:
+            raise EnvironmentFault(f"{who} failed: {type(error).__name__}: {error}") from error
+
+
+async def _step(
+    environment: BaseEnvironment, action: str, timeout: float | None, who: str
+) -> StepResult:
+    from turnwise.env.driver import StepResult, step_environment
+
+    def in_thread() -> StepResult:
+        return _finish(step_environment(environment, action), who)
+
+    async def on_loop() -> StepResult:
+        return await step_environment(environment, action)
+
+    step = on_loop if is_async(environment.step) else in_thread
+    result = await call_with_deadline(step, timeout=timeout, waiting_for=who)
+    assert isinstance(result, StepResult)
+    return result
+
+
+def _finish(step: Coroutine[Any, Any, StepResult], who: str) -> StepResult:
+    """Run a coroutine that never waits, without an event loop."""
+    try:
+        step.send(None)
+    except StopIteration as end:
+        result: StepResult = end.value
+        return result
+    step.close()
+    raise EnvironmentFault(f"{who} returns something to await. Write it as async def.")
