@@ -131,7 +131,10 @@ def _read_signature(function: Callable[..., Any]) -> ArgumentSpec:
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
-        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+        parameters = [
+            parameter.replace(annotation=_evaluate(parameter.annotation, function))
+            for parameter in inspect.signature(function).parameters.values()
+        ]
     except NameError as error:
         raise ToolError(
             f"cannot read the type hints of {_name(function)}: {error}. "
@@ -148,6 +151,14 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
             "Register it from an object: registry.register(thing.method)."
         )
     return parameters
+
+
+def _evaluate(hint: Any, function: Callable[..., Any]) -> Any:
+    """A hint that was kept as text. That of the result is left alone: its type may be anywhere."""
+    if not isinstance(hint, str):
+        return hint
+    written = inspect.unwrap(getattr(function, "__func__", function))
+    return eval(hint, getattr(written, "__globals__", {}))
 
 
 def _context_argument(function: Callable[..., Any]) -> str | None:

@@ -1,0 +1,136 @@
+"""Arguments are checked and coerced against the schema, whoever wrote it."""
+
+from typing import Any
+
+import pytest
+
+from turnwise.tools import Tool, ToolDefinition, ToolRegistry
+
+NESTED = {
+    "type": "object",
+    "properties": {
+        "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}},
+        "scale": {"type": "number", "exclusiveMinimum": 0},
+        "mode": {"oneOf": [{"const": "fast"}, {"type": "integer"}]},
+    },
+    "required": ["points"],
+    "$defs": {
+        "Point": {
+            "type": "object",
+            "properties": {"x": {"type": "integer"}, "next": {"$ref": "#/$defs/Point"}},
+            "required": ["x"],
+        }
+    },
+}
+
+
+class Draw(Tool):
+    parameters = NESTED
+
+    def execute(self, **params: Any) -> dict[str, Any]:
+        return params
+
+
+def order(items: list[str], notes: dict[str, int] | None = None, rush: bool = False) -> Any:
+    return {"items": items, "notes": notes, "rush": rush}
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"items": ["a"]}, {"items": ["a"], "notes": None, "rush": False}),
+        ({"items": '["a", "b"]'}, {"items": ["a", "b"], "notes": None, "rush": False}),
+        (
+            {"items": "[]", "notes": '{"a": "1"}', "rush": "true"},
+            {"items": [], "notes": {"a": 1}, "rush": True},
+        ),
+        ({"items": [1], "notes": "null"}, {"items": ["1"], "notes": None, "rush": False}),
+    ],
+)
+def test_texts_are_read_where_something_else_is_asked_for(given: Any, taken: Any) -> None:
+    assert ToolRegistry([order]).execute_tool("order", **given) == (True, taken)
+
+
+def test_a_text_stays_a_text_where_text_is_asked_for() -> None:
+    def echo(text: str) -> str:
+        return text
+
+    assert ToolRegistry([echo]).execute_tool("echo", text="[1, 2]") == (True, "[1, 2]")
+
+
+def test_each_bad_argument_is_told_once_with_what_it_got() -> None:
+    success, told = ToolRegistry([order]).execute_tool("order", items="tea", notes=[1], rush="x")
+    assert not success
+    assert told.startswith("items got 'tea'. Input should be a valid list.")
+    assert told.count("notes") == 2  # the problem, and the way to call it
+    assert "Call it as order(items: array of string, notes: object|null = null" in told
+    assert told.endswith('for example with {"items": ["text"]}.')
+
+
+def test_references_into_the_schema_are_followed() -> None:
+    registry = ToolRegistry([Draw()])
+    good = {"points": [{"x": "1", "next": {"x": 2}}], "scale": "2", "mode": "fast"}
+    assert registry.execute_tool("draw", **good) == (
+        True,
+        {"points": [{"x": 1, "next": {"x": 2}}], "scale": 2, "mode": "fast"},
+    )
+    for bad in (
+        {"points": [{"y": 1}]},
+        {"points": [{"x": 1, "next": {"x": "far"}}]},
+        {"points": [], "scale": 0},
+        {"points": [], "mode": "slow"},
+    ):
+        assert not registry.execute_tool("draw", **bad)[0], bad
+
+
+def test_numbers_keep_their_kind() -> None:
+    registry = ToolRegistry([Draw()])
+    for given, kind in ((3, int), (3.5, float), ("4", int), ("4.5", float)):
+        success, taken = registry.execute_tool("draw", points=[], scale=given)
+        assert success
+        assert type(taken["scale"]) is kind
+
+
+@pytest.mark.parametrize("more", [True, {}, {"type": "string"}])
+def test_a_schema_may_take_more_than_it_names(more: Any) -> None:
+    class Open(Tool):
+        parameters = {"type": "object", "properties": {}, "additionalProperties": more}  # noqa: RUF012
+
+        def execute(self, **params: Any) -> Any:
+            return params
+
+    assert ToolRegistry([Open()]).execute_tool("open", other="x") == (True, {"other": "x"})
+
+
+@pytest.mark.parametrize(
+    ("schema", "example"),
+    [
+        ({"type": "integer", "minimum": 5}, "5"),
+        ({"type": "number", "maximum": 0}, "0"),
+        ({"type": "boolean"}, "true"),
+        ({"enum": ["b", "a"]}, '"b"'),
+        ({"const": 7}, "7"),
+        ({"type": ["string", "null"]}, '"text"'),
+        ({"anyOf": [{"type": "integer"}, {"type": "null"}]}, "1"),
+        ({"type": "array", "items": {"type": "integer"}}, "[1]"),
+        ({"examples": ["Oslo"], "type": "string"}, '"Oslo"'),
+        ({"type": "object", "properties": {"k": {}}, "required": ["k"]}, '{"k": "text"}'),
+        ({"$ref": "#/elsewhere"}, "null"),
+    ],
+)
+def test_the_example_fits_the_schema(schema: Any, example: str) -> None:
+    parameters = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    usage = ToolDefinition("f", "", parameters).usage
+    assert usage.endswith(f'for example with {{"a": {example}}}.')
+
+
+def test_a_schema_that_refers_to_itself_has_an_example() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/N"}},
+        "required": ["a"],
+        "$defs": {
+            "N": {"type": "object", "properties": {"n": {"$ref": "#/$defs/N"}}, "required": ["n"]}
+        },
+    }
+    assert ToolDefinition("f", "", parameters).usage.startswith("Call it as f(a: object)")

@@ -1,0 +1,175 @@
+"""State of an episode: hidden from the model, its own for each episode, closed with it."""
+
+import asyncio
+import copy
+import pickle
+import threading
+from typing import Annotated, Any
+
+import pytest
+
+from turnwise.env import GuessNumberEnvironment
+from turnwise.tools import Tool, ToolCall, ToolContext, ToolRegistry, tool
+
+
+@tool
+def note(text: str, context: ToolContext) -> str:
+    """Write a note."""
+    notes = context.store.setdefault("notes", [])
+    notes.append(text)
+    return " ".join(notes)
+
+
+class Closable:
+    def __init__(self, log: list[str], name: str, error: Exception | None = None) -> None:
+        self.log, self.name, self.error = log, name, error
+
+    def close(self) -> None:
+        self.log.append(self.name)
+        if self.error:
+            raise self.error
+
+
+class AsyncClosable(Closable):
+    async def aclose(self) -> None:
+        await asyncio.sleep(0)
+        super().close()
+
+
+def test_the_model_does_not_see_the_context() -> None:
+    (definition,) = ToolRegistry([note]).definitions
+    assert definition.signature == "note(text: string)"
+    success, told = ToolRegistry([note]).execute_tool("note", text="a", context="mine")
+    assert not success
+    assert "no argument 'context'" in told
+
+
+def optional(context: ToolContext | None = None) -> bool:
+    return context is not None
+
+
+def annotated(context: Annotated[ToolContext, "theirs"]) -> bool:
+    return context is not None
+
+
+class WithSchema(Tool):
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}}}  # noqa: RUF012
+
+    def execute(self, episode: ToolContext, x: int = 0) -> bool:
+        return isinstance(episode, ToolContext)
+
+
+async def in_async(context: ToolContext) -> bool:
+    return context is not None
+
+
+@pytest.mark.parametrize("thing", [optional, annotated, WithSchema(), in_async])
+def test_it_is_found_by_its_annotation_in_every_form(thing: Any) -> None:
+    registry = ToolRegistry([thing])
+    assert registry.execute_tool(registry.names[0]) == (True, True)
+    assert list(registry.definitions[0].parameters["properties"]) in ([], ["x"])
+
+
+def test_each_episode_has_a_store_of_its_own() -> None:
+    registry = ToolRegistry([note])
+    first, second = registry.open_context(), registry.open_context()
+    assert registry.execute(ToolCall("note", {"text": "a"}), first).text == "a"
+    assert registry.execute(ToolCall("note", {"text": "b"}), second).text == "b"
+    assert registry.execute(ToolCall("note", {"text": "c"}), first).text == "a c"
+
+
+def test_without_a_context_the_registrys_own_is_kept_until_it_is_closed() -> None:
+    registry = ToolRegistry([note])
+    assert registry.execute_tool("note", text="a") == (True, "a")
+    assert registry.execute_tool("note", text="b") == (True, "a b")
+    registry.close()
+    registry.close()
+    assert registry.execute_tool("note", text="c") == (True, "c")
+
+
+def test_a_tool_reaches_the_environment() -> None:
+    def describe(context: ToolContext) -> str:
+        assert context.environment is not None
+        return context.environment.get_state_description()
+
+    environment = GuessNumberEnvironment()
+    registry = ToolRegistry([describe])
+    result = registry.execute(ToolCall("describe"), registry.open_context(environment))
+    assert result.text == environment.get_state_description()
+
+
+def test_closing_closes_the_store_newest_first_and_once() -> None:
+    log: list[str] = []
+    context = ToolContext()
+    context.store |= {
+        "a": Closable(log, "a"),
+        "plain": 3,
+        "class": Closable,
+        "b": Closable(log, "b", ValueError("stuck")),
+        "c": AsyncClosable(log, "c"),
+    }
+    context.close()
+    context.close()
+    assert log == ["c", "b", "a"]
+    assert context.closed
+    assert context.store == {}
+
+
+def test_what_fails_to_close_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    context = ToolContext()
+    context.store["db"] = Closable([], "db", ValueError("stuck"))
+    context.close()
+    assert "'db'" in caplog.text
+    assert "stuck" in caplog.text
+
+
+def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    log: list[str] = []
+    release = threading.Event()
+
+    class Hangs:
+        def close(self) -> None:
+            release.wait(20)
+
+    context = ToolContext()
+    context.store |= {"first": Closable(log, "first"), "slow": Hangs()}
+    asyncio.run(context.aclose(timeout=0.05))
+    release.set()
+    assert log == ["first"]
+    assert "closing slow took longer" in caplog.text
+
+
+def test_with_closes_from_both_sides() -> None:
+    log: list[str] = []
+    with ToolContext() as context:
+        context.store["a"] = Closable(log, "a")
+
+    async def main() -> None:
+        async with ToolContext() as context:
+            context.store["b"] = AsyncClosable(log, "b")
+
+    asyncio.run(main())
+    assert log == ["a", "b"]
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_starts_empty(duplicate: Any) -> None:
+    registry = ToolRegistry([note])
+    registry.execute_tool("note", text="a")
+    registry._own_context().store["lock"] = threading.Lock()
+    assert duplicate(registry).execute_tool("note", text="b") == (True, "b")
+
+
+def test_a_type_that_cannot_be_found_says_the_cure() -> None:
+    from turnwise.errors import ToolError
+
+    def hidden(context: "NotImported") -> None: ...  # noqa: F821
+
+    class Hidden(Tool):
+        parameters = {"type": "object", "properties": {}}  # noqa: RUF012
+
+        def execute(self, context: "NotImported") -> None: ...  # noqa: F821
+
+    for thing in (hidden, Hidden()):
+        with pytest.raises(ToolError, match="top of its module"):
+            ToolRegistry([thing])

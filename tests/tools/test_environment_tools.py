@@ -1,0 +1,187 @@
+"""Acting in an environment by tool calls: its step, and its own methods."""
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from turnwise.env import BaseEnvironment, GuessNumberEnvironment, ShopEnvironment, StepResult
+from turnwise.tools import (
+    EnvironmentStepTool,
+    ToolCall,
+    ToolContext,
+    ToolFailure,
+    ToolRegistry,
+    ToolResult,
+    tool,
+)
+
+
+class Counter(BaseEnvironment):
+    """Counts what it is told; over at three."""
+
+    total = 0
+
+    def reset(self) -> str:
+        self.total = 0
+        return "Count to three."
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.total += int(action)
+        return f"Now {self.total}.", float(self.total == 3), self.total >= 3, {}
+
+    def get_state_description(self) -> str:
+        return str(self.total)
+
+    @tool
+    def look(self) -> str:
+        """Tell the count."""
+        return self.get_state_description()
+
+    @tool
+    async def jump(self, to: int) -> StepResult:
+        """Set the count."""
+        await asyncio.sleep(0)
+        self.total = to
+        return StepResult(f"Jumped to {to}.", 0.5, terminated=to >= 3, truncated=False, info={})
+
+
+class AsyncCounter(Counter):
+    async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:  # type: ignore[override]
+        await asyncio.sleep(0)
+        return super().step(action)
+
+
+class HalfAsyncCounter(Counter):
+    def step(self, action: str) -> Any:
+        return asyncio.sleep(0, result=super().step(action))
+
+
+def step(registry: ToolRegistry, action: Any, context: ToolContext) -> ToolResult:
+    return registry.execute(ToolCall("environment_step", {"action": action}), context)
+
+
+@pytest.mark.parametrize("make", [Counter, AsyncCounter])
+def test_a_step_gives_the_observation_and_the_episode_sees_reward_and_end(make: Any) -> None:
+    registry = ToolRegistry([EnvironmentStepTool()])
+    environment = make()
+    context = registry.open_context(environment)
+    first = step(registry, "1", context)
+    assert (first.text, first.value, first.reward, first.done) == ("Now 1.", "Now 1.", 0.0, False)
+    last = step(registry, 2, context)  # a number is coerced to text
+    assert (last.text, last.reward, last.done) == ("Now 3.", 1.0, True)
+    assert [taken.reward for taken in context.steps] == [0.0, 1.0]
+    assert environment.step_count == 2
+    after = step(registry, "1", context)
+    assert after.failure is ToolFailure.REFUSED
+    assert "episode is over" in after.text
+    assert environment.step_count == 2
+
+
+def test_it_works_on_the_loop_and_with_an_environment_of_its_own() -> None:
+    registry = ToolRegistry([EnvironmentStepTool(Counter(), name="count", description="Count.")])
+
+    async def main() -> tuple[bool, Any]:
+        return await registry.execute_tool_async("count", action="2")
+
+    assert asyncio.run(main()) == (True, "Now 2.")
+    (definition,) = registry.definitions
+    assert definition.signature == "count(action: string)"
+    assert definition.description == "Count."
+
+
+def test_a_built_in_game_can_be_played_by_calls() -> None:
+    environment = GuessNumberEnvironment()
+    environment.seed(1)
+    environment.reset()
+    registry = ToolRegistry([EnvironmentStepTool()])
+    with registry.open_context(environment) as context:
+        while not (context.steps and context.steps[-1].done):
+            step(registry, environment.expert_action(), context)
+        assert context.steps[-1].reward == 1.0
+
+
+def test_an_environment_that_breaks_is_not_the_models_mistake() -> None:
+    registry = ToolRegistry([EnvironmentStepTool()])
+    result = step(registry, "many", registry.open_context(Counter()))
+    assert result.failure is ToolFailure.ENVIRONMENT
+    assert result.text.startswith("Counter.step() failed: ValueError")
+
+
+@pytest.mark.parametrize(
+    "returned", [None, ("x", 0.0), (3, 0.0, False, {}), ("x", float("nan"), False, {})]
+)
+def test_a_wrong_return_is_the_environments_fault(returned: Any) -> None:
+    class Wrong(Counter):
+        def step(self, action: str) -> Any:
+            return returned
+
+    registry = ToolRegistry([EnvironmentStepTool()])
+    result = step(registry, "1", registry.open_context(Wrong()))
+    assert result.failure is ToolFailure.ENVIRONMENT
+
+
+def test_an_exit_in_the_environment_is_its_fault() -> None:
+    class Exits(Counter):
+        def step(self, action: str) -> Any:
+            raise SystemExit(1)
+
+    registry = ToolRegistry([EnvironmentStepTool()])
+    result = step(registry, "1", registry.open_context(Exits()))
+    assert result.failure is ToolFailure.ENVIRONMENT
+
+
+def test_an_environment_that_hangs_is_cut_and_it_is_the_environments_fault() -> None:
+    release = threading.Event()
+
+    class Hangs(Counter):
+        def step(self, action: str) -> Any:
+            release.wait(20)
+
+    registry = ToolRegistry([EnvironmentStepTool(step_timeout=0.05)])
+    result = step(registry, "1", registry.open_context(Hangs()))
+    release.set()
+    assert result.failure is ToolFailure.ENVIRONMENT
+    assert "Hangs.step() took longer than 0.05 s" in result.text
+
+
+def test_a_step_that_is_async_only_by_half_says_the_cure() -> None:
+    registry = ToolRegistry([EnvironmentStepTool()])
+    result = step(registry, "1", registry.open_context(HalfAsyncCounter()))
+    assert result.failure is ToolFailure.ENVIRONMENT
+    assert "Write it as async def" in result.text
+
+
+def test_without_an_environment_it_says_where_one_comes_from() -> None:
+    registry = ToolRegistry([EnvironmentStepTool()])
+    result = step(registry, "1", registry.open_context())
+    assert result.failure is ToolFailure.ENVIRONMENT
+    assert "registry.open_context(environment)" in result.text
+
+
+def test_an_environments_own_methods_are_tools_of_its_episode() -> None:
+    shared = ToolRegistry([EnvironmentStepTool()])
+    first, second = shared.bind(Counter()), shared.bind(Counter())
+    assert first.names == ["environment_step", "look", "jump"]
+    assert shared.names == ["environment_step"]
+    assert first.execute_tool("environment_step", action="2") == (True, "Now 2.")
+    assert first.execute_tool("look") == (True, "2")
+    assert second.execute_tool("look") == (True, "0")
+
+
+def test_an_environments_own_tool_may_end_the_episode() -> None:
+    registry = ToolRegistry.from_environment(Counter())
+    context = registry.open_context()
+    result = registry.execute(ToolCall("jump", {"to": 5}), context)
+    assert (result.text, result.reward, result.done) == ("Jumped to 5.", 0.5, True)
+    assert context.steps == [result.step]
+    assert context.environment is not None
+
+
+def test_the_shops_methods_are_its_tools() -> None:
+    shop = ShopEnvironment()
+    assert ToolRegistry.from_environment(shop).names == ["look_up", "buy"]
+    success, told = ToolRegistry.from_environment(shop).execute_tool("buy", item="x", quantity="0")
+    assert not success
+    assert "quantity got '0'" in told
