@@ -1,6 +1,7 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
 from turnwise.tools.base import FunctionTool, Tool
+from turnwise.tools.calculator import CalculatorTool
 from turnwise.tools.calls import ToolCall
 from turnwise.tools.context import ToolContext
 from turnwise.tools.definition import ToolDefinition
@@ -12,6 +13,7 @@ from turnwise.tools.results import ToolFailure, ToolResult
 
 __all__ = [
     "ActionParser",
+    "CalculatorTool",
     "EnvironmentStepTool",
     "FunctionTool",
     "JSONActionParser",

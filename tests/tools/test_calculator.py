@@ -1,0 +1,180 @@
+"""The calculator: right on arithmetic, quick and clear on everything else."""
+
+import contextlib
+import math
+import time
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from turnwise.errors import ToolError
+from turnwise.tools import CalculatorTool, ToolFailure, ToolRegistry
+from turnwise.tools.calculator import calculate
+from turnwise.tools.calls import ToolCall
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("2 + 2 * 6", 14),
+        (" (3 + 4) * 2 ** 10 ", 7168),
+        ("-2 ** 2", -4),
+        ("7 // 2 - 7 % 4", 0),
+        ("0.1 + 0.2", 0.3),
+        ("6 × 7 ÷ 2 − 1", 20.0),
+        ("1_000 + 0x10", 1016),
+        ("sqrt(2) ** 2", 2.0),
+        ("log(8, 2) + ln(e) + log10(100)", 6.0),
+        ("max([3, 1]) + min(2, 5) + sum([1, 2])", 8),
+        ("factorial(20) / comb(5, 2)", 243290200817664000.0),
+        ("gcd(12, 18) + lcm(4, 6) + perm(4, 2)", 30),
+        ("round(2.345, 1) + floor(1.9) + ceil(0.1)", 4.3),
+        ("2 ** 3000 % 1000", pow(2, 3000, 1000)),
+        ("+".join(["1"] * 400), 400),
+        ("3 >= 2", True),
+        ("(-1) ** 10 ** 9", 1),
+        ("2 ** -2", 0.25),
+    ],
+)
+def test_arithmetic(expression: str, value: Any) -> None:
+    found = calculate(expression)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "told"),
+    [
+        ("1 / 0", "divides by zero"),
+        ("0 ** -1", "divides by zero"),
+        ("2 ^ 10", r"write \*\*"),
+        ("1,000 + 1", "without commas"),
+        ("x + 1", "'x' has no value"),
+        ("sqrt", "write sqrt"),
+        ("squareroot(2)", "There is no function 'squareroot'"),
+        ("sqr(4)", "Did you mean 'sqrt'"),
+        ("sqrt(-1)", "cannot be computed"),
+        ("sqrt(1, 2)", "cannot be computed"),
+        ("factorial(2.5)", "not a whole number"),
+        ("(-8) ** 0.5", "not a real number"),
+        ("3 +", "not an expression"),
+        ("", "not an expression"),
+        ("what is 2 + 2?", "not an expression near"),
+        ("1e308 * 10", "too large"),
+        ("1e999", "too large"),
+        ("9" * 2000, "up to 1000 are taken"),
+    ],
+)
+def test_mistakes_are_told_clearly(expression: str, told: str) -> None:
+    with pytest.raises(ToolError, match=told) as caught:
+        calculate(expression)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').system('true')",
+        "().__class__.__bases__[0].__subclasses__()",
+        "open('/etc/passwd').read()",
+        "(lambda: 1)()",
+        "[x for x in (1, 2)]",
+        "'a' * 10",
+        "f'{1}'",
+        "pi.__class__",
+        "max(key=1)",
+        "print(1)",
+        "eval('1')",
+        "{'a': 1}",
+        "1 if 1 else 2",
+        "1 << 5",
+        "~1",
+        "1j",
+        "True and False",
+        "\x00",
+        "\ud800",
+    ],
+)
+def test_nothing_but_arithmetic_is_computed(expression: str) -> None:
+    with pytest.raises(ToolError):
+        calculate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9 ** 9 ** 9",
+        "9 ** 9 ** 9 ** 9 ** 9",
+        "(2 ** 9000) ** 2",
+        "*".join(["10 ** 2000"] * 60),
+        "factorial(10 ** 9)",
+        "factorial(1000) * factorial(1000)",
+        "comb(10 ** 9, 5 * 10 ** 8)",
+        "perm(10 ** 6, 10 ** 6)",
+        "round(5, -10 ** 9)",
+        "lcm(" + ",".join(f"{n} ** 80" for n in range(900, 960)) + ")",
+        "(" * 400 + "1" + ")" * 400,
+        "-" * 900 + "1",
+        "sqrt(" * 150 + "1" + ")" * 150,
+        "2 ** " * 190 + "2",
+        "not " * 200 + "1",
+    ],
+)
+def test_what_would_take_long_is_refused_at_once(expression: str) -> None:
+    start = time.process_time()
+    with pytest.raises(ToolError):
+        calculate(expression)
+    assert time.process_time() - start < 1.0  # each would take minutes, or all memory
+
+
+def test_it_is_a_tool() -> None:
+    registry = ToolRegistry([CalculatorTool()])
+    assert registry.execute_tool("calculator", expression="6 * 7") == (True, 42)
+    failed = registry.execute(ToolCall("calculator", {"expression": "6 *"}))
+    assert failed.failure is ToolFailure.REFUSED
+    (definition,) = registry.definitions
+    assert definition.signature == "calculator(expression: string)"
+    assert "sqrt" in definition.description
+
+
+numbers = st.integers(-50, 50)
+expressions = st.recursive(
+    numbers.map(lambda n: f"({n})"),
+    lambda inner: st.tuples(inner, st.sampled_from("+-*/"), inner).map(
+        lambda parts: f"({parts[0]} {parts[1]} {parts[2]})"
+    ),
+    max_leaves=8,
+)
+
+
+def exact(expression: str) -> Fraction:
+    wrapped = "".join(
+        f"F{piece}" if piece.lstrip("(-").rstrip(")").isdigit() else piece
+        for piece in expression.replace("(", " (").replace(")", ") ").split()
+    )
+    return eval(wrapped, {"F": Fraction})
+
+
+@settings(max_examples=200, deadline=None)
+@given(expressions)
+def test_it_agrees_with_exact_arithmetic(expression: str) -> None:
+    try:
+        expected = exact(expression)
+    except ZeroDivisionError:
+        with pytest.raises(ToolError, match="zero"):
+            calculate(expression)
+        return
+    try:
+        found = calculate(expression)
+    except ToolError:  # exact zero, but not in floats, or the other way round
+        return
+    assert math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-6)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="0123456789.+-*/()%^ esqrtpilog,'[]{}_=<>!~", max_size=80))
+def test_any_text_gives_a_number_or_a_tool_error(expression: str) -> None:
+    with contextlib.suppress(ToolError):
+        assert isinstance(calculate(expression), int | float)
