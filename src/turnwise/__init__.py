@@ -100,8 +100,39 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "compute_value_loss",
         "estimate_advantages",
     ),
+    "turnwise.models": (
+        "LoadedModel",
+        "load_model",
+    ),
+    "turnwise.inference": (
+        "BaseInferenceEngine",
+        "BatchError",
+        "BatchInferenceManager",
+        "FinishReason",
+        "GenerationOutput",
+        "GenerationRequest",
+        "GenerationResult",
+        "InferenceEngine",
+        "LocalEngine",
+        "SGLangInferenceEngine",
+        "SamplingParams",
+        "ScriptedEngine",
+        "VLLMInferenceEngine",
+        "create_inference_engine",
+    ),
 }
-_MODULES = ("algo", "chat", "config", "env", "errors", "reward", "tools", "types")
+_MODULES = (
+    "algo",
+    "chat",
+    "config",
+    "env",
+    "errors",
+    "inference",
+    "models",
+    "reward",
+    "tools",
+    "types",
+)
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 
 __all__ = ["__version__", *_MODULES, *_HOME]
@@ -134,6 +165,8 @@ if TYPE_CHECKING:
         config as config,
         env as env,
         errors as errors,
+        inference as inference,
+        models as models,
         reward as reward,
         tools as tools,
         types as types,
@@ -198,6 +231,26 @@ if TYPE_CHECKING:
         RewardError as RewardError,
         ToolError as ToolError,
         TurnwiseError as TurnwiseError,
+    )
+    from turnwise.inference import (
+        BaseInferenceEngine as BaseInferenceEngine,
+        BatchError as BatchError,
+        BatchInferenceManager as BatchInferenceManager,
+        FinishReason as FinishReason,
+        GenerationOutput as GenerationOutput,
+        GenerationRequest as GenerationRequest,
+        GenerationResult as GenerationResult,
+        InferenceEngine as InferenceEngine,
+        LocalEngine as LocalEngine,
+        SamplingParams as SamplingParams,
+        ScriptedEngine as ScriptedEngine,
+        SGLangInferenceEngine as SGLangInferenceEngine,
+        VLLMInferenceEngine as VLLMInferenceEngine,
+        create_inference_engine as create_inference_engine,
+    )
+    from turnwise.models import (
+        LoadedModel as LoadedModel,
+        load_model as load_model,
     )
     from turnwise.reward import (
         LLMJudge as LLMJudge,

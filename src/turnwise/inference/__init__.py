@@ -1,10 +1,18 @@
 """Engines that generate, behind one small protocol: token ids in, sampled ids and log-probs out.
 
-The engine on transformers is imported from `turnwise.inference.transformers`.
+Engines that need more than torch and transformers are looked up when they are first used.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from turnwise.inference.base import BaseInferenceEngine
+from turnwise.inference.batches import BatchError, BatchInferenceManager
+from turnwise.inference.create import create_inference_engine
 from turnwise.inference.output import GenerationOutput
+from turnwise.inference.plain import InferenceEngine
 from turnwise.inference.protocol import (
     Engine,
     FinishReason,
@@ -13,16 +21,46 @@ from turnwise.inference.protocol import (
 )
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
+from turnwise.inference.transformers import TransformersEngine
+
+if TYPE_CHECKING:
+    from turnwise.inference.local import LocalEngine
+    from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
+    from turnwise.inference.vllm import VLLMInferenceEngine, VLLMServerEngine
 
 __all__ = [
     "BaseInferenceEngine",
+    "BatchError",
+    "BatchInferenceManager",
     "Engine",
     "FinishReason",
     "GenerationOutput",
     "GenerationRequest",
     "GenerationResult",
+    "InferenceEngine",
+    "LocalEngine",
+    "SGLangInferenceEngine",
+    "SGLangServerEngine",
     "SamplingParams",
     "ScriptedEngine",
+    "TransformersEngine",
+    "VLLMInferenceEngine",
+    "VLLMServerEngine",
     "choose_tokens",
+    "create_inference_engine",
     "sampling_log_probs",
 ]
+
+_LATER = {
+    "LocalEngine": "local",
+    "SGLangInferenceEngine": "sglang",
+    "SGLangServerEngine": "sglang",
+    "VLLMInferenceEngine": "vllm",
+    "VLLMServerEngine": "vllm",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)

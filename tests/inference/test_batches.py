@@ -1,0 +1,159 @@
+"""Long lists: a window that is always full, answers in order, and failures that cost nothing."""
+
+import asyncio
+import os
+import pickle
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from turnwise import BatchError, BatchInferenceManager, ConfigError, create_inference_engine
+from turnwise.inference import BaseInferenceEngine, FinishReason, GenerationResult, InferenceEngine
+from turnwise.models import load_tokenizer
+
+PROMPTS = [f"prompt {i}" for i in range(25)]
+
+
+class Steps(BaseInferenceEngine):
+    """Says the prompt backwards after as many turns of the event loop as `delays` tells."""
+
+    context_length = 1000
+
+    def __init__(self, delays=lambda text: 1, fails=lambda text: False):
+        super().__init__(load_tokenizer("tiny"))
+        self.delays, self.fails = delays, fails
+        self.at_work: set[str] = set()
+        self.seen: list[frozenset[str]] = []
+
+    async def sample(self, request):
+        text = self.tokenizer.decode(request.prompt_ids)
+        self.at_work.add(text)
+        self.seen.append(frozenset(self.at_work))
+        for _ in range(self.delays(text)):
+            await asyncio.sleep(0)
+        self.at_work.remove(text)
+        if self.fails(text):
+            raise ConnectionError(f"lost while at {text}")
+        ids = self.tokenizer.encode(text[::-1])
+        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+
+    async def score(self, ids, start):
+        raise NotImplementedError
+
+    def update_weights(self, weights):
+        raise NotImplementedError
+
+    def close(self):
+        raise AssertionError("the engine is not the manager's to close")
+
+
+def test_answers_come_in_the_order_of_the_prompts():
+    engine = Steps(delays=lambda text: 50 - 2 * int(text.split()[1]))  # the last ends first
+    output = BatchInferenceManager(engine, batch_size=4).generate_batch(PROMPTS, max_tokens=9)
+    assert output.sequences == [prompt[::-1] for prompt in PROMPTS]
+
+
+def test_the_window_is_never_overfull_and_nobody_waits_for_the_slowest():
+    engine = Steps(delays=lambda text: 60 if text == "prompt 0" else 2)
+    BatchInferenceManager(engine, batch_size=4).generate_batch(PROMPTS)
+    assert max(map(len, engine.seen)) == 4
+    assert all("prompt 0" in seen for seen in engine.seen)  # all others came and went meanwhile
+
+
+def test_it_is_what_generate_gives():
+    with create_inference_engine("tiny", config={"device": "cpu"}) as engine:
+        options = {"max_tokens": 12, "temperature": 0.8, "top_p": 0.9, "seed": 4}
+        expected = engine.generate(PROMPTS, **options)
+        output = BatchInferenceManager(engine, batch_size=7).generate_batch(PROMPTS, **options)
+        assert output == expected
+
+
+def test_what_is_not_said_is_as_the_engine_has_it():
+    with InferenceEngine("tiny", device="cpu") as engine:
+        expected = engine.generate(PROMPTS[:5], 8)
+        output = BatchInferenceManager(engine, 2).generate_batch(PROMPTS[:5], 8)
+        assert output.token_ids == expected.token_ids
+        for ours, theirs in zip(output.logprobs, expected.logprobs, strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-4)
+        with pytest.raises(TypeError, match="temprature"):
+            BatchInferenceManager(engine, 2).generate_batch(PROMPTS[:5], temprature=1)
+
+
+def test_a_failure_names_its_prompt_and_costs_nothing_that_was_done():
+    engine = Steps(fails=lambda text: text in {"prompt 7", "prompt 20"})
+    with pytest.raises(BatchError) as raised:
+        BatchInferenceManager(engine, batch_size=4).generate_batch(PROMPTS)
+    error = pickle.loads(pickle.dumps(raised.value))
+    assert "2 of 25 prompts failed" in str(error)
+    assert "prompts[7] 'prompt 7': ConnectionError: lost while at prompt 7" in str(error)
+    assert sorted(error.failures) == [7, 20]
+    for i, prompt in enumerate(PROMPTS):
+        failed = i in error.failures
+        assert error.output[i] == ("" if failed else prompt[::-1])
+        assert (error.output.finish_reasons[i] is FinishReason.ABORTED) == failed
+
+
+def test_an_engine_that_is_gone_is_not_asked_for_all_the_rest():
+    engine = Steps(fails=lambda text: int(text.split()[1]) >= 10)
+    prompts = [f"p {i}" for i in range(500)]
+    with pytest.raises(BatchError, match="were not tried") as raised:
+        BatchInferenceManager(engine, batch_size=4).generate_batch(prompts)
+    assert len(engine.seen) < 30
+    assert raised.value.output.sequences[:10] == [prompt[::-1] for prompt in prompts[:10]]
+
+
+def test_a_prompt_that_does_not_fit_is_told_and_the_others_answered():
+    config = {"device": "cpu", "max_model_len": 40, "overflow": "error"}
+    with (
+        create_inference_engine("tiny", config=config) as engine,
+        pytest.raises(BatchError, match=r"prompts\[1\].*which holds 40") as raised,
+    ):
+        BatchInferenceManager(engine).generate_batch(["short", "long " * 10, "too"], 10)
+    assert raised.value.output.tokens.shape == (3, 10)
+
+
+def test_mistakes_that_concern_all_come_at_once():
+    engine = Steps()
+    with pytest.raises(ConfigError, match="temperature"):
+        BatchInferenceManager(engine).generate_batch(PROMPTS, temperature=-1)
+    with pytest.raises(ConfigError, match="batch_size got 0"):
+        BatchInferenceManager(engine, batch_size=0)
+    assert engine.seen == []
+
+
+def test_none_and_one():
+    manager = BatchInferenceManager(Steps())
+    assert len(manager.generate_batch([])) == 0
+    assert manager.generate_batch("abc").sequences == ["cba"]
+
+
+BAR = """
+from turnwise import BatchInferenceManager, create_inference_engine
+engine = create_inference_engine("tiny", "scripted", policy=str.upper)
+output = BatchInferenceManager(engine, batch_size={batch_size}).generate_batch(list("abcdefgh"))
+print("".join(output))
+"""
+
+
+@pytest.mark.parametrize(("batch_size", "has_bar"), [(2, True), (8, False)])
+def test_a_long_list_on_a_terminal_has_a_bar(batch_size, has_bar):
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", BAR.format(batch_size=batch_size)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "TERM": "xterm"},
+    )
+    os.close(theirs)
+    assert done.stdout == "ABCDEFGH\n"
+    try:
+        shown = os.read(ours, 100_000).decode()
+    except OSError:  # nothing was ever written
+        shown = ""
+    os.close(ours)
+    assert ("8/8" in shown) == has_bar

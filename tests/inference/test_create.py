@@ -1,0 +1,206 @@
+"""Engines by the name of their backend."""
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BloomConfig, BloomForCausalLM
+
+from turnwise import ConfigError, create_inference_engine, load_model
+from turnwise.inference import FinishReason, LocalEngine, ScriptedEngine, TransformersEngine
+from turnwise.inference.create import BACKENDS
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load_model("tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(loaded, tmp_path_factory):
+    place = tmp_path_factory.mktemp("saved")
+    loaded.model.save_pretrained(place)
+    loaded.tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("local", LocalEngine), ("transformers", TransformersEngine)]
+)
+def test_a_name_a_folder_and_a_model_are_the_same(backend, kind, loaded, folder):
+    answers = []
+    for model, tokenizer in (
+        ("tiny", None),
+        (folder, None),
+        (str(folder), None),
+        (loaded.model, loaded.tokenizer),
+        (loaded.model, "tiny"),
+    ):
+        with create_inference_engine(model, backend, tokenizer=tokenizer) as engine:
+            assert isinstance(engine, kind)
+            answers.append(engine.generate("Hello", max_tokens=8, seed=1).token_ids)
+    assert answers == answers[:1] * 5
+
+
+def test_a_loaded_model_is_shared_and_not_copied(loaded):
+    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
+        assert engine.model is loaded.model
+
+
+def test_local_is_the_default():
+    with create_inference_engine("tiny") as engine:
+        assert isinstance(engine, LocalEngine)
+
+
+@pytest.mark.parametrize("backend", ["local", "transformers"])
+def test_options_reach_model_and_engine(backend):
+    config = {
+        "dtype": "bfloat16",
+        "device": "cpu",
+        "tensor_parallel_size": 1,
+        "max_model_len": 32,
+        "trust_remote_code": False,
+        "overflow": "truncate",
+        "max_batch_size": 3,
+    }
+    with create_inference_engine("tiny", backend, config) as engine:
+        assert engine.model.dtype is torch.bfloat16
+        assert engine.context_length == 32
+        output = engine.generate("x" * 30, max_tokens=9, temperature=0)
+        assert output.finish_reasons == [FinishReason.CONTEXT]
+    with (
+        create_inference_engine("tiny", backend, {**config, "overflow": "error"}) as engine,
+        pytest.raises(ConfigError, match="holds 32"),
+    ):
+        engine.generate("x" * 30, max_tokens=9)
+
+
+def test_one_config_fits_every_backend():
+    common = {"dtype": "float32", "max_model_len": 64, "tensor_parallel_size": 1}
+    for backend in ("local", "transformers", "scripted"):
+        create_inference_engine("tiny", backend, config=common).close()
+
+
+def test_a_script_needs_no_weights_and_answers_by_function_or_chance():
+    with create_inference_engine("tiny", "scripted", policy=lambda prompt: prompt[::-1]) as engine:
+        assert isinstance(engine, ScriptedEngine)
+        assert engine.generate("abc")[0] == "cba"
+    chance = create_inference_engine(None, "scripted", tokenizer="tiny")
+    assert chance.generate("abc", max_tokens=5).tokens.shape[1] <= 5
+
+
+def test_a_model_that_does_not_fit_runs_on_transformers_and_the_log_says_why(caplog):
+    # Its attention adds a bias of its own, which the cache's attention knows nothing of.
+    model = BloomForCausalLM(BloomConfig(vocab_size=260, hidden_size=32, n_layer=2, n_head=4))
+    config = {"max_batch_size": 2, "max_model_len": 50, "cache_tokens": 1000}
+    with (
+        caplog.at_level(logging.WARNING),
+        create_inference_engine(model, tokenizer="tiny", config=config) as engine,
+    ):
+        assert isinstance(engine, TransformersEngine)
+        assert engine.context_length == 50
+        assert len(engine.generate("Hello", max_tokens=3).tokens[0]) == 3
+    assert "BloomForCausalLM does not run on the local engine" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"backend": "vlm"}, "Did you mean 'vllm'"),
+        ({"backend": "openai"}, "Known: local, scripted, sglang, transformers, vllm"),
+        (
+            {"config": {"dtyp": "float32"}},
+            "local engine has no option 'dtyp'. Did you mean 'dtype'",
+        ),
+        (
+            {"backend": "transformers", "config": {"max_batchsize": 2}},
+            "no option 'max_batchsize'. Did you mean 'max_batch_size'",
+        ),
+        ({"backend": "scripted", "config": {"policy": str}}, "no option 'policy'"),
+        ({"config": {"overflow": "ignore"}}, "overflow got 'ignore', expected 'truncate' or"),
+        ({"config": {"tensor_parallel_size": 2}}, "tensor_parallel_size got 2.*vllm or sglang"),
+        ({"config": ["dtype"]}, "config got list, expected a dict"),
+        ({"policy": str}, "policy is for backend='scripted'"),
+        ({"model_path": "./nowhere"}, "there is no folder"),
+        ({"model_path": 7}, "model_path got int, expected a name"),
+        ({"model_path": "http://localhost:1"}, "is a server"),
+        ({"model_path": None, "backend": "scripted"}, "a script needs a tokenizer"),
+        ({"model_path": object(), "backend": "vllm"}, "vllm engine loads its model itself"),
+        ({"model_path": object(), "backend": "sglang"}, "sglang engine loads its model itself"),
+        ({"model_path": "./nowhere", "backend": "vllm"}, "there is no folder"),
+    ],
+)
+def test_a_wrong_order_is_one_message(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        create_inference_engine(**{"model_path": "tiny", **arguments})
+
+
+def test_a_loaded_model_is_where_it_is(loaded):
+    for option in ({"device": "cpu"}, {"dtype": "bfloat16"}):
+        with pytest.raises(ConfigError, match="loaded already"):
+            create_inference_engine(loaded.model, config=option)
+    config = {"device": "auto", "dtype": "auto"}
+    create_inference_engine(loaded.model, config=config).close()
+
+
+class Recorded:
+    """Stands where an engine with a model of its own would: says what it was made with."""
+
+    def __init__(self, *arguments, **options):
+        self.arguments, self.options, self.tokenizer = arguments, options, "its own"
+
+
+@pytest.mark.parametrize(
+    ("backend", "module", "prefix"),
+    [("vllm", "vllm", "VLLM"), ("sglang", "sglang", "SGLang")],
+)
+class TestEnginesWithAModelOfTheirOwn:
+    @pytest.fixture(autouse=True)
+    def recorded(self, monkeypatch, module, prefix, tmp_path):
+        import importlib
+
+        home = importlib.import_module(f"turnwise.inference.{module}")
+        self.in_process = type("InProcess", (Recorded,), {})
+        self.server = type("Server", (Recorded,), {})
+        monkeypatch.setattr(home, f"{prefix}InferenceEngine", self.in_process)
+        monkeypatch.setattr(home, f"{prefix}ServerEngine", self.server)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def test_options_are_passed_on(self, backend):
+        config = {
+            "dtype": "bfloat16",
+            "device": "auto",
+            "tensor_parallel_size": 2,
+            "max_model_len": 2048,
+            "only_theirs": True,
+        }
+        engine = create_inference_engine("meta-llama/Llama-2-7b-hf", backend, config)
+        assert type(engine) is self.in_process
+        assert engine.arguments == ("meta-llama/Llama-2-7b-hf",)
+        assert engine.options == {k: v for k, v in config.items() if k != "device"}
+
+    def test_a_built_in_name_is_a_folder_for_them(self, backend):
+        engine = create_inference_engine("tiny", backend, tokenizer="tiny")
+        (path,) = engine.arguments
+        assert (Path(path) / "config.json").is_file()
+        assert path.startswith(os.environ["XDG_CACHE_HOME"])
+        assert engine.tokenizer.encode("a") == load_model("tiny").tokenizer.encode("a")
+
+    @pytest.mark.parametrize("url", ["http://localhost:8000", "https://models.example/v1"])
+    def test_a_url_is_a_server(self, backend, url):
+        engine = create_inference_engine(url, backend, {"overflow": "error"}, tokenizer="tiny")
+        assert type(engine) is self.server
+        assert engine.arguments == (url,)
+        assert engine.options["overflow"] == "error"
+        assert engine.options["tokenizer"].encode("a")
+
+
+def test_every_backend_of_the_configuration_is_there():
+    import typing
+
+    from turnwise.config import InferenceConfig
+
+    (named,) = {typing.get_args(typing.get_type_hints(InferenceConfig)["backend"])}
+    assert set(named) == set(BACKENDS)

@@ -1,0 +1,193 @@
+"""Engines for people: strings in, strings and all that is known of them out."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from turnwise import ConfigError, InferenceEngine, create_inference_engine, load_model
+from turnwise.inference import FinishReason, GenerationOutput, sampling_log_probs
+from turnwise.inference.sampling import SamplingParams
+
+PROMPTS = ["Hello", "A longer prompt, 12", "ß"]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    model = load_model("tiny", device="cpu")
+    for parameter in model.model.parameters():  # larger than usual, so that choices differ
+        parameter.data.mul_(3.0)
+    return model
+
+
+@pytest.fixture(scope="module", params=["local", "transformers"])
+def engine(request, loaded):
+    with create_inference_engine(loaded.model, request.param, tokenizer=loaded.tokenizer) as made:
+        yield made
+
+
+def plain_log_probs(loaded, prompt, ids, params):
+    before = loaded.tokenizer.encode(prompt)
+    with torch.no_grad():
+        logits = loaded.model(torch.tensor([[*before, *ids]])).logits[0, len(before) - 1 : -1]
+    log_probs = sampling_log_probs(logits, [params] * len(ids))
+    return log_probs.gather(1, torch.tensor(ids)[:, None]).squeeze(1)
+
+
+def test_the_output_is_the_answers_and_what_is_known_of_them(engine, loaded):
+    output = engine.generate(PROMPTS, max_tokens=20, temperature=0.9, top_p=0.8, seed=3)
+    assert isinstance(output, GenerationOutput)
+    assert len(output) == len(output.sequences) == 3
+    assert output[0] == output.sequences[0]
+    assert list(output) == output.sequences
+    assert output[1:] == output.sequences[1:]
+    for i, prompt in enumerate(PROMPTS):
+        ids = output.token_ids[i]
+        assert output[i] == loaded.tokenizer.decode(ids, skip_special_tokens=True)
+        assert not output[i].startswith(prompt)
+        expected = plain_log_probs(loaded, prompt, ids, SamplingParams(0.9, top_p=0.8))
+        torch.testing.assert_close(torch.tensor(output.logprobs[i]), expected, atol=1e-4, rtol=0)
+
+
+def test_tokens_are_one_array_padded_on_the_right(engine, loaded):
+    end = loaded.tokenizer.eos_token_id
+    output = engine.generate(PROMPTS * 20, max_tokens=90, temperature=1.5)
+    lengths = {len(ids) for ids in output.token_ids}
+    assert len(lengths) > 1, "some must have ended early for this to say anything"
+    assert output.tokens.dtype == np.int64
+    assert output.tokens.shape == (60, max(lengths))
+    for row, ids, reason in zip(
+        output.tokens, output.token_ids, output.finish_reasons, strict=True
+    ):
+        assert row[: len(ids)].tolist() == ids
+        assert set(row[len(ids) :].tolist()) <= {loaded.tokenizer.pad_token_id}
+        assert reason is (FinishReason.STOP if ids[-1] == end else FinishReason.LENGTH)
+        assert end not in ids[:-1]
+
+
+def test_an_answer_that_ends_itself_has_its_end_in_the_tokens_and_not_in_the_text():
+    engine = create_inference_engine("tiny", "scripted", policy=lambda prompt: prompt + " yes")
+    output = engine.generate(["a", "bc"])
+    assert output.sequences == ["a yes", "bc yes"]
+    assert output.finish_reasons == [FinishReason.STOP, FinishReason.STOP]
+    assert output.tokens[:, -1].tolist() == [
+        engine.tokenizer.pad_token_id,
+        engine.tokenizer.eos_token_id,
+    ]
+
+
+def test_the_same_seed_gives_the_same_answers_and_another_seed_others(engine):
+    first = engine.generate(PROMPTS, max_tokens=16, seed=5)
+    assert engine.generate(PROMPTS, max_tokens=16, seed=5).token_ids == first.token_ids
+    assert engine.generate(PROMPTS, max_tokens=16, seed=9).token_ids != first.token_ids
+    twice = engine.generate(["Hello"] * 2, max_tokens=16)
+    assert twice.token_ids[0] != twice.token_ids[1]
+
+
+def test_an_answer_does_not_depend_on_its_neighbours(engine):
+    together = engine.generate(PROMPTS, max_tokens=16, seed=5)
+    alone = engine.generate(PROMPTS[1], max_tokens=16, seed=6)
+    assert alone.token_ids == [together.token_ids[1]]
+
+
+def test_both_names_of_the_limit(engine):
+    assert engine.generate("Hello", max_tokens=3, temperature=0).tokens.shape == (1, 3)
+    assert engine.generate("Hello", max_new_tokens=3, temperature=0).tokens.shape == (1, 3)
+
+
+def test_greedy_sampling_takes_no_seed(engine):
+    outputs = [engine.generate("Hello", max_tokens=8, temperature=0, seed=s) for s in (1, 2)]
+    assert outputs[0].token_ids == outputs[1].token_ids
+
+
+def test_a_stop_string_as_text_or_several(engine):
+    free = engine.generate("Hello", max_tokens=40)
+    letters = [c for c in free[0][5:] if c.isascii() and c.isprintable()]
+    assert letters, "the model must say something legible"
+    for stop in (letters[0], ["never said", letters[0]]):
+        output = engine.generate("Hello", max_tokens=40, stop=stop)
+        assert output.finish_reasons == [FinishReason.STOP]
+        assert letters[0] in output[0]
+        assert free[0].startswith(output[0])
+
+
+def test_no_time_gives_what_there_is(engine):
+    output = engine.generate(PROMPTS, max_tokens=4000, timeout=0.0)
+    assert output.finish_reasons == [FinishReason.DEADLINE] * 3
+
+
+def test_it_works_inside_a_running_event_loop(engine):
+    expected = engine.generate(PROMPTS, max_tokens=5, seed=1).sequences
+
+    async def notebook_cell():
+        return engine.generate(PROMPTS, max_tokens=5, seed=1).sequences
+
+    assert asyncio.run(notebook_cell()) == expected
+
+
+def test_no_prompts_no_answers(engine):
+    output = engine.generate([])
+    assert (len(output), output.sequences, output.tokens.shape) == (0, [], (0, 0))
+    assert engine.compute_log_probs([], []).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([""], {}, "has no tokens"),
+        (["a"], {"max_tokens": 0}, "max_tokens got 0"),
+        (["a"], {"temperature": -1.0}, "temperature got -1.0"),
+        (["a"], {"top_p": 0.0}, "top_p got 0.0"),
+        (["a"], {"top_k": -2}, "top_k got -2"),
+        (["a"], {"min_p": 2.0}, "min_p got 2.0"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(engine, prompts, options, message):
+    with pytest.raises(ConfigError, match=message):
+        engine.generate(prompts, **options)
+
+
+def test_strings_need_a_tokenizer(loaded):
+    with (
+        create_inference_engine(loaded.model, "transformers") as engine,
+        pytest.raises(ConfigError, match="Pass tokenizer="),
+    ):
+        engine.generate("Hello")
+
+
+def test_log_probs_of_given_answers_are_those_of_a_plain_forward(engine, loaded):
+    answers = ["yes", "no, never!", ""]
+    found = engine.compute_log_probs(PROMPTS, answers)
+    expected = [
+        plain_log_probs(loaded, prompt, loaded.tokenizer.encode(answer), SamplingParams()).sum()
+        if answer
+        else torch.tensor(0.0)
+        for prompt, answer in zip(PROMPTS, answers, strict=True)
+    ]
+    torch.testing.assert_close(found, torch.stack(expected), atol=1e-4, rtol=1e-5)
+
+
+def test_log_probs_of_what_was_sampled_are_those_of_the_sampling(engine):
+    output = engine.generate(["Hello"], max_tokens=12, seed=8)
+
+    async def score():
+        before = engine.tokenizer.encode("Hello")
+        return await engine.score([*before, *output.token_ids[0]], len(before))
+
+    assert asyncio.run(score()) == pytest.approx(output.logprobs[0], abs=1e-4)
+
+
+def test_as_many_answers_as_prompts(engine):
+    with pytest.raises(ConfigError, match="3 prompts and 1 responses"):
+        engine.compute_log_probs(PROMPTS, ["one"])
+
+
+def test_the_plain_engine_loads_its_model_itself_and_samples_as_documented(loaded):
+    with InferenceEngine("tiny", device="cpu") as engine:
+        assert engine.device == engine.model.device == torch.device("cpu")
+        assert engine.tokenizer.encode("a") == loaded.tokenizer.encode("a")
+        output = engine.generate(PROMPTS, 12)
+        said = engine.generate(PROMPTS, max_new_tokens=12, temperature=0.7, top_p=0.9)
+        assert output.token_ids == said.token_ids
+        assert output.logprobs == said.logprobs
