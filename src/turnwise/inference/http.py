@@ -32,6 +32,7 @@ class JsonClient:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             limits=httpx2.Limits(max_connections=None),
             timeout=httpx2.Timeout(None, connect=10.0),
+            verify=url.startswith("https"),  # else nothing needs the certificates
             trust_env=False,  # what is set up for the web must not come between us and a server
         )
 

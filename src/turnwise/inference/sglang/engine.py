@@ -1,0 +1,293 @@
+"""What the SGLang engines share: turns, their deadlines, and weights that wait for them.
+
+All traffic happens in one event loop in a thread of its own. So requests come from any loop, and
+`update_weights` may block its caller while the turns under way go on to their end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import uuid
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.errors import ConfigError
+from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.http import EngineError
+from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.sglang import wire
+from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
+from turnwise.inference.sglang.gate import Gate
+from turnwise.inference.sglang.thread import LoopThread
+from turnwise.inference.sglang.turn import Turn
+
+
+class SGLangEngine(BaseInferenceEngine):
+    """Base of the engine in this process and the one behind a URL.
+
+    Log-probs are those of the distribution that was sampled from. SGLang reports them before
+    top-k, top-p and min-p; the mass that those leave is computed from the likeliest tokens of each
+    place. With top-k that is exact. Without it, `num_top_log_probs` tokens are looked at: where
+    the filters let more through, a log-prob is known up to `log_prob_slack`, the largest so far.
+    With top-k and top-p together SGLang measures top-p on the whole distribution, not on what
+    top-k left. An SGLang with `SGLANG_RETURN_ORIGINAL_LOGPROB` set leaves out the temperature
+    too: then log-probs are right at temperature 1 only.
+
+    A seed counts only if SGLang runs with deterministic inference, which in turn has no min-p.
+    """
+
+    abort_grace = 10.0
+    """Seconds that SGLang has to hand over what it sampled of a turn that is called off."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        overflow: Overflow,
+        *,
+        model_path: str | None,
+        num_top_log_probs: int,
+        weights_dir: str | os.PathLike[str] | None,
+        trust_remote_code: bool,
+    ) -> None:
+        super().__init__(tokenizer, overflow)
+        self.log_prob_slack = 0.0
+        self._num_top_log_probs = num_top_log_probs
+        self._weights_dir = weights_dir
+        self._trust_remote_code = trust_remote_code
+        self._gate = Gate()
+        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._thread = LoopThread("sglang", self._connect, self._disconnect)
+        self._loop = self._thread.loop
+        info = self._thread.start()
+        try:
+            self._facts = wire.ServerFacts.read(info)
+            self._served = self._facts.weight_version
+            self._model_paths = (model_path,) if model_path else self._facts.model_paths
+            self._config = find_config(self._model_paths, trust_remote_code=trust_remote_code)
+            self._vocab_size = self._find_vocab_size()
+        except BaseException:
+            self.close()
+            raise
+
+    # What each of the two engines does in its own way, in the engine's thread.
+
+    @abstractmethod
+    def _connect(self) -> Mapping[str, Any]:
+        """Get ready; what SGLang says of itself. The loop is not running yet."""
+
+    @abstractmethod
+    def _answers(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Send a request: its answer, or its answer so far again and again."""
+
+    @abstractmethod
+    async def _abort(self, rid: str) -> None:
+        """Have a request answered now, with what there is of it."""
+
+    @abstractmethod
+    async def _load(self, folder: str, weight_version: str) -> None:
+        """Take the weights of a folder and forget what was cached; an `EngineError` if refused."""
+
+    @abstractmethod
+    async def _take_note(self) -> str:
+        """Forget what was cached; the version that SGLang gives the weights that it has."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Free everything. The loop is not running any more."""
+
+    @property
+    def context_length(self) -> int:
+        """What SGLang takes as an input: whatever was sampled can be scored again."""
+        return self._facts.max_input_length
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        self._check_ids(request.prompt_ids)
+        if request.sampling.min_p > 0.0 and self._facts.is_deterministic:
+            raise ConfigError(
+                f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
+                "has no min-p, and would exit. Leave it out, or start SGLang without that."
+            )
+        limit = min(request.max_tokens, self.room(request))
+        return await asyncio.wrap_future(self._thread.call(self._sample(request, limit)))
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        if start < 1 or len(ids) > self.context_length:
+            raise ConfigError(
+                f"score got {len(ids)} tokens, from {start} on; expected at most "
+                f"{self.context_length}, from 1 on (the first has nothing before it)"
+            )
+        if start >= len(ids):
+            return []
+        self._check_ids(ids)
+        return await asyncio.wrap_future(self._thread.call(self._score(ids, start)))
+
+    def update_weights(
+        self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
+    ) -> int:
+        """Take new weights: tensors, or the folder of a checkpoint that SGLang can read.
+
+        Tensors are written into a folder in `weights_dir`, which must be on a disk that SGLang
+        sees. None says that somebody else has given SGLang new weights. Turns under way end with
+        the old ones, and none begins before the new ones are there. If SGLang refuses, it goes on
+        with the old ones, and so does the version.
+        """
+        if not isinstance(weights, Mapping):
+            return self._thread.call(self._update(weights)).result()
+        if self._config is None:
+            raise ConfigError(
+                f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
+                "and tensors are checked against it. Pass model_path= to the engine, or give "
+                "update_weights a folder."
+            )
+        with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=self._weights_dir) as path:
+            os.chmod(path, 0o755)  # the server may be another user
+            write_checkpoint(
+                self._config, weights, Path(path), trust_remote_code=self._trust_remote_code
+            )
+            return self._thread.call(self._update(path)).result()
+
+    def close(self) -> None:
+        self._thread.close(self._end_turns, self.abort_grace)
+
+    async def _sample(self, request: GenerationRequest, limit: int) -> GenerationResult:
+        now = self._loop.time()
+        turn = Turn(request, limit, None if request.timeout is None else now + request.timeout)
+        if limit == 0:
+            return self._result(turn, FinishReason.CONTEXT)
+        try:
+            async with asyncio.timeout_at(turn.deadline):
+                await self._gate.enter()
+        except TimeoutError:
+            return self._result(turn, FinishReason.DEADLINE)
+        try:
+            answer = await self._ask(turn)
+            while not turn.add(answer):
+                answer = await self._ask(turn)
+        finally:
+            self._gate.leave()
+        reason = turn.reason(answer, self._loop.time())
+        if turn.cut_at_stop_string(self.tokenizer):
+            reason = FinishReason.STOP
+        return self._result(turn, reason)
+
+    def _result(self, turn: Turn, reason: FinishReason) -> GenerationResult:
+        return GenerationResult(turn.ids, turn.log_probs, reason, self.weight_version)
+
+    async def _ask(self, turn: Turn) -> wire.Answer:
+        """Have SGLang go on with a turn until it stops or its time is over."""
+        if self._thread.is_closed or turn.time_left(self._loop.time()) == 0.0:
+            return wire.NOTHING
+        rid = uuid.uuid4().hex  # all of one length, since an abort takes all that begin with it
+        body = wire.generation_body(
+            turn.request,
+            [*turn.request.prompt_ids, *turn.ids],
+            turn.limit - len(turn.ids),
+            rid,
+            wire.num_top_needed(turn.request, self._num_top_log_probs, self._vocab_size),
+        )
+        latest: list[Mapping[str, Any]] = []
+        task = self._loop.create_task(self._listen(body, latest))
+        task.add_done_callback(_look_at)
+        self._asked[rid] = task
+        try:
+            await asyncio.wait({task}, timeout=turn.time_left(self._loop.time()))
+            if not task.done():
+                await self._call_off(rid, task)
+        except asyncio.CancelledError:  # whoever asked has gone
+            self._drop(rid)
+            raise
+        finally:
+            task.cancel()
+            del self._asked[rid]
+        if not task.cancelled():
+            task.result()  # or its error
+        elif not latest and not self._thread.is_closed:
+            raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
+        if not latest:
+            return wire.NOTHING
+        answer = wire.read_answer(latest[0], turn.request, self._facts, self._vocab_size)
+        self.log_prob_slack = max(self.log_prob_slack, answer.slack)
+        if answer.weight_version != self._served:
+            raise EngineError(
+                f"a turn was sampled by the weights {answer.weight_version!r}, expected "
+                f"{self._served!r}: somebody else has updated this SGLang. Call "
+                "update_weights(None) when that happens."
+            )
+        return answer
+
+    async def _listen(self, body: Mapping[str, Any], latest: list[Mapping[str, Any]]) -> None:
+        async for answer in self._answers(body):
+            latest[:] = [answer]
+
+    async def _call_off(self, rid: str, task: asyncio.Task[None]) -> None:
+        """Wait for what there is of a request; after the time of grace, give it up."""
+        try:
+            async with asyncio.timeout(self.abort_grace):
+                while not task.done():
+                    await self._abort(rid)  # again: one that overtakes its request does nothing
+                    await asyncio.wait({task}, timeout=0.2)
+        except TimeoutError:
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _score(self, ids: Sequence[int], start: int) -> list[float]:
+        await self._gate.enter()
+        try:
+            latest: list[Mapping[str, Any]] = []
+            await self._listen(wire.scoring_body(ids, start, uuid.uuid4().hex), latest)
+            return wire.read_scores(latest[0], len(ids) - start)
+        finally:
+            self._gate.leave()
+
+    async def _update(self, folder: str | os.PathLike[str] | None) -> int:
+        async with self._gate.shut():
+            version = self.weight_version + 1
+            if folder is None:
+                self._served = await self._take_note()
+            else:
+                path = os.path.abspath(folder) if os.path.exists(folder) else os.fspath(folder)
+                await self._load(path, str(version))
+                self._served = str(version)
+            self.weight_version = version
+            return version
+
+    def _drop(self, rid: str) -> None:
+        """Nobody wants a request any more; if SGLang is gone as well, so much the better."""
+        if not self._thread.is_closed:
+            self._thread.call(self._abort(rid)).add_done_callback(_look_at)
+
+    async def _end_turns(self) -> None:
+        """Have every turn end with what it has."""
+        off = (self._call_off(rid, task) for rid, task in list(self._asked.items()))
+        await asyncio.gather(*off, return_exceptions=True)
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        low, high = min(ids), max(ids)
+        if low < 0 or high >= self._vocab_size:
+            raise ConfigError(
+                f"the token {low if low < 0 else high} is outside the model's vocabulary of "
+                f"{self._vocab_size}, and SGLang would exit. Use the tokenizer of its model."
+            )
+
+    def _find_vocab_size(self) -> int:
+        if self._config is not None:
+            return int(self._config.get_text_config().vocab_size)
+        if self.tokenizer is not None:
+            return len(self.tokenizer)
+        raise ConfigError(
+            f"the size of the vocabulary is unknown: no model is in "
+            f"{' or '.join(self._model_paths)} here. Pass model_path= or tokenizer=."
+        )
+
+
+def _look_at(future: asyncio.Future[Any] | Future[Any]) -> None:
+    """Nobody may be waiting for it any more, and then its error needs no mention."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,100 @@
+"""SGLang's own engine, started from this process."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from turnwise.errors import ConfigError, import_extra
+from turnwise.inference.base import Overflow
+from turnwise.inference.http import EngineError
+from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.models import load_tokenizer, model_folder
+
+
+class SGLangInferenceEngine(SGLangEngine):
+    """`sglang.Engine` on the GPUs of this machine; it lives as long as this engine.
+
+    `engine_options` go to it as they are, such as `mem_fraction_static=0.5`, or
+    `enable_deterministic_inference=True` for seeds that count.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        tokenizer: Any = None,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+        overflow: Overflow = "truncate",
+        num_top_log_probs: int = 128,
+        weights_dir: str | os.PathLike[str] | None = None,
+        **engine_options: Any,
+    ) -> None:
+        if os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true"):
+            raise ConfigError(
+                "SGLANG_RETURN_ORIGINAL_LOGPROB is set, with which log-probs leave out the "
+                "temperature. Unset it: training needs those of what was sampled from."
+            )
+        self._sglang = import_extra("sglang", "sglang")
+        self._engine: Any = None
+        self._options = {
+            "model_path": model_folder(model_path),
+            "dtype": dtype,
+            "tp_size": tensor_parallel_size,
+            "context_length": max_model_len,
+            "trust_remote_code": trust_remote_code,
+            **engine_options,
+        }
+        if tokenizer is None and not engine_options.get("skip_tokenizer_init"):
+            path = engine_options.get("tokenizer_path") or model_path
+            tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)
+        super().__init__(
+            tokenizer,
+            overflow,
+            model_path=None,
+            num_top_log_probs=num_top_log_probs,
+            weights_dir=weights_dir,
+            trust_remote_code=trust_remote_code,
+        )
+
+    def _connect(self) -> Mapping[str, Any]:
+        # Its processes end with the thread that starts them, so it is started in ours.
+        self._engine = self._sglang.Engine(**self._options)
+        info: Mapping[str, Any] = self._engine.get_server_info()
+        return info
+
+    async def _answers(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        try:
+            yield await self._engine.async_generate(**body)
+        except Exception as error:  # it raises what its server would answer with
+            raise EngineError(f"SGLang refused a request: {error}") from error
+
+    async def _abort(self, rid: str) -> None:
+        self._engine.tokenizer_manager.abort_request(rid=rid)
+
+    async def _load(self, folder: str, weight_version: str) -> None:
+        # The engine's own method runs an event loop, and ours is running already.
+        requests = importlib.import_module("sglang.srt.managers.io_struct")
+        success, message, _ = await self._engine.tokenizer_manager.update_weights_from_disk(
+            requests.UpdateWeightFromDiskReqInput(
+                model_path=folder, flush_cache=True, weight_version=weight_version
+            )
+        )
+        if not success:
+            raise EngineError(f"SGLang did not take the weights in {folder}: {message}")
+
+    async def _take_note(self) -> str:
+        manager = self._engine.tokenizer_manager
+        flushed = await manager.flush_cache()
+        if not flushed.success:
+            raise EngineError(f"SGLang did not flush its cache: {flushed.message}")
+        return str(manager.config_value("weight_version"))
+
+    def _disconnect(self) -> None:
+        if self._engine is not None:
+            self._engine.shutdown()

@@ -1,0 +1,84 @@
+"""An event loop in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+class LoopThread(Generic[S]):
+    """Takes calls from any thread and any event loop, and runs them together in its own.
+
+    `begin` and `end` run in the thread too, before and after the loop does; what `begin` raises
+    goes to whoever makes it.
+    """
+
+    def __init__(self, name: str, begin: Callable[[], S], end: Callable[[], None]) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.is_closed = False
+        self._closing = threading.Lock()
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._begin = begin
+        self._end = end
+        self._begun: Future[S] = Future()
+        self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
+
+    def start(self) -> S:
+        """What `begin` returns."""
+        self._thread.start()
+        return self._begun.result()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine; cancelling its future cancels it."""
+        with self._closing:
+            if self.is_closed:
+                coroutine.close()
+                raise RuntimeError("this engine is closed. Make a new one.")
+            return asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self.loop)
+
+    def close(self, farewell: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
+        """Run `farewell`, which should end the calls; those that last longer are cancelled."""
+        with self._closing:
+            if self.is_closed:
+                return
+            self.is_closed = True
+        asyncio.run_coroutine_threadsafe(self._finish(farewell(), grace), self.loop).result()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+
+    async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        try:
+            return await coroutine
+        finally:
+            self._calls.discard(task)
+
+    async def _finish(self, farewell: Coroutine[Any, Any, None], grace: float) -> None:
+        await farewell
+        if self._calls:
+            _, late = await asyncio.wait(set(self._calls), timeout=grace)
+            for call in late:
+                call.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    def _work(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            begun = self._begin()
+        except BaseException as error:  # goes to whoever waits for it
+            self._end()
+            self.loop.close()
+            self._begun.set_exception(error)
+            return
+        self._begun.set_result(begun)
+        self.loop.run_forever()
+        self._end()
+        self.loop.close()

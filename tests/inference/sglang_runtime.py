@@ -1,0 +1,348 @@
+"""What happens inside an SGLang, on a tiny transformers model: real tokens, real log-probs.
+
+It follows the source of 0.5.23 in what a client can see, its dangers included: a token outside the
+vocabulary, more top log-probs than there are tokens, min-p with deterministic inference, or a
+tensor of a wrong shape make it exit without an answer.
+"""
+
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+
+class Refused(ValueError):
+    """A request that is answered with 400."""
+
+
+class Exited(Exception):
+    """Nobody is there any more."""
+
+
+@dataclass
+class Run:
+    """A request while it is sampled."""
+
+    rid: str
+    ids: list
+    params: dict
+    body: dict
+    max_new: int
+    started: float = field(default_factory=time.time)
+    output: list = field(default_factory=list)
+    entries: list = field(default_factory=list)
+    tops: list = field(default_factory=list)
+    is_aborted: bool = False
+
+
+class TinySGLang:
+    def __init__(self, model, tokenizer, model_path="MODEL_A", *, deterministic=False):
+        self.model, self.tokenizer, self.model_path = model.eval(), tokenizer, model_path
+        self.launch_path = model_path
+        self.is_deterministic = deterministic
+        self.context = model.config.max_position_embeddings
+        self.vocab_size = model.config.vocab_size
+        self.weight_version = "default"
+        self.is_incremental = False
+        self.step_delay = 0.0
+        self.freeze_after = None
+        self.is_dead = False
+        self.num_flushed = 0
+        self._prefixes = {}  # what was computed for a prompt: wrong after an update, if kept
+        self._runs = {}
+        self._change = threading.Condition()
+        self._is_updating = False
+        self._forward = threading.Lock()
+        self._chance = torch.Generator().manual_seed(0)
+        self._unpaused = threading.Event()
+        self._unpaused.set()
+
+    # What it says of itself.
+
+    def model_info(self):
+        return {
+            "model_path": self.model_path,
+            "tokenizer_path": self.launch_path,
+            "is_generation": True,
+            "preferred_sampling_params": None,
+            "weight_version": self.weight_version,
+            "model_type": self.model.config.model_type,
+            "architectures": [type(self.model).__name__],
+        }
+
+    def server_info(self):
+        return {
+            "model_path": self.launch_path,
+            "tokenizer_path": self.launch_path,
+            "enable_deterministic_inference": self.is_deterministic,
+            "sampling_backend": "pytorch",
+            "weight_version": "default",
+            "max_total_num_tokens": 10**6,
+            "max_req_input_len": self.context - 6,
+            "internal_states": [{}],
+            "version": "0.5.17",
+        }
+
+    # Generation.
+
+    def generate(self, body):
+        """The answer, or the answers to several prompts or samples; a generator for a stream."""
+        prompts = body.get("input_ids")
+        if prompts is None and body.get("text") is not None:
+            prompts = self.tokenizer.encode(body["text"])
+        if prompts is None:
+            raise Refused("Either text, input_ids or input_embeds should be provided.")
+        params = body.get("sampling_params") or {}
+        is_batch = bool(prompts) and isinstance(prompts[0], list)
+        num_samples = 1 if isinstance(params, list) else params.get("n", 1)
+        rid = body.get("rid") or uuid.uuid4().hex
+        if not is_batch and num_samples == 1:
+            chunks = self._run(prompts, params, rid, body)
+            return chunks if body.get("stream") else list(chunks)[-1]
+        prompts = prompts if is_batch else [prompts]
+        every = params if isinstance(params, list) else [params] * len(prompts)
+        rids = rid if isinstance(rid, list) else [f"{rid}_{uuid.uuid4().hex}" for _ in prompts]
+        return [
+            list(
+                self._run(ids, one, own if num_samples == 1 else f"{rid}_{uuid.uuid4().hex}", body)
+            )[-1]
+            for ids, one, own in zip(prompts, every, rids, strict=True)
+            for _ in range(num_samples)
+        ]
+
+    def _run(self, ids, params, rid, body):
+        run = self._admit(ids, params, rid, body)
+        with self._reading(run):
+            if any(not 0 <= i < self.vocab_size for i in ids):
+                self._exit()
+            logits, inputs, num_cached = self._prefill(run)
+            meta = self._meta(run, inputs, num_cached)
+            is_first = True
+            while True:
+                self._sample(run, logits)
+                finish = self._finish(run)
+                if body.get("stream") or finish:
+                    yield self._chunk(run, meta, finish, is_first=is_first)
+                    is_first = False
+                if finish:
+                    return
+                logits = self._next_logits([*ids, *run.output])
+
+    def _admit(self, ids, params, rid, body):
+        temperature = params.get("temperature", 1.0)
+        if temperature < 0:
+            raise Refused(f"temperature must be a non-negative finite number, got {temperature}.")
+        if len(params.get("stop") or ()) > 32:
+            raise Refused(f"at most 32 stop strings are allowed, got {len(params['stop'])}")
+        if len(ids) >= self.context:
+            raise Refused(
+                f"The input ({len(ids)} tokens) is longer than the model's context length "
+                f"({self.context} tokens)."
+            )
+        if len(ids) >= self.context - 6:
+            raise Refused(
+                f"Input length ({len(ids)} tokens) exceeds the maximum allowed length "
+                f"({self.context - 6} tokens). Use a shorter input or enable "
+                "--allow-auto-truncate."
+            )
+        max_new = min(params.get("max_new_tokens", 128), self.context - 2 - len(ids))
+        return Run(rid, list(ids), params, body, max_new)
+
+    @contextmanager
+    def _reading(self, run):
+        """Requests wait for an update that is under way, and an update for the requests."""
+        with self._change:
+            self._change.wait_for(lambda: not self._is_updating or self.is_dead)
+            self._runs[run.rid] = run
+        try:
+            yield
+        finally:
+            with self._change:
+                del self._runs[run.rid]
+                self._change.notify_all()
+
+    @torch.no_grad()
+    def _next_logits(self, ids):
+        if self.is_dead:
+            raise Exited
+        time.sleep(self.step_delay)
+        self._unpaused.wait()
+        with self._forward:
+            return self.model(torch.tensor([ids])).logits[0, -1]
+
+    @torch.no_grad()
+    def _prefill(self, run):
+        start = run.body.get("logprob_start_len", -1)
+        key = tuple(run.ids)
+        if start >= 0:
+            with self._forward:
+                logits = self.model(torch.tensor([run.ids])).logits[0]
+            log_probs = torch.log_softmax(logits[:-1].float(), -1)
+            own = [
+                None,
+                *log_probs.gather(1, torch.tensor(run.ids[1:])[:, None]).flatten().tolist(),
+            ]
+            num_top = run.body.get("top_logprobs_num", 0)
+            tops = [None, *(self._top(row, num_top) for row in log_probs)]
+            inputs = [[None, run.ids[start], None]]
+            inputs += [[own[i], run.ids[i], None] for i in range(start + 1, len(own))]
+            return logits[-1], (inputs, tops[start:]), 0
+        if key in self._prefixes:
+            return self._prefixes[key], ([], []), len(key) - 1
+        self._prefixes[key] = logits = self._next_logits(run.ids)
+        return logits, ([], []), 0
+
+    def _top(self, log_probs, num_top):
+        if num_top > self.vocab_size:
+            self._exit()
+        values, ids = log_probs.topk(num_top)
+        return [[v, i, None] for v, i in zip(values.tolist(), ids.tolist(), strict=True)]
+
+    def _sample(self, run, logits):
+        params = run.params
+        temperature, top_k = params.get("temperature", 1.0), params.get("top_k", -1)
+        if temperature < 1e-6:
+            temperature, top_k = 1.0, 1
+        log_probs = torch.log_softmax(logits.float() / temperature, -1)
+        ordered, ids = log_probs.exp().sort(descending=True)
+        before = ordered.cumsum(0) - ordered
+        kept = before <= params.get("top_p", 1.0)
+        if top_k > 0:
+            kept[top_k:] = False
+        if params.get("min_p", 0.0) > 0.0:
+            if self.is_deterministic:
+                self._exit()
+            kept &= ordered >= ordered[0] * params["min_p"]
+        chance = self._chance
+        if self.is_deterministic:
+            place = len(run.ids) + len(run.output)
+            seed = hash((params.get("sampling_seed", 42), place)) % 2**63
+            chance = torch.Generator().manual_seed(seed)
+        with self._forward:
+            place = torch.multinomial(ordered * kept, 1, generator=chance).item()
+        token = ids[place].item()
+        run.output.append(token)
+        run.entries.append([log_probs[token].item(), token, None])
+        if num_top := run.body.get("top_logprobs_num", 0):
+            run.tops.append(self._top(log_probs, num_top))
+        while self.freeze_after is not None and len(run.output) >= self.freeze_after:
+            time.sleep(0.01)
+            if self.is_dead:
+                raise Exited
+
+    def _finish(self, run):
+        if run.is_aborted:
+            return {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        for stop in run.params.get("stop") or ():
+            # It looks no further back than the string's own encoding is long.
+            window = len(self.tokenizer.encode(stop, add_special_tokens=False)) + 1
+            if stop in self.tokenizer.decode(run.output[-window:]):
+                return {"type": "stop", "matched": stop}
+        last = run.output[-1]
+        ends = {self.tokenizer.eos_token_id, *(run.params.get("stop_token_ids") or ())}
+        if last in ends and not run.params.get("ignore_eos"):
+            return {"type": "stop", "matched": last}
+        if len(run.output) >= run.max_new:
+            return {"type": "length", "length": run.max_new}
+        return None
+
+    # Answers.
+
+    def _meta(self, run, inputs, num_cached):
+        meta = {
+            "id": run.rid,
+            "finish_reason": None,
+            "prompt_tokens": len(run.ids),
+            "weight_version": self.weight_version,
+            "num_retractions": 0,
+        }
+        if run.body.get("return_logprob"):
+            meta |= {"input_token_logprobs": inputs[0], "output_token_logprobs": []}
+            meta["output_token_logprobs_length"] = 0
+            if run.body.get("top_logprobs_num"):
+                meta |= {"input_top_logprobs": inputs[1], "output_top_logprobs": []}
+        details = {"device": num_cached, "host": 0} if num_cached else None
+        return meta | {
+            "reasoning_tokens": 0,
+            "completion_tokens": 0,
+            "cached_tokens": num_cached,
+            "cached_tokens_details": details,
+            "dp_rank": None,
+        }
+
+    def _chunk(self, run, meta, finish, *, is_first):
+        text = self.tokenizer.decode(run.output, skip_special_tokens=True)
+        if finish and isinstance(finish.get("matched"), str):
+            text = text[: text.find(finish["matched"])]
+        begin = len(run.output) - 1 if self.is_incremental and run.body.get("stream") else 0
+        meta = {**meta, "finish_reason": finish, "completion_tokens": len(run.output)}
+        if "output_token_logprobs" in meta:
+            meta["output_token_logprobs"] = run.entries[begin:]
+            meta["output_token_logprobs_length"] = len(run.entries[begin:])
+        if "output_top_logprobs" in meta:
+            meta["output_top_logprobs"] = run.tops[begin:]
+        if finish:
+            meta["e2e_latency"] = time.time() - run.started
+        if is_first:
+            meta["response_sent_to_client_ts"] = time.time()
+        return {"text": text, "output_ids": run.output[begin:], "meta_info": meta}
+
+    # Control.
+
+    def abort(self, rid):
+        with self._change:
+            for run in self._runs.values():
+                run.is_aborted |= bool(rid) and run.rid.startswith(rid)
+
+    def pause(self):
+        self._unpaused.clear()
+
+    def resume(self):
+        self._unpaused.set()
+
+    def flush(self):
+        with self._change:
+            if self._runs:
+                return False
+            self._prefixes.clear()
+            self.num_flushed += 1
+            return True
+
+    def update_weights_from_disk(self, path, *, flush_cache=True, weight_version=None):
+        """(success, message), after the requests under way have ended."""
+        with self._change:
+            self._is_updating = True
+            self._change.wait_for(lambda: not self._runs)
+        try:
+            files = sorted(Path(path).glob("*.safetensors"))
+            if not files:
+                return False, (
+                    "Failed to get weights iterator: Repo id must be in the form 'repo_name' or "
+                    f"'namespace/repo_name': '{path}'. Use `repo_type` argument if needed.."
+                )
+            try:
+                for file in files:
+                    self.model.load_state_dict(load_file(file), strict=False)
+            except RuntimeError:
+                self._exit()
+            self.model_path = str(path)
+            if flush_cache:
+                self.flush()
+            message = "Succeeded to update model weights."
+            if weight_version is not None:
+                self.weight_version = weight_version
+                message += f" Weight version updated to {weight_version}."
+            return True, message
+        finally:
+            with self._change:
+                self._is_updating = False
+                self._change.notify_all()
+
+    def _exit(self):
+        self.is_dead = True
+        raise Exited

@@ -1,0 +1,151 @@
+"""A small server that speaks SGLang's wire format, as recorded from a real one."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from inference.sglang_runtime import Exited, Refused
+
+
+class SGLangServer:
+    """Serves a `TinySGLang` on a port of its own; `calls` remembers what it was asked."""
+
+    def __init__(self, runtime, api_key=None):
+        self.runtime, self.calls, self.api_key = runtime, [], api_key
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+        self._server.daemon_threads = True
+        self._server.owner = self
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.runtime.is_dead = True
+        self._server.shutdown()
+        self._server.server_close()
+
+    def asked(self, path):
+        return [body for called, body in self.calls if called == path]
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self._serve(GET)
+
+    def do_POST(self):
+        self._serve(POST)
+
+    def log_message(self, *_):
+        pass
+
+    def _serve(self, routes):
+        owner = self.server.owner
+        length = int(self.headers.get("Content-Length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else None
+        owner.calls.append((self.path, body))
+        try:
+            if owner.runtime.is_dead:
+                raise Exited
+            if owner.api_key and self.headers["Authorization"] != f"Bearer {owner.api_key}":
+                self.send(401, {"error": "Unauthorized"})
+            elif self.path in routes:
+                routes[self.path](self, owner.runtime, body)
+            else:
+                self.send(404, {"detail": "Not Found"})
+        except Refused as error:
+            self.send(400, {"error": {"message": str(error)}})
+        except (Exited, BrokenPipeError, ConnectionResetError):
+            self.close_connection = True
+
+    def send(self, status, content=b""):
+        """JSON, or bytes without a type."""
+        is_json = not isinstance(content, bytes)
+        data = json.dumps(content).encode() if is_json else content
+        self.send_response(status)
+        if is_json:
+            self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def send_events(self, chunks):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for chunk in chunks:
+            self._event(json.dumps(chunk, separators=(",", ":")))
+        self._event("[DONE]")
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _event(self, text):
+        data = f"data: {text}\n\n".encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+
+
+def _generate(handler, runtime, body):
+    if not body.get("stream"):
+        handler.send(200, runtime.generate(body))
+        return
+    try:
+        handler.send_events(runtime.generate(body))
+    except Refused as error:
+        handler._event(
+            json.dumps({"error": {"message": str(error), "type": "invalid_request_error"}})
+        )
+        handler._event("[DONE]")
+        handler.wfile.write(b"0\r\n\r\n")
+
+
+def _update(handler, runtime, body):
+    success, message = runtime.update_weights_from_disk(
+        body["model_path"],
+        flush_cache=body.get("flush_cache", True),
+        weight_version=body.get("weight_version"),
+    )
+    content = {"success": success, "message": message, "num_paused_requests": 0}
+    handler.send(200 if success else 400, content)
+
+
+def _flush(handler, runtime, _):
+    done = runtime.flush()
+    text = (
+        "Cache flushed.\nPlease check backend logs for more details. (When there are running or "
+        "waiting requests, the operation will not be performed.)\n"
+    )
+    handler.send(200 if done else 400, text.encode() if done else b"Flush cache failed.\n")
+
+
+def _abort(handler, runtime, body):
+    runtime.abort(body["rid"])
+    handler.send(200)
+
+
+def _pause(handler, runtime, _):
+    runtime.pause()
+    handler.send(200, {"message": "Generation paused successfully.", "status": "ok"})
+
+
+def _resume(handler, runtime, _):
+    runtime.resume()
+    handler.send(200, {"message": "Generation continued successfully.", "status": "ok"})
+
+
+GET = {
+    "/health": lambda handler, runtime, _: handler.send(200),
+    "/model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
+    "/get_model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
+    "/server_info": lambda handler, runtime, _: handler.send(200, runtime.server_info()),
+}
+POST = {
+    "/generate": _generate,
+    "/abort_request": _abort,
+    "/pause_generation": _pause,
+    "/continue_generation": _resume,
+    "/update_weights_from_disk": _update,
+    "/flush_cache": _flush,
+}

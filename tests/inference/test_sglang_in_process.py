@@ -1,0 +1,200 @@
+"""The engine in this process, on a stand-in for the `sglang` package.
+
+SGLang's kernels need a GPU, so what is tested here is our side only: `bench/gpu/sglang_check.py`
+is for a machine that has both. The stand-in has the signatures of 0.5.23's `Engine`, its tie to
+one event loop, and the same tiny model as our server.
+"""
+
+import asyncio
+import sys
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from inference.sglang_cases import GREEDY, TOKENIZER, VOCABULARY, gap, make_model, sample
+from inference.sglang_runtime import TinySGLang
+from inference.tiny_models import plain_log_probs
+from turnwise import ConfigError, MissingExtraError
+from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
+from turnwise.inference.http import EngineError
+from turnwise.inference.sglang import SGLangInferenceEngine
+
+
+@dataclass(kw_only=True)
+class UpdateWeightFromDiskReqInput:
+    model_path: str
+    load_format: str | None = None
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+    flush_cache: bool = True
+
+
+class TokenizerManager:
+    def __init__(self, runtime):
+        self.runtime, self.event_loop = runtime, None
+
+    def auto_create_handle_loop(self):
+        """The first loop that asks is the one that its sockets belong to."""
+        self.event_loop = self.event_loop or asyncio.get_running_loop()
+        assert self.event_loop is asyncio.get_running_loop()
+
+    async def get_internal_state(self):
+        self.auto_create_handle_loop()
+
+    def abort_request(self, rid="", abort_all=False):
+        self.runtime.abort(rid)
+
+    async def update_weights_from_disk(self, obj, request=None):
+        self.auto_create_handle_loop()
+        assert isinstance(obj, UpdateWeightFromDiskReqInput)
+        success, message = await asyncio.to_thread(
+            self.runtime.update_weights_from_disk,
+            obj.model_path,
+            flush_cache=obj.flush_cache,
+            weight_version=obj.weight_version,
+        )
+        return success, message, 0
+
+    async def flush_cache(self, timeout_s=None):
+        self.auto_create_handle_loop()
+        return SimpleNamespace(success=self.runtime.flush(), message="")
+
+    def config_value(self, name):
+        assert name == "weight_version"
+        return self.runtime.weight_version
+
+
+class Engine:
+    made = None
+
+    def __init__(self, **kwargs):
+        self.options, self.is_shut_down = kwargs, False
+        runtime = TinySGLang(make_model(), TOKENIZER, kwargs["model_path"])
+        runtime.is_deterministic = kwargs.get("enable_deterministic_inference", False)
+        self.tokenizer_manager = TokenizerManager(runtime)
+        self.loop = asyncio.get_event_loop_policy().get_event_loop()
+        Engine.made = self
+
+    def get_server_info(self):
+        self.loop.run_until_complete(self.tokenizer_manager.get_internal_state())
+        return self.tokenizer_manager.runtime.server_info()
+
+    async def async_generate(
+        self,
+        prompt=None,
+        sampling_params=None,
+        input_ids=None,
+        return_logprob=False,
+        logprob_start_len=None,
+        top_logprobs_num=None,
+        token_ids_logprob=None,
+        stream=False,
+        rid=None,
+    ):
+        self.tokenizer_manager.auto_create_handle_loop()
+        assert prompt is None
+        body = {
+            "input_ids": input_ids,
+            "sampling_params": sampling_params,
+            "return_logprob": return_logprob,
+            "logprob_start_len": -1 if logprob_start_len is None else logprob_start_len,
+            "top_logprobs_num": top_logprobs_num or 0,
+            "rid": rid,
+        }
+        return await asyncio.to_thread(self.tokenizer_manager.runtime.generate, body)
+
+    def shutdown(self):
+        self.is_shut_down = True
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_model().config.save_pretrained(tmp_path)
+    TOKENIZER.save_pretrained(tmp_path)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def engine(monkeypatch, folder):
+    for name in ("sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.managers.io_struct"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["sglang"].Engine = Engine
+    sys.modules[
+        "sglang.srt.managers.io_struct"
+    ].UpdateWeightFromDiskReqInput = UpdateWeightFromDiskReqInput
+    with SGLangInferenceEngine(folder, tensor_parallel_size=2, mem_fraction_static=0.4) as engine:
+        yield engine
+
+
+def test_options_go_to_sglang_under_its_own_names(engine, folder):
+    assert Engine.made.options == {
+        "model_path": folder,
+        "dtype": "auto",
+        "tp_size": 2,
+        "context_length": None,
+        "trust_remote_code": False,
+        "mem_fraction_static": 0.4,
+    }
+
+
+def test_tokens_log_probs_and_scores_are_those_of_the_model(engine):
+    model = make_model()
+    requests = [
+        GenerationRequest([5, 6, 7], 20, GREEDY),
+        GenerationRequest([5, 6], 20, SamplingParams(temperature=0.7, top_k=9, top_p=1.0)),
+    ]
+    for request, result in zip(requests, sample(engine, *requests), strict=True):
+        assert len(result.ids) == 20
+        assert gap(model, request, result) < 1e-4
+    expected = plain_log_probs(model, GenerationRequest([5, 6], 2), [8, 9]).tolist()
+    assert asyncio.run(engine.score([5, 6, 8, 9], 2)) == pytest.approx(expected, abs=1e-4)
+    assert len(engine.generate("hello", max_tokens=3).token_ids[0]) <= 3
+
+
+def test_out_of_time_gives_what_there_is(engine):
+    Engine.made.tokenizer_manager.runtime.step_delay = 0.01
+    result = sample(engine, GenerationRequest([5, 6], 110, timeout=0.15))
+    assert result.finish_reason is FinishReason.DEADLINE
+    assert 0 < len(result.ids) < 110
+
+
+def test_new_weights_are_used_from_then_on(engine):
+    other = make_model(seed=1)
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    sample(engine, request)
+    assert engine.update_weights(other.state_dict()) == 1
+    result = sample(engine, request)
+    assert result.weight_version == 1
+    assert gap(other, request, result) < 1e-4
+    with pytest.raises(EngineError, match="did not take"):
+        engine.update_weights("nowhere/at-all")
+    assert engine.weight_version == 1
+    assert engine.update_weights(None) == 2
+    assert sample(engine, request) == replace(result, weight_version=2)
+
+
+def test_what_sglang_refuses_is_passed_on(engine):
+    with pytest.raises(EngineError, match="at most 32 stop strings"):
+        sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
+    with pytest.raises(ConfigError, match="outside"):
+        sample(engine, GenerationRequest([VOCABULARY], 3))
+
+
+def test_closing_shuts_sglang_down(engine):
+    engine.close()
+    engine.close()
+    assert Engine.made.is_shut_down
+
+
+def test_log_probs_without_the_temperature_are_refused_beforehand(monkeypatch, folder):
+    monkeypatch.setenv("SGLANG_RETURN_ORIGINAL_LOGPROB", "1")
+    with pytest.raises(ConfigError, match="SGLANG_RETURN_ORIGINAL_LOGPROB is set"):
+        SGLangInferenceEngine(folder)
+
+
+@pytest.mark.skipif(find_spec("sglang") is not None, reason="sglang is installed")
+def test_without_sglang_the_command_that_installs_it_is_said(folder):
+    with pytest.raises(MissingExtraError, match=r"pip install 'turnwise\[sglang\]'"):
+        SGLangInferenceEngine(folder)

@@ -1,0 +1,128 @@
+"""New weights for an SGLang server: in time, whole, or not at all."""
+
+import asyncio
+
+import pytest
+import torch
+
+from inference.sglang_cases import (
+    GREEDY,
+    gap,
+    make_model,
+    sample,
+    serving,
+    until,
+)
+from turnwise import ConfigError
+from turnwise.inference import GenerationRequest
+from turnwise.inference.http import EngineError
+
+
+def test_new_weights_are_used_from_then_on_and_nothing_that_was_cached(tmp_path):
+    with serving(weights_dir=tmp_path) as (runtime, server, engine):
+        request = GenerationRequest([5, 6, 7], 9, GREEDY)
+        before = sample(engine, request)
+        other = make_model(seed=1)
+        assert engine.update_weights(other.state_dict()) == 1
+        after = sample(engine, request)
+        assert (before.weight_version, after.weight_version) == (0, 1)
+        assert gap(make_model(), request, before) < 1e-4
+        assert gap(other, request, after) < 1e-4
+        assert list(before.ids) != list(after.ids)
+        (body,) = server.asked("/update_weights_from_disk")
+        assert body["model_path"].startswith(str(tmp_path))
+        assert body["weight_version"] == "1"
+        assert runtime.num_flushed == 1
+        assert not list(tmp_path.iterdir())
+
+
+def test_weights_may_be_a_folder(tmp_path):
+    with serving() as (_, _, engine):
+        other = make_model(seed=2)
+        other.save_pretrained(tmp_path)
+        assert engine.update_weights(tmp_path) == 1
+        request = GenerationRequest([5, 6, 7], 9, GREEDY)
+        assert gap(other, request, sample(engine, request)) < 1e-4
+
+
+def test_no_turn_is_sampled_by_two_sets_of_weights():
+    models = [make_model(), make_model(seed=1)]
+    requests = [GenerationRequest([5, i], 25, GREEDY) for i in range(8)]
+    with serving() as (runtime, _, engine):
+        runtime.step_delay = 0.002
+
+        async def sample_across_an_update():
+            turns = [asyncio.create_task(engine.sample(request)) for request in requests[:3]]
+            await until(lambda: len(runtime._runs) == 3)
+            weights = models[1].state_dict()
+            update = asyncio.create_task(asyncio.to_thread(engine.update_weights, weights))
+            for request in requests[3:-1]:
+                turns.append(asyncio.create_task(engine.sample(request)))
+                await asyncio.sleep(0.01)
+            assert await update == 1
+            turns.append(asyncio.create_task(engine.sample(requests[-1])))
+            return await asyncio.gather(*turns)
+
+        results = asyncio.run(sample_across_an_update())
+    assert [result.weight_version for result in results[:3]] == [0, 0, 0]
+    assert results[-1].weight_version == 1
+    for request, result in zip(requests, results, strict=True):
+        assert len(result.ids) == 25
+        assert gap(models[result.weight_version], request, result) < 1e-4
+
+
+def test_weights_can_be_updated_from_the_loop_that_waits_for_turns():
+    with serving() as (runtime, _, engine):
+        runtime.step_delay = 0.005
+
+        async def both():
+            running = asyncio.create_task(engine.sample(GenerationRequest([5, 6], 20)))
+            await until(lambda: runtime._runs)
+            engine.update_weights(make_model(seed=1).state_dict())  # blocks this very loop
+            return await running
+
+        assert asyncio.run(both()).weight_version == 0
+        assert engine.weight_version == 1
+
+
+def test_a_refused_update_keeps_the_old_weights_and_their_version(tmp_path):
+    with serving() as (_, _, engine):
+        request = GenerationRequest([5, 6, 7], 9, GREEDY)
+        before = sample(engine, request)
+        with pytest.raises(EngineError, match=r"did not take.*Repo id.*disk that it sees"):
+            engine.update_weights(tmp_path / "missing")
+        assert engine.weight_version == 0
+        assert sample(engine, request) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.update({"model.norm.weight": torch.ones(3)}), r"norm.*\(3,\).*\(32,\)"),
+        (lambda w: w.update({"model.norm.weihgt": torch.ones(32)}), "Did you mean"),
+        (lambda w: w.pop("model.norm.weight"), "lack 1 of"),
+    ],
+)
+def test_weights_of_another_model_are_refused_before_they_reach_the_server(change, message):
+    with serving() as (_, server, engine):
+        weights = dict(make_model().state_dict())
+        change(weights)
+        with pytest.raises(ConfigError, match=message):
+            engine.update_weights(weights)
+        assert not server.asked("/update_weights_from_disk")
+        assert sample(engine, GenerationRequest([5], 2)).weight_version == 0
+
+
+def test_weights_that_somebody_else_changed_are_noticed_and_can_be_taken_note_of(tmp_path):
+    with serving() as (runtime, server, engine):
+        other = make_model(seed=3)
+        other.save_pretrained(tmp_path)
+        runtime.update_weights_from_disk(tmp_path, flush_cache=False, weight_version="theirs")
+        request = GenerationRequest([5, 6], 4, GREEDY)
+        with pytest.raises(EngineError, match=r"'theirs'.*update_weights\(None\)"):
+            sample(engine, request)
+        assert engine.update_weights(None) == 1
+        assert len(server.asked("/flush_cache")) == 1
+        result = sample(engine, request)
+        assert result.weight_version == 1
+        assert gap(other, request, result) < 1e-4
