@@ -53,7 +53,7 @@ def test_its_size_is_as_documented():
     model, tokenizer = make_tiny()
     assert 5e5 < sum(parameter.numel() for parameter in model.parameters()) < 1.5e6
     assert model.config.vocab_size == len(tokenizer) < 300
-    assert model.config.max_position_embeddings == tokenizer.model_max_length == CONTEXT_LENGTH
+    assert model.config.max_position_embeddings == CONTEXT_LENGTH
 
 
 def test_it_is_an_ordinary_model_in_a_folder(tmp_path):

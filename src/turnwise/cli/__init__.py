@@ -1,4 +1,4 @@
-"""The command `turnwise`: play and check environments, print the configuration.
+"""The command `turnwise`: play and check environments, print the configuration, talk to a model.
 
 What a command needs is imported when it runs, so that `turnwise --help` is quick.
 """
@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from turnwise import __version__
+from turnwise.cli.chat import chat
 from turnwise.cli.check_env import check_env
 from turnwise.cli.config import config
 from turnwise.cli.envs import envs
@@ -30,6 +31,7 @@ app.command()(play)
 app.command()(check_env)
 app.command()(envs)
 app.command()(config)
+app.command()(chat)
 
 
 def _print_version(asked: bool) -> None:

@@ -48,7 +48,6 @@ def _convert(folder: Path) -> None:
     reader = gguf.GGUFReader(source)
     make_model(gguf, reader).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.model_max_length = int(_value(reader, "llama.context_length"))
     tokenizer.save_pretrained(folder)
 
 

@@ -68,5 +68,4 @@ def make_tiny_tokenizer() -> Any:
         additional_special_tokens=[TURN],
         chat_template=TEMPLATES["chatml"],
         clean_up_tokenization_spaces=False,
-        model_max_length=CONTEXT_LENGTH,
     )

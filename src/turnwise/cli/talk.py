@@ -1,0 +1,123 @@
+"""A conversation with a model: what is said, token by token, and how long it took."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from turnwise.chat import ChatFormat, Conversation, Message
+from turnwise.inference import (
+    BaseInferenceEngine,
+    FinishReason,
+    GenerationRequest,
+    GenerationResult,
+    SamplingParams,
+)
+
+# An answer is asked for in pieces, so that it can be read while it grows, and so that what was
+# read of an interrupted one is kept. The engine keeps what it has computed for the session.
+NUM_TOKENS_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How an answer went."""
+
+    num_tokens: int
+    seconds: float
+    reason: FinishReason
+
+
+@dataclass
+class Talk:
+    """One conversation after the other with one engine."""
+
+    engine: BaseInferenceEngine
+    format: ChatFormat
+    system: str | None
+    sampling: SamplingParams
+    max_tokens: int
+    seed: int
+    answers: list[Answer] = field(default_factory=list)
+    conversation: Conversation | None = None
+
+    def __post_init__(self) -> None:
+        self._session = object()
+        self._seeds = itertools.count(self.seed)
+
+    def reset(self) -> None:
+        """Forget all that was said."""
+        self.engine.end_session(self._session)
+        self._session = object()
+        self.conversation = None
+
+    def say(self, text: str, show: Callable[[str], None]) -> Answer:
+        """Say something; the answer is shown piece by piece as it comes.
+
+        Ctrl-C ends the answer where it is.
+        """
+        conversation = self._heard(text)
+        ids: list[int] = []
+        log_probs: list[float] = []
+        started = time.monotonic()
+        reason: FinishReason | None = None
+        num_shown = 0
+        try:
+            with asyncio.Runner() as runner:
+                while reason is None:
+                    result = runner.run(self.engine.sample(self._request(conversation, ids)))
+                    ids += result.ids
+                    log_probs += result.log_probs
+                    reason = self._ending(result, ids)
+                    visible = self._visible(ids, is_over=reason is not None)
+                    show(visible[num_shown:])
+                    num_shown = len(visible)
+        except KeyboardInterrupt:
+            reason = FinishReason.ABORTED
+        assert reason is not None
+        conversation.answer(ids, log_probs)
+        self.answers.append(Answer(len(ids), time.monotonic() - started, reason))
+        return self.answers[-1]
+
+    def _heard(self, text: str) -> Conversation:
+        message: Message = {"role": "user", "content": text}
+        if self.conversation is not None:
+            self.conversation.add([message])
+            return self.conversation
+        opening: list[Message] = [message]
+        if self.system is not None:
+            opening.insert(0, {"role": "system", "content": self.system})
+        self.conversation = Conversation(self.format, opening)
+        return self.conversation
+
+    def _request(self, conversation: Conversation, ids: Sequence[int]) -> GenerationRequest:
+        return GenerationRequest(
+            [*conversation.stream.ids, *ids],
+            min(NUM_TOKENS_AT_ONCE, self.max_tokens - len(ids)),
+            self.sampling,
+            stop_ids=self.format.stop_ids,
+            stop_strings=self.format.stop_strings,
+            seed=next(self._seeds),
+            session=self._session,
+        )
+
+    def _ending(self, result: GenerationResult, ids: Sequence[int]) -> FinishReason | None:
+        """Why the answer is over; None if there is more to come."""
+        if result.finish_reason is not FinishReason.LENGTH:
+            return result.finish_reason
+        if self.format.stop_strings and self._cut(text := self.format.decode(ids)) != text:
+            return FinishReason.STOP  # one that lies across two pieces
+        return FinishReason.LENGTH if len(ids) >= self.max_tokens else None
+
+    def _visible(self, ids: Sequence[int], is_over: bool) -> str:
+        """What can be shown: no end of turn, no half of a character whose rest is to come."""
+        text = self._cut(self.format.decode(ids)).lstrip()
+        return text if is_over else text.rstrip("\ufffd")
+
+    def _cut(self, text: str) -> str:
+        for stop in self.format.stop_strings:
+            text = text.partition(stop)[0]
+        return text

@@ -1,0 +1,248 @@
+"""`turnwise chat`: what is said and read, piped and in a terminal; the tokens stay as sampled."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from turnwise import inference
+from turnwise.cli.chat import legible
+from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
+from turnwise.models import load_model, load_tokenizer
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+class Reader(ScriptedEngine):
+    """Reads its answers off a list, as many tokens at a time as it is asked for."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__(load_tokenizer("tiny"))
+        self.answers = list(answers)
+        self.requests: list = []
+        self.rest: list[int] = []
+        self.heard: list[int] = []
+        self.ended: list = []
+
+    async def sample(self, request):
+        self.requests.append(request)
+        if list(request.prompt_ids) != self.heard:  # not the next piece of the same answer
+            text = self.answers.pop(0)
+            self.rest = [*self.tokenizer.encode(text), self.tokenizer.eos_token_id]
+        said, self.rest = self.rest[: request.max_tokens], self.rest[request.max_tokens :]
+        self.heard = [*request.prompt_ids, *said]
+        reason = FinishReason.LENGTH if self.rest else FinishReason.STOP
+        return GenerationResult(said, [-1.0] * len(said), reason, 0)
+
+    def end_session(self, session) -> None:
+        self.ended.append(session)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Put an engine that reads these answers in the place of any other."""
+
+    def install(*answers: str) -> Reader:
+        engine = Reader(*answers)
+        monkeypatch.setattr(inference, "create_inference_engine", lambda *_, **__: engine)
+        return engine
+
+    return install
+
+
+def test_piped_lines_are_answered_and_nothing_else_is_written(turnwise, reads):
+    reads("Good day.", "Four, I think; but then, who am I to say?\nTwo lines.")
+    ran = turnwise("chat", "tiny", typed="Hello\n\nWhat is 2 + 2?\n")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "Good day.\nFour, I think; but then, who am I to say?\nTwo lines.\n"
+
+
+def test_the_stream_only_grows_and_its_session_is_kept(turnwise, reads):
+    engine = reads("An answer that takes several pieces.", "Yes.", "New.")
+    turnwise("chat", "tiny", "--system", "Be brief.", typed="One\nTwo\n/reset\nThree\n")
+    streams = [list(request.prompt_ids) for request in engine.requests]
+    sessions = [request.session for request in engine.requests]
+    num_first = sessions.count(sessions[0])
+    assert num_first == len(sessions) - 1 > 3
+    assert engine.ended == [sessions[0]]
+    for before, after in pairwise(streams[:num_first]):
+        assert after[: len(before)] == before
+    assert engine.tokenizer.decode(streams[num_first - 1]) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n"
+        "<|im_start|>assistant\nAn answer that takes several pieces.<|im_end|>\n"
+        "<|im_start|>user\nTwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    opening = engine.tokenizer.decode(streams[-1])
+    assert "Be brief." in opening
+    assert "One" not in opening
+
+
+def test_a_cut_answer_is_closed_before_the_next_message(turnwise, reads):
+    engine = reads("A very long answer, too long to be said.", "Yes.")
+    ran = turnwise("chat", "tiny", "--max-tokens", "20", typed="One\nTwo\n")
+    assert ran.out == "A very long answer, \nYes.\n"
+    stream = engine.tokenizer.decode(engine.requests[-1].prompt_ids)
+    assert "A very long answer, <|im_end|>\n<|im_start|>user\nTwo<|im_end|>" in stream
+
+
+def test_characters_that_lie_across_two_pieces_are_whole(turnwise, reads):
+    text = "x" + "é日" * 12 + "🙂"
+    reads(text)
+    assert turnwise("chat", "tiny", typed="Hello\n").out == text + "\n"
+
+
+def test_an_end_that_is_text_and_lies_across_two_pieces(turnwise, reads):
+    engine = reads(" Fourteen marks\nUser: and more", "Ok\n")
+    ran = turnwise("chat", "tiny", "--template", "plain", typed="Hello\nBye\n")
+    assert ran.out == "Fourteen marks\nOk\n"
+    assert len(engine.requests) == 2
+
+
+def test_what_a_model_says_cannot_steer_the_terminal(turnwise, reads):
+    reads("\x1b[31mred\x07\x1b]52;c;aGk=\x07\ttab\r\x9b2J")
+    out = turnwise("chat", "tiny", typed="Hello\n").out
+    assert "".join(out.split()) == "␛[31mred␇␛]52;c;aGk=␇tab␍�2J"
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", out)
+    assert legible("ordinary ünïcödé 日本\n\t🙂👍🏽") == "ordinary ünïcödé 日本\n\t🙂👍🏽"
+
+
+def test_commands(turnwise, reads):
+    reads("Yes.")
+    ran = turnwise("chat", "tiny", typed="/help\n/stats\nHi\n/stats\n/rest\n/quit\nnever said\n")
+    lines = ran.out.splitlines()
+    assert lines[0].startswith("/reset begins anew")
+    assert lines[1].startswith("0 answers, 0 tokens")
+    assert lines[2] == "Yes."
+    assert re.match(r"1 answer, 5 tokens, .* tokens/s; the conversation has \d+ of", lines[3])
+    assert lines[4].startswith("There is no command /rest. /reset begins anew")
+    assert len(lines) == 5
+
+
+def test_a_message_that_begins_with_a_slash(turnwise, reads):
+    engine = reads("Yes.")
+    turnwise("chat", "tiny", typed="//etc/hosts//\n")
+    assert "user\n/etc/hosts//<|im_end|>" in engine.tokenizer.decode(engine.requests[0].prompt_ids)
+
+
+@pytest.mark.parametrize("backend", ["local", "transformers", "scripted"])
+def test_the_same_seed_gives_the_same_conversation(turnwise, backend):
+    words = ("chat", "tiny", "--backend", backend, "--device", "cpu", "--max-tokens", "24")
+    first, second, other = (
+        turnwise(*words, "--seed", seed, typed="Hello\nAnd you?\n") for seed in ("1", "1", "2")
+    )
+    assert first.code == 0, first.err
+    assert first.out == second.out != other.out
+
+
+@pytest.fixture
+def folder(tmp_path):
+    loaded = load_model("tiny", device="cpu")
+    loaded.tokenizer.chat_template = None
+    loaded.model.save_pretrained(tmp_path / "saved")
+    loaded.tokenizer.save_pretrained(tmp_path / "saved")
+    return str(tmp_path / "saved")
+
+
+def test_a_folder_without_a_template_asks_for_one(turnwise, folder):
+    ran = turnwise("chat", folder, typed="Hello\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no chat template. Choose one with --template: chatml, " in ran.err
+    ran = turnwise("chat", folder, "--template", "chatml", "--max-tokens", "4", typed="Hello\n")
+    assert ran.code == 0, ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["./nowhere"], "there is no folder ./nowhere"),
+        (["tiny", "--top-p", "0"], "top_p got 0.0, expected"),
+        (["tiny", "--dtype", "float64"], "dtype got 'float64', expected auto"),
+        (["tiny", "--template", "chatlm"], "Did you mean 'chatml'?"),
+        (["http://localhost:1"], "is a server"),
+    ],
+)
+def test_a_wrong_request_is_one_message(turnwise, arguments, message):
+    ran = turnwise("chat", *arguments, typed="Hello\n")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: ")
+    assert message in ran.err
+
+
+def test_a_full_context_is_told(turnwise):
+    ran = turnwise("chat", "tiny", "--device", "cpu", typed="x" * 5000 + "\n")
+    assert (ran.code, ran.out) == (0, "\n")
+    assert ran.err == "the context of 4,096 tokens is full, /reset begins anew\n"
+
+
+def start_in_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnwise", "chat", *arguments],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
+    )
+    os.close(theirs)
+    return process, ours
+
+
+def read_until(terminal: int, text: str, seconds: float = 90) -> str:
+    seen = b""
+    deadline = time.monotonic() + seconds
+    while text.encode() not in seen:
+        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
+        assert ready, f"{text!r} did not come; seen: {seen!r}"
+        seen += os.read(terminal, 4096)
+    return seen.decode(errors="replace")
+
+
+def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
+    process, terminal = start_in_terminal("tiny", "--device", "cpu", "--max-tokens", "3900")
+    assert "/reset begins anew" in read_until(terminal, "> ")
+    os.write(terminal, b"Hello\n")
+    read_until(terminal, "Hello\r\n")
+    assert select.select([terminal], [], [], 60)[0], "the answer did not begin"
+    process.send_signal(signal.SIGINT)
+    shown = read_until(terminal, "> ")
+    assert re.search(r"\x1b\[2m.*\d+ tokens, [\d.]+ tokens/s, interrupted\x1b\[0m", shown)
+    os.write(terminal, b"/stats\n")
+    stats = read_until(terminal, "> ")
+    said = re.search(r"(\d+) tokens, [\d.]+ tokens/s, interrupted", shown)
+    assert said is not None
+    assert 0 < int(said[1]) < 3900
+    assert f"1 answer, {said[1]} tokens" in stats  # what was read is kept
+    process.send_signal(signal.SIGINT)
+    read_until(terminal, "/quit or Ctrl-D leaves")
+    os.write(terminal, b"\x04")
+    assert process.wait(timeout=20) == 0
+    os.close(terminal)
+
+
+def test_piped_and_interrupted_it_ends():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "turnwise", "chat", "tiny", "--max-tokens", "3900"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": SOURCE},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Hello\nAnd again\n")
+    process.stdin.flush()
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) != 0
+    assert b"Traceback" not in process.communicate()[1]
