@@ -1,0 +1,279 @@
+"""vLLM in this process: its scheduler and its model, stepped by one thread of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Any
+
+import torch
+
+from turnwise.errors import ConfigError, import_extra
+from turnwise.inference.base import Overflow
+from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.vllm.process import (
+    engine_settings,
+    import_vllm,
+    make_engine,
+    undisturbed,
+)
+from turnwise.inference.vllm.translate import (
+    check_ids,
+    check_scored,
+    sampling_arguments,
+    scoring_arguments,
+)
+from turnwise.inference.vllm.weights import (
+    NewWeights,
+    Skeleton,
+    existing_folder,
+    written_folder,
+)
+from turnwise.inference.worker import Turn, WorkerEngine
+
+
+class VLLMInferenceEngine(WorkerEngine):
+    """A model on vLLM: continuous batching, paged and shared KV cache, tensor parallelism.
+
+    What is not named here goes to vLLM as it is (`gpu_memory_utilization=0.5`, ...). Log-probs
+    are those of the distribution that was sampled from. Filters are applied as elsewhere but for
+    one thing: vLLM applies min-p before top-p, so with both the set of tokens can be smaller. The
+    same seed gives the same tokens up to rounding, which in vLLM depends on the neighbours in the
+    batch. vLLM also draws from torch's global generator, so nothing that must be repeatable
+    should draw from that beside it.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        dtype: str = "auto",
+        tensor_parallel_size: int = 1,
+        max_model_len: int | None = None,
+        trust_remote_code: bool = False,
+        tokenizer: Any = None,
+        overflow: Overflow = "truncate",
+        **engine_options: Any,
+    ) -> None:
+        self._is_cpu = import_vllm()
+        if tokenizer is None or isinstance(tokenizer, str):
+            tokenizer = _load_tokenizer(tokenizer or model_path, trust_remote_code)
+        super().__init__(tokenizer, overflow)
+        self._model_path, self._trust_remote_code = str(model_path), trust_remote_code
+        self.settings = engine_settings(
+            self._is_cpu,
+            {
+                "model": str(model_path),
+                "dtype": dtype,
+                "tensor_parallel_size": tensor_parallel_size,
+                "max_model_len": max_model_len,
+                "trust_remote_code": trust_remote_code,
+                **engine_options,
+            },
+        )
+        """What vLLM's engine was made with."""
+        self._vllm: Any = None
+        self._turns: dict[str, Turn] = {}
+        self._names = count()
+        self._failure: str | None = None
+        try:
+            with undisturbed():
+                self._in_thread(self._start, drained=False).result()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def context_length(self) -> int:
+        return int(self._vllm.model_config.max_model_len)
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that vLLM still holds."""
+        return int(self._vllm.get_num_unfinished_requests())
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        self._check_works()
+        check_ids(request.prompt_ids, self._vocabulary_size)
+        if request.stop_strings and self.tokenizer is None:
+            raise ConfigError("stop strings need a tokenizer. Pass tokenizer=.")
+        sampling_arguments(request, 1)  # refuses what vLLM does not take, here and now
+        return await super().sample(request)
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        self._check_works()
+        check_ids(ids, self._vocabulary_size)
+        check_scored(ids, start, self.context_length)
+        if start == len(ids):
+            return []
+        loop = asyncio.get_running_loop()
+        turn = _Scored(GenerationRequest(list(ids), 1), loop.create_future(), loop, room=1)
+        self._put(turn)
+        result = await turn.future
+        if result.finish_reason is FinishReason.ABORTED:
+            raise RuntimeError("the engine was closed before these tokens were scored")
+        return list(result.log_probs[start - 1 :])
+
+    def update_weights(self, weights: NewWeights) -> int:
+        """Take new weights in place, from tensors by their Hugging Face names or from a folder.
+
+        Turns under way are finished first, on the old weights.
+        """
+        if weights is None:
+            raise ConfigError(
+                "vLLM has a copy of the weights of its own, so it must be given the new ones: "
+                "update_weights(model.state_dict()), or the path of a folder"
+            )
+        if self._is_cpu and self._vllm.model_config.get_num_experts():
+            raise ConfigError(
+                "vLLM's CPU build does not take new weights of experts: it goes on with the old "
+                "ones without a word. Use a GPU, or another engine."
+            )
+        if isinstance(weights, Mapping):
+            self._skeleton.check(weights)
+            named = self._skeleton.as_files_have_them(weights)
+            return self._in_thread(lambda: self._take_tensors(named), drained=True).result()
+        folder = existing_folder(weights)
+        self._skeleton.check_folder(folder)
+        return self._in_thread(lambda: self._take(weights_path=str(folder)), drained=True).result()
+
+    def _start(self) -> None:
+        self._vllm = make_engine(self.settings)
+        words = import_extra("vllm.sampling_params", "vllm")
+        self._params_kind, self._delta = words.SamplingParams, words.RequestOutputKind.DELTA
+        self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
+
+    def _work(self) -> None:
+        super()._work()
+        if self._vllm is not None:  # taken down by the thread that put it up
+            self._vllm.engine_core.shutdown()
+
+    def _under_way(self) -> Collection[Turn]:
+        return self._turns.values()
+
+    def _advance(self, *, may_begin: bool) -> None:
+        try:
+            while may_begin and self._waiting:
+                self._begin(self._waiting.popleft())
+            if self._turns:
+                self._step()
+        except Exception as error:  # vLLM itself failed: nothing that it holds can be trusted
+            self._failure = f"vLLM failed: {error}. Make a new engine."
+            for turn in self._turns.values():
+                turn.fail(error)
+            self._turns.clear()
+
+    def _begin(self, turn: Turn) -> None:
+        reason = turn.ending()
+        if self._failure is not None:
+            turn.fail(RuntimeError(self._failure))
+        elif reason is not None:  # no room, or too late
+            turn.settle(reason, self.weight_version)
+        else:
+            name = str(next(self._names))
+            self._turns[name] = turn
+            try:
+                self._add(name, turn)
+            except ValueError as error:  # how vLLM refuses one request
+                turn.fail(ConfigError(f"vLLM refused a request: {error}"))
+                del self._turns[name]
+
+    def _add(self, name: str, turn: Turn) -> None:
+        prompt, arguments = (
+            scoring_arguments(turn.request.prompt_ids)
+            if isinstance(turn, _Scored)
+            else (list(turn.request.prompt_ids), sampling_arguments(turn.request, turn.room))
+        )
+        params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
+        self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
+
+    def _step(self) -> None:
+        """One forward for every turn under way; settle those that it ends."""
+        outputs = {output.request_id: output for output in self._vllm.step()}
+        for name, turn in list(self._turns.items()):
+            output: Any = outputs.get(name)
+            reason = turn.ending() if output is None else _take_in(turn, output)
+            if output is not None and output.finished:
+                del self._turns[name]
+            elif reason is not None:
+                del self._turns[name]
+                self._vllm.abort_request([name])
+            else:
+                continue
+            if reason is not None:
+                turn.settle(reason, self.weight_version)
+            else:
+                ended = output.outputs[0].finish_reason
+                turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
+
+    def _take_tensors(self, named: Mapping[str, torch.Tensor]) -> int:
+        if self._num_workers > 1:  # in processes of their own
+            with written_folder(named) as folder:
+                return self._take(weights_path=str(folder))
+        return self._take(
+            weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
+        )
+
+    def _take(self, **source: Any) -> int:
+        try:
+            self._vllm.collective_rpc("reload_weights", kwargs=source)
+            self._forget_prefixes()
+        except Exception as error:
+            self._failure = f"new weights did not load, and the old are gone: {error}"
+            raise
+        self.weight_version += 1
+        return self.weight_version
+
+    def _forget_prefixes(self) -> None:
+        """Drop all keys and values computed with old weights; else they are used again."""
+        for _ in range(8):  # a batch that was cut off may still hold some, for a step or two
+            if self._vllm.reset_prefix_cache():
+                return
+            self._vllm.step()
+        raise RuntimeError("vLLM keeps keys and values of the old weights")
+
+    def _check_works(self) -> None:
+        if self._failure is not None:
+            raise RuntimeError(self._failure)
+
+    @property
+    def _num_workers(self) -> int:
+        return int(self._vllm.vllm_config.parallel_config.world_size)
+
+    @cached_property
+    def _skeleton(self) -> Skeleton:
+        return Skeleton(self._model_path, self._trust_remote_code)
+
+
+@dataclass(eq=False)
+class _Scored(Turn):
+    """Tokens whose log-probs are asked for: a prompt, and nothing of what is sampled after it."""
+
+
+def _take_in(turn: Turn, output: Any) -> FinishReason | None:
+    """Add what vLLM sampled to a turn, up to its end."""
+    completion = output.outputs[0]
+    if isinstance(turn, _Scored):
+        ids = turn.request.prompt_ids
+        known = [*output.prompt_logprobs[1:], completion.logprobs[0]]
+        turn.log_probs = [at[token].logprob for at, token in zip(known, ids[1:], strict=True)]
+        return FinishReason.LENGTH
+    for token, at in zip(completion.token_ids, completion.logprobs, strict=True):
+        turn.ids.append(token)
+        turn.log_probs.append(at[token].logprob)
+        reason = turn.ending()
+        if reason is not None:
+            return reason
+    return turn.ending() if not completion.token_ids else None
+
+
+def _load_tokenizer(path: str, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError):
+        return None  # a model without one works on tokens; strings then ask for it

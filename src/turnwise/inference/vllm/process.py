@@ -1,0 +1,110 @@
+"""vLLM as a guest of this process: what it needs, and what it must leave as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from turnwise.errors import ConfigError, did_you_mean, import_extra
+
+CPU_CACHE_BYTES = 2 * 2**30
+"""KV cache on a CPU; vLLM would else take nearly all memory of the machine."""
+
+
+def import_vllm() -> bool:
+    """Import vLLM with the settings that it reads from the environment; whether it is on a CPU."""
+    # Its scheduler runs in our engine's thread: weights reach it without a copy to another
+    # process, and a script needs no `if __name__ == "__main__"`.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    platform = import_extra("vllm.platforms", "vllm").current_platform
+    is_cpu: bool = platform.is_cpu()
+    if is_cpu:
+        # A few helpers of its sampler are compiled at first use: half a minute of C++ for nothing.
+        platform.simple_compile_backend = "eager"
+        # Threads stay where the system puts them: bound ones would keep ours off those cores.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    return is_cpu
+
+
+def engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What vLLM's engine is made with: what we need of it, and what the user said."""
+    settings: dict[str, Any] = {
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        # Tokens in, tokens out: it has no use for one.
+        "skip_tokenizer_init": True,
+    }
+    if is_cpu:
+        settings |= {
+            "enforce_eager": True,
+            "kv_cache_memory_bytes": CPU_CACHE_BYTES,
+            # On a CPU a request with a seed fails as soon as its prompt is cut into chunks.
+            "enable_chunked_prefill": False,
+        }
+    settings |= options
+    if is_cpu and settings["dtype"] == "auto":
+        settings["dtype"] = "float32"  # as all else on a CPU; some have no bfloat16
+    # Log-probs under the distribution that is sampled from: after temperature and filters.
+    mode = settings.setdefault("logprobs_mode", "processed_logprobs")
+    if mode != "processed_logprobs":
+        raise ConfigError(
+            f"logprobs_mode got {mode!r}, expected 'processed_logprobs' or nothing: training "
+            "needs the log-probs of the distribution that was sampled from"
+        )
+    return settings
+
+
+def make_engine_args(settings: Mapping[str, Any]) -> Any:
+    """vLLM's own arguments; a name that it does not know is named with the nearest one."""
+    kind = import_extra("vllm.engine.arg_utils", "vllm").EngineArgs
+    known = {field.name for field in fields(kind)}
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"vLLM has no option {name!r}. {did_you_mean(name, known)}")
+    return kind(**settings)
+
+
+def make_engine(settings: Mapping[str, Any]) -> Any:
+    """vLLM's engine, up and loaded; to be called, and then used, in one thread."""
+    shared = cast(Any, torch.distributed)
+    is_alone = settings.get("tensor_parallel_size", 1) == 1  # else its workers are processes
+    if is_alone and shared.is_available() and shared.is_initialized():
+        raise ConfigError(
+            "torch.distributed is already set up in this process, by a trainer or by another vLLM "
+            "engine, and vLLM must set it up for itself. Close the other engine, or start vLLM as "
+            "a server and use VLLMServerEngine."
+        )
+    engine_kind = import_extra("vllm.v1.engine.llm_engine", "vllm").LLMEngine
+    try:
+        return engine_kind.from_engine_args(make_engine_args(settings))
+    except ConfigError:
+        raise
+    except (ValueError, OSError) as error:  # how vLLM says that a setting cannot work
+        raise ConfigError(f"vLLM could not load {settings['model']!r}: {error}") from error
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Start vLLM within this: it seeds every generator of the process, and sets torch's threads."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads = set_num_threads  # on a CPU it is replaced
+        torch.set_num_threads(num_threads)
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)

@@ -1,0 +1,86 @@
+"""Our requests in vLLM's words; the same words for its engine and for its server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from turnwise.errors import ConfigError
+from turnwise.inference.protocol import GenerationRequest
+from turnwise.inference.sampling import SamplingParams
+
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+"""vLLM raises what is lower without a word, and refuses what is higher."""
+
+
+def sampling_arguments(request: GenerationRequest, room: int) -> dict[str, Any]:
+    """How to sample this request, under the names that vLLM has for it.
+
+    Everything is said, defaults too: a server would else take what is missing from the model's
+    own generation settings. Only our stop tokens end a turn, so the model's own is ignored.
+    """
+    params = request.sampling
+    _check_temperature(params)
+    return {
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": request.seed % 2**63,  # vLLM takes −1 for "no seed"
+        "max_tokens": min(request.max_tokens, room),
+        "stop_token_ids": sorted(request.stop_ids),
+        "ignore_eos": True,
+        "logprobs": 0,  # of the sampled token alone
+    }
+
+
+def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+    """A prompt and how to run it, to get the log-probs of all of `ids` but the first.
+
+    vLLM always samples a token after a prompt, so a prompt as long as the context is refused. The
+    last token is therefore left out of it, and its log-prob asked for at the sampled position.
+    """
+    *prompt, last = ids
+    return prompt, {
+        "temperature": 0.0,  # log-probs of a greedy row are those at temperature 1
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "prompt_logprobs": 0,
+        "logprobs": 1,
+        "logprob_token_ids": [last],
+    }
+
+
+def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
+    """Refuse what the model has no embedding for: vLLM may fail as a whole on it."""
+    for position, token in enumerate(ids):
+        if not 0 <= token < vocabulary_size:
+            raise ConfigError(
+                f"token {position} of the prompt got id {token}, expected one of the model's "
+                f"vocabulary, 0 to {vocabulary_size - 1}. Is this the model's own tokenizer?"
+            )
+
+
+def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
+    """Refuse to score what has nothing before it, or does not fit."""
+    if not 1 <= start <= len(ids):
+        raise ConfigError(
+            f"score got start={start} for {len(ids)} tokens, expected 1 to {len(ids)}: the first "
+            "token comes after nothing, and has no log-prob"
+        )
+    if len(ids) > context_length:
+        raise ConfigError(
+            f"score got {len(ids)} tokens, more than the context, which holds {context_length}"
+        )
+
+
+def _check_temperature(params: SamplingParams) -> None:
+    heat = params.temperature
+    if not params.is_greedy and not LOWEST_TEMPERATURE <= heat <= HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"temperature got {heat}, expected what vLLM takes: 0 (the most likely token), or "
+            f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}"
+        )

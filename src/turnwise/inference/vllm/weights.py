@@ -1,0 +1,120 @@
+"""New weights for vLLM: checked before it sees them, and in a form that it can read.
+
+vLLM says nothing of a weight that is missing, and is broken by one that it does not know; so all
+are looked at first.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from turnwise.errors import ConfigError, did_you_mean
+
+NewWeights: TypeAlias = Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
+"""Tensors by their Hugging Face names, or a folder with safetensors files."""
+
+Shapes: TypeAlias = Mapping[str, Sequence[int]]
+
+
+class Skeleton:
+    """A model without its values: the names and shapes of its weights, in memory and in files.
+
+    The two differ where transformers joins on loading what files hold apart, such as experts.
+    """
+
+    def __init__(self, model_path: str, trust_remote_code: bool) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        kind: Any = AutoModelForCausalLM
+        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            self._model = kind.from_config(config, trust_remote_code=trust_remote_code)
+        # The same weight under a second name may be left out.
+        self._tied = frozenset(self._model.all_tied_weights_keys)
+
+    def check(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Refuse what `model.load_state_dict` would."""
+        expected = _shapes(self._model.state_dict())
+        for name in weights:
+            if name not in expected:
+                hint = did_you_mean(name, expected)
+                raise ConfigError(f"the model has no weight {name!r}. {hint}")
+        self._compare(_shapes(weights), expected)
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a folder that lacks weights, or has them in other shapes."""
+        from safetensors import safe_open
+
+        found: dict[str, Sequence[int]] = {}
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as tensors:
+                names = tensors.keys()
+                found |= {name: tensors.get_slice(name).get_shape() for name in names}
+        self._compare(found, _shapes(self.as_files_have_them(self._model.state_dict())))
+
+    def as_files_have_them(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Under the names that are saved, and that vLLM knows."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
+        return apart
+
+    def _compare(self, found: Shapes, expected: Shapes) -> None:
+        missing = sorted(expected.keys() - found.keys() - self._tied)
+        if missing:
+            raise ConfigError(
+                f"{len(missing)} weights of the model are missing, the first is {missing[0]!r}. "
+                "Give all of them, as model.state_dict() or model.save_pretrained() does."
+            )
+        for name in found.keys() & expected.keys():
+            if tuple(found[name]) != tuple(expected[name]):
+                raise ConfigError(
+                    f"weight {name!r} got the shape {tuple(found[name])}, expected "
+                    f"{tuple(expected[name])}"
+                )
+
+
+def existing_folder(path: str | os.PathLike[str]) -> Path:
+    folder = Path(path).resolve()
+    if not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"new weights got the folder {str(folder)!r}, which has no safetensors files"
+        )
+    return folder
+
+
+@contextmanager
+def written_folder(
+    weights: Mapping[str, torch.Tensor], parent: Path | None = None
+) -> Iterator[Path]:
+    """A folder that holds these weights until the end of the block."""
+    from safetensors.torch import save_file
+
+    with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=parent) as folder:
+        # The server may run as another user.
+        os.chmod(folder, 0o755)
+        save_file(_apart(weights), Path(folder) / "model.safetensors")
+        yield Path(folder)
+
+
+def _shapes(weights: Mapping[str, torch.Tensor]) -> Shapes:
+    return {name: tensor.shape for name, tensor in weights.items()}
+
+
+def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors that share no memory, which a safetensors file cannot hold."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in weights.items():
+        plain = tensor.detach().cpu().contiguous()
+        storage = plain.untyped_storage().data_ptr()
+        apart[name] = plain.clone() if storage in seen else plain
+        seen.add(storage)
+    return apart
