@@ -6,9 +6,11 @@ a fragment leaves undefined is filled in.
 
 import inspect
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -185,4 +187,101 @@ def test_architecture_reward_manager_gives_the_documented_numbers():
         assert ours.compute_trajectory_reward(trajectory) == pytest.approx(expected)
     torch.testing.assert_close(
         ours.compute_batch_rewards(trajectories), theirs.compute_batch_rewards(trajectories)
+    )
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Engines with a model of their own want it in a folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def run_on(backend, text, **names):
+    """Run an example that asks for an engine that may not be installed.
+
+    If it is not, the example says so, and the rest of it runs on the local engine.
+    """
+    asks = f'backend="{backend}"'
+    assert asks in text
+    if find_spec(backend) is None:
+        with pytest.raises(turnwise.MissingExtraError, match=rf"turnwise\[{backend}\]"):
+            run(text, **names)
+        text = text.replace(asks, 'backend="local"')
+    return run(text, **names)
+
+
+def test_readme_inference_engines(cache):
+    text = find(0, "output.sequences ->").replace("meta-llama/Llama-2-7b-hf", "tiny")
+    names = run_on("vllm", text)
+    output = names["output"]
+    assert [type(answer) for answer in output.sequences] == [str]
+    assert isinstance(output.tokens, np.ndarray)
+    assert output.tokens.shape[0] == 1
+    assert names["engine"].context_length == 2048
+    names["engine"].close()
+    text = find(0, 'backend="sglang",  # Switch').replace("meta-llama/Llama-2-7b-hf", "tiny")
+    create = turnwise.create_inference_engine
+    run_on("sglang", text, create_inference_engine=create)["engine"].close()
+
+
+def test_readme_batch_inference():
+    prompts = [f"What is {i} + {i}?" for i in range(70)]
+    with turnwise.create_inference_engine("tiny", "scripted", policy=str.upper) as engine:
+        names = run(find(0, "BatchInferenceManager"), engine=engine, large_prompt_list=prompts)
+    assert names["output"].sequences == [prompt.upper() for prompt in prompts]
+
+
+def test_manifest_inference(cache):
+    text = find(3, "# Test inference").split("# Test inference")[1].split("# Test multi-turn")[0]
+    text = text.replace('"model"', '"tiny"')
+    names = run_on("vllm", text, create_inference_engine=turnwise.create_inference_engine)
+    assert len(names["output"].sequences) == 1
+    names["engine"].close()
+
+
+@pytest.fixture
+def both_engines():
+    """The architecture document's engine and ours, on the same weights.
+
+    Theirs is put together by hand: what loads its model needs a GPU and another package.
+    """
+    ours = turnwise.InferenceEngine("tiny", device="cpu")
+    theirs = object.__new__(run(find(4, "class InferenceEngine"))["InferenceEngine"])
+    theirs.model, theirs.tokenizer, theirs.device = ours.model, ours.tokenizer, "cpu"
+    yield theirs, ours
+    ours.close()
+
+
+def test_architecture_engine_is_called_as_documented(both_engines):
+    theirs, ours = both_engines
+    for method in ("generate", "compute_log_probs"):
+        asked = inspect.signature(getattr(theirs, method)).parameters.values()
+        given = list(inspect.signature(getattr(ours, method)).parameters.values())
+        for theirs_has, ours_has in zip(asked, given, strict=False):
+            assert theirs_has.default == ours_has.default, theirs_has.name
+    names = set(inspect.signature(ours.generate).parameters)
+    assert {"max_new_tokens", "temperature", "top_p"} <= names
+
+
+def test_architecture_engine_in_the_documented_episode_loop(both_engines):
+    text = find(4, "class MultiTurnChatHarness")
+    for line in ("from custom_environment import BaseEnvironment", "from inference import"):
+        text = re.sub(f"^{line}.*$", "", text, flags=re.M)
+    names = {"BaseEnvironment": turnwise.BaseEnvironment, "InferenceEngine": object}
+    harness = run(text, **names)["MultiTurnChatHarness"]
+    game = turnwise.CustomGameEnvironment({"max_steps": 2})
+    episode = harness(both_engines[1], game, max_turns=3).run_episode("Play.")
+    assert episode["num_turns"] == 2
+    assert [type(action) for action in episode["actions"]] == [str, str]
+
+
+def test_architecture_engine_says_what_the_documented_one_says(both_engines):
+    theirs, ours = both_engines
+    prompt = "The quick brown fox"
+    expected = theirs.generate([prompt], max_new_tokens=24, temperature=1e-4)
+    said = ours.generate([prompt], max_new_tokens=24, temperature=0)
+    assert [answer.strip() for answer in said] == expected
+    prompts, answers = ["Hello, ", "Two"], ["world!", " and two"]
+    torch.testing.assert_close(
+        ours.compute_log_probs(prompts, answers), theirs.compute_log_probs(prompts, answers)
     )

@@ -145,11 +145,18 @@ def test_a_loaded_model_is_where_it_is(loaded):
     create_inference_engine(loaded.model, config=config).close()
 
 
-class Recorded:
+class InProcess:
     """Stands where an engine with a model of its own would: says what it was made with."""
 
-    def __init__(self, *arguments, **options):
-        self.arguments, self.options, self.tokenizer = arguments, options, "its own"
+    def __init__(self, model_path, *, tokenizer=None, **options):
+        self.model_path, self.tokenizer, self.options = model_path, tokenizer, options
+
+
+class Server:
+    """The same for one behind a URL."""
+
+    def __init__(self, url, tokenizer=None, *, overflow="truncate"):
+        self.url, self.tokenizer, self.overflow = url, tokenizer, overflow
 
 
 @pytest.mark.parametrize(
@@ -162,10 +169,8 @@ class TestEnginesWithAModelOfTheirOwn:
         import importlib
 
         home = importlib.import_module(f"turnwise.inference.{module}")
-        self.in_process = type("InProcess", (Recorded,), {})
-        self.server = type("Server", (Recorded,), {})
-        monkeypatch.setattr(home, f"{prefix}InferenceEngine", self.in_process)
-        monkeypatch.setattr(home, f"{prefix}ServerEngine", self.server)
+        monkeypatch.setattr(home, f"{prefix}InferenceEngine", InProcess)
+        monkeypatch.setattr(home, f"{prefix}ServerEngine", Server)
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
     def test_options_are_passed_on(self, backend):
@@ -177,24 +182,29 @@ class TestEnginesWithAModelOfTheirOwn:
             "only_theirs": True,
         }
         engine = create_inference_engine("meta-llama/Llama-2-7b-hf", backend, config)
-        assert type(engine) is self.in_process
-        assert engine.arguments == ("meta-llama/Llama-2-7b-hf",)
+        assert isinstance(engine, InProcess)
+        assert engine.model_path == "meta-llama/Llama-2-7b-hf"
         assert engine.options == {k: v for k, v in config.items() if k != "device"}
 
     def test_a_built_in_name_is_a_folder_for_them(self, backend):
         engine = create_inference_engine("tiny", backend, tokenizer="tiny")
-        (path,) = engine.arguments
-        assert (Path(path) / "config.json").is_file()
-        assert path.startswith(os.environ["XDG_CACHE_HOME"])
+        assert (Path(engine.model_path) / "config.json").is_file()
+        assert engine.model_path.startswith(os.environ["XDG_CACHE_HOME"])
         assert engine.tokenizer.encode("a") == load_model("tiny").tokenizer.encode("a")
 
     @pytest.mark.parametrize("url", ["http://localhost:8000", "https://models.example/v1"])
     def test_a_url_is_a_server(self, backend, url):
         engine = create_inference_engine(url, backend, {"overflow": "error"}, tokenizer="tiny")
-        assert type(engine) is self.server
-        assert engine.arguments == (url,)
-        assert engine.options["overflow"] == "error"
-        assert engine.options["tokenizer"].encode("a")
+        assert isinstance(engine, Server)
+        assert (engine.url, engine.overflow) == (url, "error")
+        assert engine.tokenizer.encode("a")
+
+    def test_what_a_server_has_decided_cannot_be_chosen(self, backend):
+        url = "http://localhost:8000"
+        with pytest.raises(ConfigError, match="dtype and max_model_len cannot be chosen"):
+            create_inference_engine(url, backend, {"dtype": "float32", "max_model_len": 9})
+        with pytest.raises(ConfigError, match=r"no option 'overflw'. Did you mean 'overflow'"):
+            create_inference_engine(url, backend, {"overflw": "error"})
 
 
 def test_every_backend_of_the_configuration_is_there():

@@ -133,6 +133,7 @@ _LOADING = ("dtype", "device", "trust_remote_code")
 
 def _loaded(order: _Order, keywords: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
     """The model, its tokenizer, and the options that are the engine's own."""
+    keywords = set(keywords) - {"tokenizer"}
     _check_options(order, keywords)
     if order.options.get("tensor_parallel_size", 1) != 1:
         raise ConfigError(
@@ -168,9 +169,16 @@ def _served(
 ) -> BaseInferenceEngine:
     """An engine that brings its own model; options that are not ours are passed on to it."""
     options = {k: v for k, v in order.options.items() if (k, v) != ("device", "auto")}
+    if order.tokenizer is not None:
+        options["tokenizer"] = order.tokenizer
     if order.is_url:
-        tokenizer = {} if order.tokenizer is None else {"tokenizer": order.tokenizer}
-        server: BaseInferenceEngine = behind_url(order.model, **tokenizer, **options)
+        _check_options(order, taken := _keywords(behind_url))
+        if decided := [name for name in options if name not in taken]:
+            raise ConfigError(
+                f"{' and '.join(decided)} cannot be chosen for {order.model}: that was decided "
+                "when the server was started"
+            )
+        server: BaseInferenceEngine = behind_url(order.model, **options)
         return server
     if not order.is_named:
         raise ConfigError(
@@ -179,8 +187,6 @@ def _served(
             "a server's URL. For a loaded model take local."
         )
     engine: BaseInferenceEngine = in_process(model_folder(order.model), **options)
-    if order.tokenizer is not None:
-        engine.tokenizer = order.tokenizer
     return engine
 
 
@@ -194,8 +200,10 @@ def _check_options(order: _Order, keywords: Iterable[str]) -> None:
 
 
 def _keywords(engine: Callable[..., Any]) -> list[str]:
-    parameters = inspect.signature(engine).parameters.values()
-    return [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    """Options that an engine takes beside the model or the URL, which comes first."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = list(inspect.signature(engine).parameters.values())[1:]
+    return [p.name for p in parameters if p.kind in kinds]
 
 
 class _Plain(TransformersEngine):
