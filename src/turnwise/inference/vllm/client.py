@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Coroutine, Mapping, Sequence
-from functools import cached_property
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, DeadlineExceeded
 from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.http import EngineError
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.vllm.http import ServerError
-from turnwise.inference.vllm.loop import Gate, LoopThread
-from turnwise.inference.vllm.server import NotThereError, VLLMServer
+from turnwise.inference.sglang.gate import Gate
+from turnwise.inference.sglang.thread import LoopThread
+from turnwise.inference.vllm.server import ClosedDoorError, VLLMServer
 from turnwise.inference.vllm.translate import (
     check_ids,
     check_scored,
@@ -29,8 +30,6 @@ from turnwise.inference.vllm.weights import (
     written_folder,
 )
 
-T = TypeVar("T")
-
 
 class VLLMServerEngine(BaseInferenceEngine):
     """A vLLM server at `url`, started for instance with
@@ -38,9 +37,10 @@ class VLLMServerEngine(BaseInferenceEngine):
         VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
 
     The mode makes log-probs those of the distribution that was sampled from; the variable opens
-    the calls that update weights. New weights go through a folder that the server must see too:
-    `weights_folder`, by default one for temporary files on this machine. One engine should own a
-    server's weights: it counts its own updates, not those of others.
+    the calls that update weights. Tensors go through a folder in `weights_dir`, which must be on
+    a disk that the server sees. `model_path` says where the model lies here, if that is not where
+    the server has it: weights and token ids are checked against its configuration. One engine
+    should own a server's weights: it counts its own updates, not those of others.
     """
 
     def __init__(
@@ -49,37 +49,39 @@ class VLLMServerEngine(BaseInferenceEngine):
         model: str | None = None,
         *,
         tokenizer: Any = None,
-        overflow: Overflow = "truncate",
+        model_path: str | None = None,
         api_key: str | None = None,
-        vocabulary_size: int | None = None,
-        weights_folder: str | Path | None = None,
+        weights_dir: str | os.PathLike[str] | None = None,
         update_timeout: float = 600.0,
+        trust_remote_code: bool = False,
+        overflow: Overflow = "truncate",
     ) -> None:
-        if isinstance(tokenizer, str | Path):
+        if isinstance(tokenizer, str | os.PathLike):
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+            tokenizer = AutoTokenizer.from_pretrained(
+                tokenizer, trust_remote_code=trust_remote_code
+            )
         super().__init__(tokenizer, overflow)
-        self._weights_folder = None if weights_folder is None else Path(weights_folder)
-        self._update_timeout = update_timeout
+        self._weights_dir, self._update_timeout = weights_dir, update_timeout
         self._server = VLLMServer(url, api_key)
         self._gate = Gate()
         self._asking_mode = asyncio.Lock()
         self._gives_processed: bool | None = None
         self._failure: str | None = None
-        self._is_closed = False
         # A loop of our own: the caller's may be blocked by an update that waits for turns.
-        self._thread = LoopThread("turnwise: vLLM client")
+        self._thread = LoopThread("vllm", lambda: self._connect(model), self._disconnect)
+        card = self._thread.start()
+        self.model: str = card["id"]
+        """The name that the server has for the model."""
+        self._context_length = int(card["max_model_len"])
+        root = model_path or card.get("root") or ""
+        is_here = model_path is not None or (Path(root) / "config.json").is_file()
         try:
-            card = self._thread.submit(self._server.find_model(model)).result()
+            self._skeleton = Skeleton(root, trust_remote_code) if is_here else None
         except BaseException:
             self.close()
             raise
-        self.model: str = card["id"]
-        """The name that the server has for the model."""
-        self._root = Path(card.get("root") or "")
-        self._context_length = int(card["max_model_len"])
-        self._vocabulary_size = vocabulary_size or self._seen_vocabulary_size()
 
     @property
     def context_length(self) -> int:
@@ -88,14 +90,15 @@ class VLLMServerEngine(BaseInferenceEngine):
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         self._check_ids(request.prompt_ids)
         room = self.room(request)
-        return await self._in_thread(self._sample(request, room))
+        return await asyncio.wrap_future(self._thread.call(self._sample(request, room)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         self._check_ids(ids)
         check_scored(ids, start, self.context_length)
         if start == len(ids):
             return []
-        return (await self._in_thread(self._score(list(ids))))[start - 1 :]
+        scores = await asyncio.wrap_future(self._thread.call(self._score(list(ids))))
+        return scores[start - 1 :]
 
     def update_weights(self, weights: NewWeights) -> int:
         """Take new weights in place, from tensors by their Hugging Face names or from a folder.
@@ -112,31 +115,33 @@ class VLLMServerEngine(BaseInferenceEngine):
             folder = existing_folder(weights)
             if skeleton is not None:
                 skeleton.check_folder(folder)
-            return self._thread.submit(self._update(folder)).result()
-        if skeleton is not None:
-            skeleton.check(weights)
-            weights = skeleton.as_files_have_them(weights)
-        with written_folder(weights, self._weights_folder) as folder:
-            return self._thread.submit(self._update(folder)).result()
+            return self._thread.call(self._update(folder)).result()
+        if skeleton is None:
+            raise ConfigError(
+                "the folder that the server has its model in is not seen here, and tensors are "
+                "checked against its configuration. Pass model_path= to the engine, or give "
+                "update_weights a folder."
+            )
+        skeleton.check(weights)
+        named = skeleton.as_files_have_them(weights)
+        with written_folder(named, self._weights_dir) as folder:
+            return self._thread.call(self._update(folder)).result()
 
     def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            self._thread.close()
+        self._thread.close(_nothing, 0.0)
 
-    async def _in_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        if self._is_closed:
-            coroutine.close()
-            raise RuntimeError("this engine is closed. Make a new one.")
-        return await asyncio.wrap_future(self._thread.submit(coroutine))
+    def _connect(self, model: str | None) -> dict[str, Any]:
+        return self._thread.loop.run_until_complete(self._server.find_model(model))
+
+    def _disconnect(self) -> None:
+        self._thread.loop.run_until_complete(self._server.close())
 
     async def _sample(self, request: GenerationRequest, room: int) -> GenerationResult:
         ids: list[int] = []
         log_probs: list[float] = []
         version = self.weight_version
         try:
-            async with asyncio.timeout(request.timeout), self._gate.turn():
-                self._check_works()
+            async with asyncio.timeout(request.timeout), self._turn():
                 version = self.weight_version
                 reason = FinishReason.CONTEXT
                 if room:
@@ -145,10 +150,20 @@ class VLLMServerEngine(BaseInferenceEngine):
         except TimeoutError:
             reason = FinishReason.DEADLINE
         except asyncio.CancelledError:
-            if not self._is_closed:
+            if not self._thread.is_closed:
                 raise
             reason = FinishReason.ABORTED
         return GenerationResult(ids, log_probs, reason, version)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """While this lasts the weights stay as they are."""
+        await self._gate.enter()
+        try:
+            self._check_works()
+            yield
+        finally:
+            self._gate.leave()
 
     async def _stream(
         self, request: GenerationRequest, room: int, ids: list[int], log_probs: list[float]
@@ -164,24 +179,22 @@ class VLLMServerEngine(BaseInferenceEngine):
             "spaces_between_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            "stream": True,
             # Only a turn with a deadline may have to do with what has come.
             "stream_interval": 1 if request.timeout is not None else 64,
         }
+        ended = None
         async for choice in self._server.stream(body):
             if choice["token_ids"]:
                 ids += choice["token_ids"]
                 log_probs += choice["logprobs"]["token_logprobs"]
-            if choice["finish_reason"] is not None:
-                return _reason(choice["finish_reason"], len(ids) >= request.max_tokens)
-        raise ServerError("the server ended a turn without saying why")
+            ended = choice["finish_reason"] or ended
+        return _reason(ended, len(ids) >= request.max_tokens)
 
     async def _score(self, ids: list[int]) -> list[float]:
         prompt, arguments = scoring_arguments(ids)
         body = {"model": self.model, "prompt": prompt, **arguments}
         body["return_tokens_as_token_ids"] = True
-        async with self._gate.turn():
-            self._check_works()
+        async with self._turn():
             choice = await self._server.complete(body)
         known = zip(choice["prompt_logprobs"][1:], prompt[1:], strict=True)
         scores = [at[str(token)]["logprob"] for at, token in known]
@@ -208,52 +221,50 @@ class VLLMServerEngine(BaseInferenceEngine):
             )
 
     async def _update(self, folder: Path) -> int:
-        async with asyncio.timeout(self._update_timeout), self._gate.update():
-            self._check_works()
-            try:
-                await self._server.load_weights(folder)
-            except NotThereError:
-                raise  # it does not take weights, and has its old ones
-            except Exception as error:
-                self._failure = (
-                    f"the server did not load the new weights in {folder}, and may have lost the "
-                    f"old ones. Does it see this folder? If not, set weights_folder. {error}"
-                )
-                raise ServerError(self._failure) from error
-            self.weight_version += 1
-            return self.weight_version
+        try:
+            async with asyncio.timeout(self._update_timeout), self._gate.shut():
+                self._check_works()
+                await self._load(folder)
+                self.weight_version += 1
+                return self.weight_version
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"an update of the weights of {self._server.url} took longer than "
+                f"{self._update_timeout:g} s. Raise update_timeout, or look at the server's log."
+            ) from None
+
+    async def _load(self, folder: Path) -> None:
+        self._failure = f"{self._server.url} may have lost its weights in an update that failed"
+        try:
+            await self._server.load_weights(folder)
+        except ClosedDoorError:
+            self._failure = None
+            raise
+        except EngineError as error:
+            raise EngineError(
+                f"{self._server.url} did not take the weights in {folder}: {error}. They must lie "
+                "on a disk that it sees: weights_dir= says where tensors are written."
+            ) from error
+        self._failure = None
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        if self._vocabulary_size is not None:
-            check_ids(ids, self._vocabulary_size)
+        if self._skeleton is not None:  # the server looks at them in any case
+            check_ids(ids, self._skeleton.vocabulary_size)
 
     def _check_works(self) -> None:
         if self._failure is not None:
-            raise ServerError(self._failure)
-
-    def _seen_vocabulary_size(self) -> int | None:
-        """If the model's folder is seen from here; the server looks at the tokens in any case."""
-        if not self._is_root_seen:
-            return None
-        config = json.loads((self._root / "config.json").read_text())
-        size: int | None = config.get("text_config", config).get("vocab_size")
-        return size
-
-    @cached_property
-    def _skeleton(self) -> Skeleton | None:
-        """What weights the model has, if its folder is seen from here."""
-        return Skeleton(str(self._root), trust_remote_code=False) if self._is_root_seen else None
-
-    @property
-    def _is_root_seen(self) -> bool:
-        return (self._root / "config.json").is_file()
+            raise EngineError(self._failure)
 
 
-def _reason(word: str, is_full: bool) -> FinishReason:
+async def _nothing() -> None:
+    """Turns under way end as they are cancelled."""
+
+
+def _reason(word: str | None, is_full: bool) -> FinishReason:
     if word == "stop":
         return FinishReason.STOP
     if word == "length":
         return FinishReason.LENGTH if is_full else FinishReason.CONTEXT
     if word == "abort":
         return FinishReason.ABORTED
-    raise ServerError(f"vLLM ended a turn for a reason of its own: {word}")
+    raise EngineError(f"the server ended a turn for a reason of its own: {word}")

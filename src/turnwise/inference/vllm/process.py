@@ -96,7 +96,8 @@ def make_engine(settings: Mapping[str, Any]) -> Any:
 def undisturbed() -> Iterator[None]:
     """Start vLLM within this: it seeds every generator of the process, and sets torch's threads."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    cuda = cast(Any, torch.cuda)
+    gpus = cuda.get_rng_state_all() if cuda.is_initialized() else []
     set_num_threads, num_threads = torch.set_num_threads, torch.get_num_threads()
     try:
         yield
@@ -107,4 +108,4 @@ def undisturbed() -> Iterator[None]:
         np.random.set_state(numpy)
         torch.set_rng_state(cpu)
         if gpus:
-            torch.cuda.set_rng_state_all(gpus)
+            cuda.set_rng_state_all(gpus)

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,14 +31,13 @@ class Skeleton:
     """
 
     def __init__(self, model_path: str, trust_remote_code: bool) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig
 
-        kind: Any = AutoModelForCausalLM
-        config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
-            self._model = kind.from_config(config, trust_remote_code=trust_remote_code)
-        # The same weight under a second name may be left out.
-        self._tied = frozenset(self._model.all_tied_weights_keys)
+        self._trust_remote_code = trust_remote_code
+        self._config: Any = AutoConfig.from_pretrained(
+            model_path, trust_remote_code=trust_remote_code
+        )
+        self.vocabulary_size = int(self._config.get_text_config().vocab_size)
 
     def check(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Refuse what `model.load_state_dict` would."""
@@ -66,8 +66,17 @@ class Skeleton:
         apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
         return apart
 
+    @cached_property
+    def _model(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        kind: Any = AutoModelForCausalLM
+        with torch.device("meta"):
+            return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
+
     def _compare(self, found: Shapes, expected: Shapes) -> None:
-        missing = sorted(expected.keys() - found.keys() - self._tied)
+        # The same weight under a second name may be left out.
+        missing = sorted(expected.keys() - found.keys() - self._model.all_tied_weights_keys.keys())
         if missing:
             raise ConfigError(
                 f"{len(missing)} weights of the model are missing, the first is {missing[0]!r}. "
@@ -92,7 +101,7 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def written_folder(
-    weights: Mapping[str, torch.Tensor], parent: Path | None = None
+    weights: Mapping[str, torch.Tensor], parent: str | os.PathLike[str] | None = None
 ) -> Iterator[Path]:
     """A folder that holds these weights until the end of the block."""
     from safetensors.torch import save_file
