@@ -18,6 +18,7 @@ from turnwise.errors import DeadlineExceeded, EnvironmentFault, ToolError
 from turnwise.tools.base import Tool
 from turnwise.tools.context import ToolContext
 from turnwise.tools.results import (
+    DEFAULT_MAX_OUTPUT,
     Answer,
     NotTextError,
     ToolFailure,
@@ -131,7 +132,9 @@ def _worked(name: str, answer: Answer, context: ToolContext, started: float) -> 
 
 def _failed(name: str, error: BaseException, started: float) -> ToolResult:
     failure, message = _explain(name, error)
-    text = one_line(message)
+    # What a tool chose to say is said as it is, such as the last lines of a traceback.
+    refused = failure is ToolFailure.REFUSED
+    text = read_answer(message, DEFAULT_MAX_OUTPUT).text if refused else one_line(message)
     return ToolResult(
         name,
         success=False,

@@ -1,0 +1,8 @@
+"""Running Python that a model wrote, without trusting it."""
+
+from turnwise.tools.python_code.capability import why_not_isolated
+from turnwise.tools.python_code.limits import CodeLimits
+from turnwise.tools.python_code.runner import CodeRun, run_code
+from turnwise.tools.python_code.tool import PythonCodeTool
+
+__all__ = ["CodeLimits", "CodeRun", "PythonCodeTool", "run_code", "why_not_isolated"]

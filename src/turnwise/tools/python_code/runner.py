@@ -1,0 +1,204 @@
+"""Run a program in a separate process and give back what came of it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.tools.python_code.jail.namespaces import WORK_FOLDER
+from turnwise.tools.python_code.limits import CodeLimits
+from turnwise.tools.python_code.output import OutputKeeper
+
+_FOLDER = str(Path(__file__).parent)
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from jail.main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+# -s and -S: no site packages; -P: nothing from the folder it starts in; -B: nothing written.
+_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
+_START_SECONDS = 60.0
+_END_SECONDS = 5.0
+_GLANCE_SECONDS = 0.1
+_MAX_PRINTED = 1 << 24
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class CodeRun:
+    """What came of one run.
+
+    >>> CodeRun(output="4\\n", exit_code=0).ok
+    True
+    """
+
+    output: str
+    """What it printed, stdout and stderr in order, the middle left out if it was long."""
+    exit_code: int | None = None
+    """0: it ended well. None: it did not end by itself."""
+    signal: int | None = None
+    """The signal that ended it."""
+    timed_out: bool = False
+    """Whether it was stopped because its time was over."""
+    printed_too_much: bool = False
+    """Whether it was stopped because it printed without end."""
+    problem: str | None = None
+    """Why it could not be started at all."""
+    seconds: float = 0.0
+    """How long the program ran."""
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+
+def run_code(
+    code: str,
+    limits: CodeLimits | None = None,
+    *,
+    packages: Sequence[str] = (),
+    isolated: bool = True,
+    stop: threading.Event | None = None,
+) -> CodeRun:
+    """Run `code`. However it behaves, this comes back when its time is over, or `stop` is set."""
+    limits = limits or CodeLimits()
+    request = {
+        "code": code,
+        "packages": list(packages),
+        "isolated": isolated,
+        "limits": limits.to_request(),
+    }
+    with ExitStack() as stack:
+        # With isolation it sees none of our folders: its own is in memory and goes with it.
+        folder = WORK_FOLDER
+        if not isolated:
+            folder = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="turnwise-code-", ignore_cleanup_errors=True)
+            )
+        process, status = _start(folder, None if isolated else folder)
+        stack.callback(os.close, status)
+        stack.callback(_end, process, isolated=isolated)
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write(json.dumps(request).encode())
+        watch = _Watch(limits, stop or threading.Event())
+        watch.follow(process, status)
+        _end(process, isolated=isolated)
+        return watch.outcome(process.returncode)
+
+
+def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
+    """The separate process, and the pipe on which it tells how far it got."""
+    status, theirs = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, *_FLAGS, "-c", _BOOT, _FOLDER, str(theirs), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(theirs,),
+            env=_environment(home),
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(status)
+        raise
+    finally:
+        os.close(theirs)
+    return process, status
+
+
+def _environment(home: str) -> dict[str, str]:
+    """Nothing of ours: no keys, no tokens, no paths."""
+    return {
+        "HOME": home,
+        "TMPDIR": home,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",  # the same program prints the same
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+
+
+def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
+    """Stop whatever still runs, and wait until it is gone. May be called twice."""
+    if process.returncode is not None:
+        return
+    # Not process.terminate(): that would collect the process, and its number could be another's.
+    if isolated:
+        os.kill(process.pid, signal.SIGTERM)  # the one that watches takes the program along
+        ended = os.pidfd_open(process.pid)
+        select.select([ended], [], [], _END_SECONDS)
+        os.close(ended)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+class _Watch:
+    """Reads what the process prints and tells, until it ends or must be ended."""
+
+    def __init__(self, limits: CodeLimits, stop: threading.Event) -> None:
+        self._limits = limits
+        self._stop = stop
+        self._output = OutputKeeper(limits.output_characters)
+        self._told = b""
+        self._started = 0.0
+        self._seconds = 0.0
+        self._timed_out = False
+
+    def follow(self, process: subprocess.Popen[bytes], status: int) -> None:
+        assert process.stdout is not None
+        deadline = time.monotonic() + _START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, self._output.add)
+            selector.register(status, selectors.EVENT_READ, self._hear)
+            while selector.get_map() and not self._stop.is_set() and not self._flooded:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    self._timed_out = bool(self._started)
+                    break
+                for key, _ in selector.select(min(left, _GLANCE_SECONDS)):
+                    data = os.read(key.fd, _CHUNK)
+                    key.data(data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                if self._started:
+                    deadline = self._started + self._limits.seconds
+        self._seconds = time.monotonic() - self._started if self._started else 0.0
+
+    def _hear(self, data: bytes) -> None:
+        self._told += data
+        if not self._started and self._told.startswith(b"ready\n"):
+            self._started = time.monotonic()
+
+    @property
+    def _flooded(self) -> bool:
+        return self._output.num_bytes > _MAX_PRINTED
+
+    def outcome(self, return_code: int) -> CodeRun:
+        output = self._output.text
+        if not self._started:
+            told = self._told.decode(errors="replace").partition("\n")[0].removeprefix("failed ")
+            return CodeRun("", problem=told or output.strip() or "the process did not start")
+        result = functools.partial(CodeRun, output, seconds=self._seconds)
+        if self._timed_out or self._flooded or self._stop.is_set():
+            return result(timed_out=self._timed_out, printed_too_much=self._flooded)
+        # The one that watches tells how the program ended; without one the process is the program.
+        kind, _, number = self._told.decode().splitlines()[-1].partition(" ")
+        code = return_code if kind == "ready" else int(number) * (-1 if kind == "signal" else 1)
+        return result(exit_code=code) if code >= 0 else result(signal=-code)

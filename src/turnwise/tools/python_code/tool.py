@@ -1,0 +1,127 @@
+"""`PythonCodeTool`: lets a model run Python that it wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import site
+import threading
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+from turnwise.deadlines import call_with_deadline
+from turnwise.errors import ConfigError, ToolError
+from turnwise.tools.base import Tool
+from turnwise.tools.python_code.capability import why_not_isolated
+from turnwise.tools.python_code.limits import CodeLimits
+from turnwise.tools.python_code.runner import CodeRun, run_code
+
+
+class PythonCodeTool(Tool):
+    """Run a Python program and read what it prints. It starts afresh each time, with the standard
+    library only, no network, no other processes, and an empty folder.
+
+    The program runs in a process of its own, which cannot see the machine's files, processes or
+    network, and whose time, memory, files, threads and output are limited. Where the machine
+    cannot isolate it so, making this tool is an error; `allow_unsafe=True` takes the risk, and
+    then only time, memory and output are limited.
+
+    `packages=True` shows it the site packages too, or give a list of folders. For root, which
+    gives up its rights to run the program, they must be folders that anybody may read.
+    """
+
+    name = "python"
+    timeout = None  # the limits below; waiting for a free place must not count
+
+    def __init__(
+        self,
+        limits: CodeLimits | None = None,
+        *,
+        packages: bool | Sequence[str] = False,
+        allow_unsafe: bool = False,
+        max_at_once: int | None = None,
+    ) -> None:
+        self.limits = limits or CodeLimits()
+        self.packages = _package_folders(packages)
+        reason = why_not_isolated()
+        if reason is not None and not allow_unsafe:
+            raise ToolError(
+                f"code that a model wrote cannot be run safely on this machine: {reason} "
+                "PythonCodeTool(allow_unsafe=True) runs it all the same, with your rights."
+            )
+        self.isolated = reason is None
+        self.max_at_once = max_at_once or os.cpu_count() or 1
+        # A semaphore belongs to one event loop.
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+        self.max_output = 2 * self.limits.output_characters
+        self.description = (
+            "Run a Python program and read what it prints. Each run starts afresh, in an empty "
+            "folder, with the standard library"
+            f"{' and the installed packages' if self.packages else ' only'}, without network, and "
+            f"may take {self.limits.seconds:g} seconds and {self.limits.memory_mb} MB."
+        )
+
+    async def execute(self, code: str) -> str:
+        """Run it.
+
+        Args:
+            code: The whole program. Print what you want to see.
+        """
+        stop = threading.Event()
+        try:
+            async with self._slot():
+                run: CodeRun = await call_with_deadline(
+                    run_code,
+                    code,
+                    self.limits,
+                    packages=self.packages,
+                    isolated=self.isolated,
+                    stop=stop,
+                    timeout=None,
+                    waiting_for="a Python program",
+                )
+        finally:
+            stop.set()  # a cancelled episode ends its program
+        return self._describe(run)
+
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._slots:
+            self._slots[loop] = asyncio.Semaphore(self.max_at_once)
+        return self._slots[loop]
+
+    def _describe(self, run: CodeRun) -> str:
+        if run.ok:
+            return run.output or "(The program printed nothing. Print what you want to see.)"
+        if run.problem is not None:
+            raise RuntimeError(f"the program could not be started: {run.problem}")
+        if run.timed_out:
+            end = f"The program was stopped after {self.limits.seconds:g} seconds."
+        elif run.printed_too_much:
+            end = "The program was stopped: it printed without end."
+        elif run.signal is not None:
+            end = f"The program was ended by {_signal_name(run.signal)}."
+        else:
+            end = f"The program ended with exit code {run.exit_code}."
+        raise ToolError(f"{run.output.rstrip()}\n{end}".lstrip())
+
+
+def _package_folders(packages: bool | Sequence[str]) -> list[str]:
+    if isinstance(packages, bool):
+        return [path for path in site.getsitepackages() if os.path.isdir(path)] if packages else []
+    if isinstance(packages, str):
+        raise ConfigError(f"packages is a list of folders, or True, got the text {packages!r}")
+    for path in packages:
+        if not os.path.isdir(path):
+            raise ConfigError(f"packages names {path!r}, which is no folder")
+    return [os.path.abspath(path) for path in packages]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

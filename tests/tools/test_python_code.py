@@ -1,0 +1,352 @@
+"""The tool that runs model-written Python: what the model is told, limits, cancelling, refusing."""
+
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise.errors import ConfigError, ToolError
+from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult
+from turnwise.tools.python_code import (
+    CodeLimits,
+    PythonCodeTool,
+    capability,
+    run_code,
+    runner,
+    tool as tool_module,
+    why_not_isolated,
+)
+from turnwise.tools.python_code.output import OutputKeeper
+
+REASON = why_not_isolated()
+needs_isolation = pytest.mark.skipif(
+    REASON is not None, reason=f"the tool refuses on this machine: {REASON}"
+)
+
+
+def execute(code: str, **limits: Any) -> ToolResult:
+    registry = ToolRegistry([PythonCodeTool(CodeLimits(**{"seconds": 20.0, **limits}))])
+    return registry.execute(ToolCall("python", {"code": code}))
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("code", "printed"),
+    [
+        ("print(2 + 2)", "4\n"),
+        ("import sys\nprint('a')\nprint('b', file=sys.stderr)\nprint('c')", "a\nb\nc\n"),
+        ("print('é中🙂')", "é中🙂\n"),
+        ("print('\\ud800')", "\\ud800\n"),
+        ("print(__name__, __import__('sys').argv)", "__main__ ['main.py']\n"),
+        ("import sys; sys.exit(0)", "(The program printed nothing. Print what you want to see.)"),
+        ("input()", None),
+        ("print({'b', 'a', 'c'})", None),
+        ("import sys\nprint([m for m in sys.modules if 'jail' in m])", "[]\n"),
+    ],
+)
+def test_what_a_program_prints_is_the_answer(code: str, printed: str | None) -> None:
+    result = execute(code)
+    assert result.text == execute(code).text, "the same program prints the same"
+    if printed is not None:
+        assert (result.success, result.text) == (True, printed)
+
+
+@needs_isolation
+def test_the_standard_library_works() -> None:
+    code = """
+import asyncio, concurrent.futures, csv, ctypes, dataclasses, decimal, hashlib, json, lzma, math
+import random, re, sqlite3, ssl, statistics, tempfile, threading, uuid, zlib, zoneinfo
+open("data.csv", "w").write("a,b\\n1,2\\n")
+print(list(csv.DictReader(open("data.csv"))))
+print(sqlite3.connect("base.db").execute("select 1 + 1").fetchone())
+with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    print(sum(pool.map(lambda x: x * x, range(10))))
+async def main():
+    return await asyncio.gather(*(asyncio.sleep(0, x) for x in range(3)))
+print(asyncio.run(main()))
+with tempfile.NamedTemporaryFile("w") as file:
+    print(file.write("x"))
+open("/tmp/there", "w").close()
+import os, shutil, data
+shutil.copy("data.csv", "copy.csv")
+print(sorted(name for name in os.listdir() if "." in name), data.x)
+"""
+    code = 'open("data.py", "w").write("x = 5")\n' + code
+    assert execute(code).text.splitlines() == [
+        "[{'a': '1', 'b': '2'}]",
+        "(2,)",
+        "285",
+        "[0, 1, 2]",
+        "1",
+        "['base.db', 'copy.csv', 'data.csv', 'data.py'] 5",
+    ]
+
+
+@needs_isolation
+def test_a_program_that_fails_is_told_with_its_traceback() -> None:
+    result = execute("print('before')\ndef f():\n    return 1 / 0\nf()")
+    assert result.failure is ToolFailure.REFUSED
+    lines = result.text.splitlines()
+    assert lines[0] == "before"
+    assert '  File "main.py", line 3, in f' in lines
+    assert "    return 1 / 0" in lines
+    assert lines[-2:] == [
+        "ZeroDivisionError: division by zero",
+        "The program ended with exit code 1.",
+    ]
+    assert "jail" not in result.text
+
+
+@needs_isolation
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("print('x'); raise SystemExit('gave up')", "gave up\nThe program ended with exit code 1."),
+        ("import os; os._exit(7)", "The program ended with exit code 7."),
+        ("import ctypes; ctypes.string_at(0)", "The program was ended by SIGSEGV."),
+        ("import numpy", "ModuleNotFoundError"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("x\x00y", "null bytes"),
+    ],
+)
+def test_other_ends_are_told_too(code: str, told: str) -> None:
+    result = execute(code)
+    assert not result.success
+    assert told in result.text
+
+
+@needs_isolation
+def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed() -> None:
+    result = execute("print('started')\nwhile True: pass", seconds=0.5)
+    assert result.failure is ToolFailure.REFUSED
+    assert result.text == "started\nThe program was stopped after 0.5 seconds."
+
+
+@needs_isolation
+def test_a_long_output_keeps_its_beginning_and_its_end() -> None:
+    code = "for n in range(100_000): print(n)\n1 / 0"
+    text = execute(code, output_characters=2000).text
+    assert len(text) < 2200
+    assert text.startswith("0\n1\n")
+    assert "bytes left out" in text
+    assert "ZeroDivisionError" in text
+
+
+@needs_isolation
+def test_each_run_starts_afresh() -> None:
+    assert execute("import os\nprint(os.listdir())\nopen('kept', 'w').close()").text == "[]\n"
+    assert execute("import os\nprint(os.listdir())").text == "[]\n"
+
+
+@needs_isolation
+def test_packages_can_be_shown() -> None:
+    tool = PythonCodeTool(CodeLimits(seconds=60.0, memory_mb=2048), packages=True)
+    registry = ToolRegistry([tool])
+    code = "import numpy\nprint(numpy.arange(4) @ numpy.ones(4))"
+    assert registry.execute_tool("python", code=code) == (True, "6.0\n")
+
+
+@needs_isolation
+def test_a_folder_of_ones_own_can_be_shown_and_only_read(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    (tmp_path / "helper.py").write_text("def twice(x):\n    return 2 * x\n")
+    tool = PythonCodeTool(packages=[str(tmp_path)])
+    code = (
+        "import helper\nprint(helper.twice(4))\n"
+        "try: open(helper.__file__, 'w')\nexcept OSError as error: print(error.strerror)"
+    )
+    assert ToolRegistry([tool]).execute_tool("python", code=code) == (
+        True,
+        "8\nRead-only file system\n",
+    )
+
+
+@needs_isolation
+def test_the_model_is_told_what_it_may_do() -> None:
+    (definition,) = ToolRegistry([PythonCodeTool(CodeLimits(seconds=3, memory_mb=256))]).definitions
+    assert definition.signature == "python(code: string)"
+    assert "may take 3 seconds and 256 MB" in definition.description
+    assert "Print what you want" in definition.parameters["properties"]["code"]["description"]
+
+
+@needs_isolation
+def test_cancelling_the_episode_ends_the_program() -> None:
+    async def main() -> float:
+        tool = PythonCodeTool(CodeLimits(seconds=60.0))
+        call = ToolCall("python", {"code": "while True: pass"})
+        task = asyncio.create_task(ToolRegistry([tool]).execute_async(call))
+        while not _our_processes():
+            await asyncio.sleep(0.01)
+        start = time.monotonic()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        while _our_processes():
+            await asyncio.sleep(0.01)
+        return time.monotonic() - start
+
+    assert asyncio.run(main()) < 30
+
+
+@needs_isolation
+def test_many_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = most = 0
+    lock = threading.Lock()
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        try:
+            return run_code(*args, **kwargs)
+        finally:
+            with lock:
+                running -= 1
+
+    monkeypatch.setattr(tool_module, "run_code", counted)
+    registry = ToolRegistry([PythonCodeTool(max_at_once=2)])
+
+    async def main() -> list[ToolResult]:
+        calls = [ToolCall("python", {"code": f"print({n})"}) for n in range(6)]
+        return await asyncio.gather(*(registry.execute_async(call) for call in calls))
+
+    assert [result.text for result in asyncio.run(main())] == [f"{n}\n" for n in range(6)]
+    assert most == 2
+
+
+def test_where_it_cannot_be_isolated_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_module, "why_not_isolated", lambda: "the kernel is too old.")
+    with pytest.raises(ToolError, match=r"cannot be run safely.*too old.*allow_unsafe=True"):
+        PythonCodeTool()
+
+
+def test_the_risk_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_module, "why_not_isolated", lambda: "the kernel is too old.")
+    before = set(os.listdir(tempfile.gettempdir()))
+    tool = PythonCodeTool(CodeLimits(seconds=20.0, memory_mb=256), allow_unsafe=True)
+    assert not tool.isolated
+    registry = ToolRegistry([tool])
+    code = "import os\nopen('file', 'w').close()\nprint(os.listdir(), 'HOME' in os.environ)"
+    assert registry.execute_tool("python", code=code) == (True, "['file'] True\n")
+    assert not registry.execute_tool("python", code="x = bytearray(10 << 30)")[0]
+    left = {name for name in set(os.listdir(tempfile.gettempdir())) - before if "turnwise" in name}
+    assert not left
+
+
+def test_without_isolation_time_still_ends_it() -> None:
+    code = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)"
+    run = run_code(code, CodeLimits(seconds=0.5), isolated=False)
+    assert run.timed_out
+    assert not _our_processes()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the message is about Linux")
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("namespaces.leave_the_world", "the kernel refused (namespaces: no such thing)"),
+        ("namespaces.build_root", "the kernel refused (files: no such thing)"),
+        ("namespaces.become_nobody", "the kernel refused (rights: no such thing)"),
+        ("system.install_filter", "the kernel refused (system calls: no such thing)"),
+    ],
+)
+def test_a_layer_that_fails_is_named(
+    broken: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if REASON is not None and REASON.startswith("the kernel refused (namespaces"):
+        pytest.skip(f"the first layer is missing here: {REASON}")
+    module = broken.split(".")[0]
+    breaks = (
+        f"import sys; sys.path.insert(0, sys.argv[1]); import jail.{module}\n"
+        "def fail(*args): raise OSError('no such thing')\n"
+        f"jail.{broken} = fail\n"
+    )
+    monkeypatch.setattr(runner, "_BOOT", breaks + runner._BOOT)
+    assert told in str(capability.why_not_isolated.__wrapped__())
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "system.install_filter = lambda program: None",
+        "namespaces.build_root = lambda *args: None",
+    ],
+)
+@needs_isolation
+def test_the_probe_notices_a_layer_that_does_nothing(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    breaks = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import jail.namespaces, jail.system\n"
+        f"jail.{missing}\n"
+    )
+    monkeypatch.setattr(runner, "_BOOT", breaks + runner._BOOT)
+    reason = capability.why_not_isolated.__wrapped__()
+    assert reason is not None
+    assert "not contained" in reason
+
+
+def test_other_machines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert capability.why_not_isolated.__wrapped__() == "isolation needs Linux, this is darwin."
+    monkeypatch.setattr(sys, "platform", "linux")
+    system = os.uname()
+    other = os.uname_result((*tuple(system)[:4], "riscv64"))
+    monkeypatch.setattr(os, "uname", lambda: other)
+    assert "this is riscv64" in str(capability.why_not_isolated.__wrapped__())
+
+
+@pytest.mark.parametrize(
+    ("limits", "told"),
+    [
+        ({"seconds": 0}, "seconds must be a number above 0"),
+        ({"memory_mb": "many"}, "memory_mb must be a number above 0, got 'many'"),
+        ({"open_files": 3}, "open_files must be at least 16"),
+    ],
+)
+def test_wrong_limits_are_named(limits: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        CodeLimits(**limits)
+
+
+def test_wrong_packages_are_named() -> None:
+    with pytest.raises(ConfigError, match="a list of folders"):
+        PythonCodeTool(packages="numpy", allow_unsafe=True)
+    with pytest.raises(ConfigError, match="no folder"):
+        PythonCodeTool(packages=["/nowhere/at/all"], allow_unsafe=True)
+
+
+@pytest.mark.parametrize("pieces", [[b"abcdefghij"], [b"ab", b"cdefg", b"hij"], [b"a"] * 3])
+def test_the_output_keeper_keeps_both_ends(pieces: list[bytes]) -> None:
+    keeper = OutputKeeper(6)
+    for piece in pieces:
+        keeper.add(piece)
+    whole = b"".join(pieces).decode()
+    if len(whole) <= 6:
+        assert keeper.text == whole
+    else:
+        assert (
+            keeper.text == f"{whole[:3]}\n[... {len(whole) - 6} bytes left out ...]\n{whole[-3:]}"
+        )
+
+
+def _our_processes() -> list[int]:
+    """The separate processes that this one has started."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"jail.main" in b" ".join(command) and str(os.getpid()).encode() in command:
+            found.append(int(folder.name))
+    return found

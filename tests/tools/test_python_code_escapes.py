@@ -1,0 +1,597 @@
+"""Programs that try to get out of the separate process, or to take the machine with them.
+
+Each runs twice: as root runs it, who makes namespaces by right, and as everybody else does, in a
+user namespace. (Without root both are the second.) After each, nothing may be left.
+"""
+
+import os
+import platform
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from turnwise.tools.python_code import CodeLimits, CodeRun, run_code, runner, why_not_isolated
+from turnwise.tools.python_code.jail import syscalls
+
+REASON = why_not_isolated()
+pytestmark = pytest.mark.skipif(
+    REASON is not None, reason=f"the tool refuses on this machine: {REASON}"
+)
+
+SECRET = "the-secret-of-this-test"
+# Root without CAP_SYS_ADMIN may make namespaces only as everybody may.
+WITHOUT_RIGHTS = """
+import ctypes, struct
+_libc = ctypes.CDLL(None, use_errno=True)
+_header = struct.pack("=Ii", 0x20080522, 0)
+_rights = ctypes.create_string_buffer(24)
+_libc.capget(_header, _rights)
+_words = [word & ~(1 << 21) if i < 3 else word
+          for i, word in enumerate(struct.unpack("=6I", _rights.raw))]
+assert _libc.capset(_header, struct.pack("=6I", *_words)) == 0
+"""
+# `attempt(name, function)` prints the name if the function did not fail.
+PRELUDE = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+
+def attempt(name, function):
+    try:
+        function()
+    except (OSError, MemoryError, RuntimeError, ValueError):
+        return
+    print("ESCAPED:", name)
+
+def check(name, result):
+    if result not in (-1, None):
+        print("ESCAPED:", name, result)
+"""
+
+
+@pytest.fixture(autouse=True, params=["root", "user namespace"])
+def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "user namespace":
+        monkeypatch.setattr(runner, "_BOOT", WITHOUT_RIGHTS + runner._BOOT)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(way_in: str) -> Iterator[None]:
+    before = (_mounts(), _open_files(), threading.active_count(), _temporary_files())
+    yield
+    assert not separate_processes()
+    assert (_mounts(), _open_files(), threading.active_count(), _temporary_files()) == before
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "secret.txt"
+    path.write_text(SECRET)
+    return path
+
+
+def program(code: str) -> str:
+    return PRELUDE + textwrap.dedent(code)
+
+
+def run(code: str, **limits: float) -> CodeRun:
+    chosen = {"seconds": 20.0, "memory_mb": 256, "disk_mb": 4, "num_files": 50, **limits}
+    return run_code(program(code), CodeLimits(**chosen))  # type: ignore[arg-type]
+
+
+def contained(code: str, **limits: float) -> None:
+    """The program reaches its end, and none of its attempts worked."""
+    result = run(textwrap.dedent(code) + "\nprint('END')", **limits)
+    assert result.output == "END\n", result
+    assert result.ok
+
+
+def test_the_same_attempts_work_where_nothing_is_isolated(secret: Path) -> None:
+    """Else these tests could not fail."""
+    code = f"""
+        import socket, subprocess
+        attempt("read", lambda: open({str(secret)!r}).read())
+        attempt("stat", lambda: os.stat({str(secret)!r}))
+        attempt("write", lambda: open({str(secret.parent / "written")!r}, "w"))
+        attempt("environ", lambda: open("/proc/{os.getpid()}/environ").read())
+        attempt("socket", lambda: socket.socket())
+        attempt("subprocess", lambda: subprocess.run([sys.executable, "-c", "pass"]))
+        attempt("memfd", lambda: os.memfd_create("x"))
+        attempt("signal", lambda: os.kill({os.getpid()}, 0))
+        check("prctl", libc.prctl(36, 1, 0, 0, 0))
+        if os.getppid() != 0:
+            print("ESCAPED: a parent")
+    """
+    result = run_code(program(code), CodeLimits(seconds=20.0), isolated=False)
+    names = [line.split()[1] for line in result.output.splitlines()]
+    assert names == [
+        "read",
+        "stat",
+        "write",
+        "environ",
+        "socket",
+        "subprocess",
+        "memfd",
+        "signal",
+        "prctl",
+        "a",
+    ]
+
+
+def test_files_of_the_machine_are_not_there(secret: Path) -> None:
+    home = Path.home()
+    contained(f"""
+        secret = {str(secret)!r}
+        for path in ("/etc/passwd", "/etc/shadow", "/etc/hostname", {str(home)!r} + "/.bashrc",
+                     {str(Path(__file__))!r}, secret, "../" * 20 + secret, "/dev/mem", "/dev/kmsg",
+                     "/proc/self/root" + secret, "/sys/kernel/notes", "/var/log/syslog"):
+            attempt(path, lambda: open(path).read())
+            attempt("stat " + path, lambda: os.stat(path))
+        for folder in ({str(secret.parent)!r}, {str(home)!r} + "/.ssh", "/home", "/proc", "/sys"):
+            attempt("list " + folder, lambda: os.listdir(folder))
+        root = os.open("/", os.O_PATH)
+        attempt("openat", lambda: os.open(secret, os.O_RDONLY, dir_fd=root))
+        attempt("chroot", lambda: os.chroot("/sandbox"))
+        os.chdir("/")
+        os.chdir("../../..")
+        attempt("above the root", lambda: open(secret.lstrip("/")))
+    """)
+
+
+def test_the_environment_and_memory_of_others_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, way_in: str
+) -> None:
+    monkeypatch.setenv("API_TOKEN", SECRET)
+    contained(f"""
+        if {SECRET!r} in repr(os.environ):
+            print("ESCAPED: environment")
+        names = set(os.environ) - {{"HOME", "TMPDIR", "LANG", "PYTHONHASHSEED", "OMP_NUM_THREADS",
+                                   "OPENBLAS_NUM_THREADS", "LC_CTYPE"}}
+        if names:
+            print("ESCAPED:", names)
+        for pid in ("self", 1, 2, os.getppid(), {os.getpid()}):
+            attempt(f"environ of {{pid}}", lambda: open(f"/proc/{{pid}}/environ").read())
+            attempt(f"memory of {{pid}}", lambda: open(f"/proc/{{pid}}/mem", "rb").read(1))
+        if {way_in == "root" and os.getuid() == 0} and os.getuid() == 0:
+            print("ESCAPED: still root")
+        attempt("setuid", lambda: os.setuid(0))
+        attempt("setgroups", lambda: os.setgroups([0]))
+    """)
+
+
+def test_there_is_no_network(tmp_path: Path) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        unix.bind(str(tmp_path / "socket"))
+        unix.listen()
+        abstract.bind(f"\0turnwise-{os.getpid()}")
+        abstract.listen()
+        contained(f"""
+            import socket
+            address = ("127.0.0.1", {tcp.getsockname()[1]})
+            attempt("tcp", lambda: socket.create_connection(address, 2))
+            attempt("udp", lambda: socket.socket(type=socket.SOCK_DGRAM).sendto(b"x", address))
+            attempt("dns", lambda: socket.getaddrinfo("example.com", 80))
+            def unix(path):
+                socket.socket(socket.AF_UNIX).connect(path)
+            attempt("unix", lambda: unix({str(tmp_path / "socket")!r}))
+            attempt("abstract", lambda: unix("\\0turnwise-{os.getpid()}"))
+            for family in range(1, 46):
+                check(f"family {{family}}", libc.socket(family, socket.SOCK_STREAM, 0))
+                check(f"family {{family}}", libc.socket(family, socket.SOCK_DGRAM, 0))
+                check(f"family {{family}}", libc.socket(family, socket.SOCK_RAW, 0))
+            pair, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            attempt("pair", lambda: pair.connect({str(tmp_path / "socket")!r}))
+            attempt("pair", lambda: pair.sendto(b"x", "\\0turnwise-{os.getpid()}"))
+            attempt("listen", lambda: socket.create_server(("127.0.0.1", 0)))
+        """)
+        for server in (tcp, unix, abstract):
+            server.settimeout(0.01)
+            with pytest.raises(TimeoutError):
+                server.accept()
+
+
+def test_no_process_can_be_started() -> None:
+    contained("""
+        import multiprocessing, subprocess
+        attempt("fork", os.fork)
+        attempt("forkpty", os.forkpty)
+        attempt("spawn", lambda: os.posix_spawn(sys.executable, [sys.executable], {}))
+        attempt("exec", lambda: os.execv("/bin/sh", ["sh"]))
+        attempt("subprocess", lambda: subprocess.run([sys.executable, "-c", "pass"]))
+        if os.system("true") == 0:
+            print("ESCAPED: system")
+        attempt("pool", lambda: multiprocessing.get_context("fork").Process(target=print).start())
+        check("fork", libc.fork())
+        check("vfork", libc.vfork())
+        for number in (56, 57, 58, 59, 322, 435):  # of x86_64; on another machine, others
+            check(f"syscall {number}", libc.syscall(number, 17, 0, 0, 0, 0))
+    """)
+
+
+def test_a_fork_bomb_is_none() -> None:
+    result = run("while True:\n    os.fork()")
+    assert "PermissionError" in result.output
+
+
+def test_a_daemon_cannot_be_left_behind() -> None:
+    code = """
+        check("daemon", libc.daemon(0, 0))
+        import threading, time
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    """
+    contained(code)
+
+
+def test_a_thread_that_does_not_end_ends_with_its_time() -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(3600,)).start()"
+    assert run(code, seconds=0.5).timed_out
+
+
+def test_threads_are_limited() -> None:
+    result = run(
+        """
+        import threading
+        threading.stack_size(65536)
+        started = 0
+        release = threading.Event()
+        try:
+            while True:
+                threading.Thread(target=release.wait).start()
+                started += 1
+        except RuntimeError:
+            print(started)
+        release.set()
+        """,
+        memory_mb=512,
+        num_threads=16,
+    )
+    # Root's own user has no limit on threads, so there the memory is what ends them.
+    expected = 15 if os.getuid() or WITHOUT_RIGHTS not in runner._BOOT else 20_000
+    assert 0 < int(result.output) <= expected
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        "bytearray(10 << 30)",
+        "[bytearray(1 << 20) for _ in range(10_000)]",
+        "mmap.mmap(-1, 10 << 30)",
+        "[mmap.mmap(-1, 1 << 26) for _ in range(200)]",
+        "' ' * (10 << 30)",
+        "list(range(1 << 32))",
+    ],
+)
+def test_ten_gigabytes_are_refused(allocate: str) -> None:
+    result = run(f"import mmap\nx = {allocate}\nprint('ESCAPED')")
+    assert "ESCAPED" not in result.output
+    assert not result.ok
+    assert "MemoryError" in result.output or "Cannot allocate memory" in result.output
+
+
+def test_memory_cannot_be_had_by_the_back_door() -> None:
+    contained("""
+        attempt("memfd", lambda: os.memfd_create("x"))
+        check("shmget", libc.shmget(0, 1 << 26, 0o1600))
+        check("shm_open", libc.shm_open(b"/x", os.O_CREAT | os.O_RDWR, 0o600))
+        check("msgget", libc.msgget(0, 0o1600))
+        attempt("limit", lambda: __import__("resource").setrlimit(9, (-1, -1)))
+    """)
+
+
+def test_the_disk_cannot_be_filled(tmp_path: Path) -> None:
+    result = run(
+        """
+        import errno
+        written = made = 0
+        try:
+            while True:
+                with open(f"file{made}", "wb") as file:
+                    made += 1
+                    for _ in range(4):
+                        written += file.write(bytes(1 << 16))
+        except OSError as error:
+            print(errno.errorcode[error.errno], written <= 4 << 20, made)
+        """,
+        num_files=1000,
+    )
+    name, small, made = result.output.split()
+    assert (name, small) == ("ENOSPC", "True")
+    assert int(made) < 40
+    assert "TMP" not in os.listdir(tmp_path)
+
+
+def test_one_file_cannot_be_endless() -> None:
+    result = run("""
+        with open("big", "wb") as file:
+            try:
+                os.truncate("big", 1 << 40)
+                print("ESCAPED: sparse")
+            except OSError:
+                pass
+            while True:
+                file.write(bytes(1 << 20))
+    """)
+    assert "ESCAPED" not in result.output
+    assert "File too large" in result.output or "No space left" in result.output
+
+
+def test_files_without_end_are_refused() -> None:
+    result = run("""
+        n = 0
+        try:
+            while True:
+                os.mkdir(f"folder{n}")
+                n += 1
+        except OSError:
+            print(n)
+    """)
+    assert int(result.output) <= 50
+
+
+def test_open_files_are_limited() -> None:
+    result = run(
+        "try:\n    files = [open('/dev/null') for _ in range(1000)]\n"
+        "except OSError as error:\n    print(error.strerror)",
+        open_files=32,
+    )
+    assert result.output == "Too many open files\n"
+
+
+def test_endless_output_is_stopped() -> None:
+    start = time.monotonic()
+    result = run("while True: sys.stdout.write('x' * 65536)")
+    assert result.printed_too_much
+    assert len(result.output) < 10_000
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "while True: pass",
+        "import time\nwhile True: time.sleep(1000)",
+        "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
+        "    except (OSError, ValueError): pass\nwhile True: pass",
+        "libc.prctl(1, 0)\nlibc.syscall(157, 1, 0)\nwhile True: pass",
+        "os.close(0); os.close(1); os.close(2)\nwhile True: pass",
+        "10 ** 10 ** 8 % 7",
+        "__import__('re').match('(a+)+$', 'a' * 60 + 'b')",
+        "import atexit, time\natexit.register(time.sleep, 1000)",
+        "class Stay:\n    def __del__(self):\n        while True: pass\nstay = Stay()",
+        "import threading\nthreading.Lock().acquire(); lock = threading.Lock(); lock.acquire(); "
+        "lock.acquire()",
+        "os.read(os.pipe()[0], 1)",
+    ],
+)
+def test_time_ends_everything(code: str) -> None:
+    assert run(code, seconds=0.5).timed_out
+
+
+def test_nobody_outside_can_be_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as bystander:
+        contained(f"""
+            if os.getppid() != 0:
+                print("ESCAPED: a parent")
+            for target in ({os.getpid()}, {os.getppid()}, {bystander.pid}, -{os.getpgrp()}):
+                for number in (9, 15, 19):
+                    attempt(f"kill {{target}}", lambda: os.kill(target, number))
+                check("tgkill", libc.syscall(234, target, target, 9))
+                check("pidfd", libc.syscall(434, target, 0))
+            attempt("killpg", lambda: os.killpg({os.getpgrp()}, 9))
+            os.kill(0, 19)  # its own group, in which nobody else is
+        """)
+        assert bystander.poll() is None
+        bystander.terminate()
+
+
+def test_killing_all_it_can_see_ends_only_itself() -> None:
+    run("import signal\nos.kill(0, signal.SIGKILL)\nos.kill(os.getpid(), signal.SIGKILL)")
+    result = run("print('before', flush=True)\nos.kill(-1, 9)\nprint('after')")
+    assert result.output.startswith("before\n")
+
+
+def test_links_lead_nowhere(secret: Path) -> None:
+    target = str(secret)
+    contained(f"""
+        os.symlink({target!r}, "link")
+        attempt("read", lambda: open("link").read())
+        attempt("write", lambda: open("link", "w"))
+        os.symlink("/" , "root")
+        attempt("through the root", lambda: open("root" + {target!r}))
+        os.symlink({str(secret.parent)!r}, "folder")
+        attempt("list", lambda: os.listdir("folder"))
+        attempt("hard", lambda: os.link({target!r}, "hard"))
+        attempt("hard", lambda: os.link(os.__file__, "os.py"))
+        os.symlink("/proc/self/fd/0", "descriptor")
+        attempt("descriptor", lambda: open("descriptor"))
+    """)
+    assert secret.read_text() == SECRET
+
+
+def test_nothing_outside_can_be_written_or_changed(secret: Path) -> None:
+    library = Path(os.__file__)
+    before = (library.read_bytes(), library.stat())
+    contained(f"""
+        for path in ("/written", "/etc/written", "/usr/lib/written", "/dev/written",
+                     {str(secret)!r}, {str(secret.parent / "written")!r}, os.__file__,
+                     os.path.dirname(os.__file__) + "/written.py", "/old", "/tmp/../written"):
+            attempt("write " + path, lambda: open(path, "w"))
+            attempt("mkdir " + path, lambda: os.mkdir(path))
+            attempt("unlink " + path, lambda: os.unlink(path))
+            attempt("chmod " + path, lambda: os.chmod(path, 0o777))
+            attempt("chown " + path, lambda: os.chown(path, os.getuid(), os.getgid()))
+            attempt("utime " + path, lambda: os.utime(path))
+            attempt("truncate " + path, lambda: os.truncate(path, 0))
+            attempt("rename " + path, lambda: os.rename(path, "/sandbox/taken"))
+        attempt("device", lambda: os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1)))
+        attempt("setuid bit", lambda: 1 / 0 if os.stat("/").st_mode & 0o4000 else os.mkdir("/x"))
+    """)
+    assert (library.read_bytes(), library.stat()) == before
+    assert secret.read_text() == SECRET
+    assert not Path("/written").exists()
+
+
+def test_our_open_files_are_not_inherited(secret: Path) -> None:
+    with open(secret) as file:
+        os.set_inheritable(file.fileno(), True)
+        contained("""
+            for number in range(3, 64):
+                attempt(f"descriptor {number}", lambda: os.fstat(number))
+            if os.read(0, 100):
+                print("ESCAPED: stdin")
+        """)
+
+
+def test_the_kernel_gives_no_way_around() -> None:
+    contained(f"""
+        check("unshare", libc.unshare(0x10000000))
+        check("setns", libc.setns(0, 0))
+        check("mount", libc.mount(b"none", b"/sandbox", b"tmpfs", 0, None))
+        check("umount", libc.umount2(b"/sandbox", 2))
+        check("ptrace", libc.ptrace(16, {os.getpid()}, 0, 0))
+        check("process_vm_readv", libc.process_vm_readv({os.getpid()}, None, 0, None, 0, 0))
+        check("prctl pdeathsig", libc.prctl(1, 0, 0, 0, 0))
+        check("prctl dumpable", libc.prctl(4, 1, 0, 0, 0))
+        check("prctl seccomp", libc.prctl(22, 0, 0, 0, 0))
+        check("prctl subreaper", libc.prctl(36, 1, 0, 0, 0))
+        check("personality", libc.personality(0))
+        check("sethostname", libc.sethostname(b"x", 1))
+        check("reboot", libc.reboot(0))
+        check("setpriority", libc.setpriority(0, 0, 5))
+        # userfaultfd, bpf, io_uring_setup, keyctl, perf_event_open, add_key, open_by_handle_at,
+        # kexec_load, init_module, fsopen, pidfd_getfd, process_madvise, seccomp, landlock (x86_64)
+        for number in (323, 321, 425, 250, 298, 248, 304, 246, 175, 430, 438, 440, 317, 444):
+            check(f"syscall {{number}}", libc.syscall(number, 0, 0, 0, 0, 0, 0))
+        check("newer than us", libc.syscall(470, 0, 0, 0, 0, 0, 0))
+        status = ctypes.create_string_buffer(24)
+        libc.capget(ctypes.create_string_buffer(b"\\x22\\x05\\x08\\x20" + bytes(4), 8), status)
+        if any(status.raw):
+            print("ESCAPED: rights", status.raw)
+    """)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="machine code of x86_64")
+@pytest.mark.parametrize(
+    "instructions",
+    [
+        b"\xb8\x14\x00\x00\x00\xcd\x80\xc3",  # mov eax, 20; int 0x80; ret: a 32-bit call
+        b"\xb8\x27\x00\x00\x40\x0f\x05\xc3",  # mov eax, 39 | x32; syscall; ret
+    ],
+    ids=["32-bit", "x32"],
+)
+def test_calls_of_other_kinds_of_programs_end_it(instructions: bytes) -> None:
+    result = run(f"""
+        import mmap
+        code = mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        code.write({instructions!r})
+        ctypes.CFUNCTYPE(ctypes.c_long)(ctypes.addressof(ctypes.c_char.from_buffer(code)))()
+        print("ESCAPED")
+    """)
+    assert result.output == ""
+    assert result.signal in (signal.SIGSYS, signal.SIGSEGV)  # no 32-bit calls at all on some
+
+
+def test_if_we_are_killed_the_program_goes_too() -> None:
+    script = (
+        "from turnwise.tools.python_code import CodeLimits, run_code\n"
+        "run_code('print(1, flush=True)\\nwhile True: pass', CodeLimits(seconds=3600))"
+    )
+    environment = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
+    with subprocess.Popen([sys.executable, "-c", script], env=environment) as owner:
+        wait_until(lambda: len(separate_processes(owner.pid)) == 2)
+        owner.kill()
+    wait_until(lambda: not separate_processes(owner.pid))
+
+
+def test_if_the_one_that_watches_is_killed_the_program_goes_too() -> None:
+    results: list[CodeRun] = []
+    thread = threading.Thread(
+        target=lambda: results.append(run("while True: pass", seconds=3600)), daemon=True
+    )
+    thread.start()
+    wait_until(lambda: len(separate_processes()) == 2)
+    os.kill(min(separate_processes()), signal.SIGKILL)
+    thread.join(20)
+    assert results[0].signal == signal.SIGKILL
+
+
+def test_the_machine_has_no_name() -> None:
+    contained(f"""
+        if os.uname().nodename == {os.uname().nodename!r}:
+            print("ESCAPED: host name")
+    """)
+
+
+def test_the_table_of_calls_agrees_with_the_kernels_headers() -> None:
+    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
+    generic = Path("/usr/include/asm-generic/unistd.h")
+    if not (header.exists() and generic.exists()):
+        pytest.skip("the headers of Linux are not installed")
+    texts = {"x86_64": header.read_text(), "aarch64": generic.read_text()}
+    for machine, text in texts.items():
+        found = {
+            name: int(number)
+            for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", text)
+        }
+        found.setdefault("newfstatat", found.get("fstatat", -1))
+        for table in (syscalls._ALLOWED, syscalls._CONDITIONAL):
+            for name, number in syscalls._read(table, machine).items():
+                assert found[name] == number, (machine, name)
+
+
+def test_two_runs_do_not_see_each_other() -> None:
+    results: list[CodeRun] = []
+    code = "import time\nopen('mine', 'w').close()\ntime.sleep(0.3)\nprint(os.listdir())"
+    threads = [threading.Thread(target=lambda: results.append(run(code))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.output for result in results] == ["['mine']\n"] * 3
+
+
+def wait_until(condition: object, seconds: float = 20.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def separate_processes(owner: int | None = None) -> list[int]:
+    """The separate processes that this one (or another) has started, wherever they hang now."""
+    mark = str(owner or os.getpid()).encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if b"from jail.main" in b" ".join(command) and mark in command:
+            found.append(int(folder.name))
+    return found
+
+
+def _mounts() -> str:
+    return Path("/proc/self/mounts").read_text()
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _temporary_files() -> list[str]:
+    return [name for name in os.listdir("/tmp") if name.startswith("turnwise-code")]
