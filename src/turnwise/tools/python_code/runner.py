@@ -27,8 +27,8 @@ _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from jail.main import main; main(int(sys.argv[2]), int(sys.argv[3]))"
 )
-# -s and -S: no site packages; -P: nothing from the folder it starts in; -B: nothing written.
-_FLAGS = ("-s", "-S", "-P", "-B", "-X", "utf8")
+# -s and -S: no site packages; -P: nothing from the folder it starts in.
+_FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1

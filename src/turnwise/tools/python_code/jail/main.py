@@ -28,7 +28,8 @@ _MAX_STATUS = 500
 
 
 def main(status: int, parent: int) -> NoReturn:
-    system.prctl(system.PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform == "linux":
+        system.prctl(system.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be asked to take us along
     request = json.loads(sys.stdin.buffer.read())

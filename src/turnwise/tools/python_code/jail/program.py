@@ -48,6 +48,7 @@ def _forget_ourselves(packages: list[str]) -> None:
         del sys.modules[name]
     sys.path[:] = [os.getcwd(), *sys.path[1:], *packages]
     sys.argv[:] = [_NAME]
+    sys.dont_write_bytecode = True  # its folder holds what it made, nothing else
     for stream in (sys.stdout, sys.stderr):
         # Line by line, so that what was printed before a time limit is not lost.
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
