@@ -7,17 +7,47 @@ from turnwise.tools.context import ToolContext
 from turnwise.tools.definition import ToolDefinition
 from turnwise.tools.environment_step import EnvironmentStepTool
 from turnwise.tools.marks import tool
-from turnwise.tools.parsers import ActionParser, JSONActionParser, ParseResult
+from turnwise.tools.parsers import (
+    PARSERS,
+    ActionParser,
+    DeepSeekParser,
+    DeepSeekV31Parser,
+    FunctionCallingParser,
+    GLMParser,
+    HermesParser,
+    JSONActionParser,
+    LlamaParser,
+    MistralArgsParser,
+    MistralParser,
+    ParseOutcome,
+    ParseResult,
+    QwenCoderParser,
+    ReActActionParser,
+    get_parser,
+    parser_for,
+)
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.results import ToolFailure, ToolResult
 
 __all__ = [
+    "PARSERS",
     "ActionParser",
     "CalculatorTool",
+    "DeepSeekParser",
+    "DeepSeekV31Parser",
     "EnvironmentStepTool",
+    "FunctionCallingParser",
     "FunctionTool",
+    "GLMParser",
+    "HermesParser",
     "JSONActionParser",
+    "LlamaParser",
+    "MistralArgsParser",
+    "MistralParser",
+    "ParseOutcome",
     "ParseResult",
+    "QwenCoderParser",
+    "ReActActionParser",
     "Tool",
     "ToolCall",
     "ToolContext",
@@ -25,5 +55,7 @@ __all__ = [
     "ToolFailure",
     "ToolRegistry",
     "ToolResult",
+    "get_parser",
+    "parser_for",
     "tool",
 ]

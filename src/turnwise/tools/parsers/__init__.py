@@ -1,6 +1,33 @@
 """The ways in which models write tool calls, one file each."""
 
-from turnwise.tools.parsers.base import ActionParser, ParseResult
+from turnwise.tools.parsers.base import ActionParser, ParseOutcome, ParseResult
+from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
+from turnwise.tools.parsers.function_calling import FunctionCallingParser
+from turnwise.tools.parsers.glm import GLMParser
+from turnwise.tools.parsers.hermes import HermesParser
 from turnwise.tools.parsers.json import JSONActionParser
+from turnwise.tools.parsers.llama import LlamaParser
+from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
+from turnwise.tools.parsers.qwen_coder import QwenCoderParser
+from turnwise.tools.parsers.react import ReActActionParser
+from turnwise.tools.parsers.table import PARSERS, get_parser, parser_for
 
-__all__ = ["ActionParser", "JSONActionParser", "ParseResult"]
+__all__ = [
+    "PARSERS",
+    "ActionParser",
+    "DeepSeekParser",
+    "DeepSeekV31Parser",
+    "FunctionCallingParser",
+    "GLMParser",
+    "HermesParser",
+    "JSONActionParser",
+    "LlamaParser",
+    "MistralArgsParser",
+    "MistralParser",
+    "ParseOutcome",
+    "ParseResult",
+    "QwenCoderParser",
+    "ReActActionParser",
+    "get_parser",
+    "parser_for",
+]

@@ -1,0 +1,51 @@
+"""Tool calls as lines of text: Thought, Action, Action Input (arXiv:2210.03629)."""
+
+from __future__ import annotations
+
+import re
+
+from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.json_text import (
+    make_call,
+    read_json,
+    skip_closing_fence,
+    skip_fence,
+    write_json,
+)
+from turnwise.tools.parsers.names import read_name, write_name
+from turnwise.tools.parsers.scan import Attempt, FormatParser
+
+_INPUT = re.compile(r"[ \t\r*`]*+\n[\s*]*+Action[ \t]++Input[ \t*]*+:[ \t*]*+")
+_OBSERVATION = re.compile(r"[\s*]*+Observation[ \t*]*+:")
+
+
+class ReActActionParser(FormatParser):
+    """Reads a line `Action: buy` and after it `Action Input: {"item": "tea"}`.
+
+    A model that goes on with an `Observation:` has made it up; what follows is left in the text.
+
+    >>> parser = ReActActionParser()
+    >>> parser.parse('Thought: I need tea.\\nAction: buy\\nAction Input: {"item": "tea"}')
+    ParseResult(calls=[ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)],\
+ malformed=None, text='Thought: I need tea.')
+    """
+
+    opening = re.compile(r"^[ \t*]*+Action[ \t*]*+:", re.MULTILINE)
+
+    def _find(self, text: str, position: int) -> int:
+        return -1 if _OBSERVATION.match(text, position) else super()._find(text, position)
+
+    def _read(self, text: str, start: int) -> Attempt:
+        name, end = read_name(text, text.index(":", start) + 1)
+        line = _INPUT.match(text, end)
+        if not name or line is None:
+            missing = "line with Action Input" if name else "name of a tool"
+            return Attempt(end, problem=f"there is no {missing} after Action")
+        value, end, problem = read_json(text, skip_fence(text, line.end()))
+        call = make_call(name, value) if problem is None else problem
+        if isinstance(call, ToolCall):
+            return Attempt(skip_closing_fence(text, end), [call])
+        return Attempt(end, problem=call)
+
+    def render(self, call: ToolCall) -> str:
+        return f"Action: {write_name(call)}\nAction Input: {write_json(call.arguments, call.name)}"

@@ -1,0 +1,116 @@
+"""What all formats have in common: looking for the places where a call begins, within limits."""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from turnwise.tools.calls import ToolCall
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.parsers.base import ActionParser, ParseResult
+
+# What is longer or holds more is not read: a model that runs wild must not hold up the others.
+MAX_LENGTH = 1_000_000
+MAX_CALLS = 100
+MAX_ARGUMENTS = 500
+# An object costs microseconds even if it is no call, so that many of them add up.
+_MAX_ATTEMPTS = 250
+# Python's JSON reader recurses in C; so many levels fit any stack, whatever the recursion limit.
+_MAX_BRACKETS = 10_000
+
+_EMPTY_FENCE = re.compile(r"```\w*+\s*+```")
+_EMPTY_LIST = re.compile(r"\[[\s,;]*+\]")
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What was read at a place where a call seemed to begin."""
+
+    end: int
+    """Where to read on."""
+    calls: list[ToolCall] = field(default_factory=list)
+    problem: str | None = None
+    """Why it could not be read. Neither calls nor a problem: it was no call, just text."""
+    said: str = ""
+    """What was said inside of what was read."""
+
+
+class FormatParser(ActionParser):
+    """A parser that says where a call may begin and reads it there.
+
+    What stands before the first `thought_end` is thought: nothing in it is a call. After a
+    failed attempt nothing more is read, so that a piece of a broken call, for example a text that
+    it was to write into a file, is never taken for a call.
+    """
+
+    opening: ClassVar[re.Pattern[str]]
+    """Where a call may begin."""
+    thought_end: ClassVar[str] = "</think>"
+
+    def __init__(self, definitions: Iterable[ToolDefinition] = ()) -> None:
+        """`definitions` help formats that do not say whether 5 is a number or a text."""
+
+    def _find(self, text: str, position: int) -> int:
+        """Where the next call may begin, from `position` on; -1: nowhere."""
+        found = self.opening.search(text, position)
+        return -1 if found is None else found.start()
+
+    @abstractmethod
+    def _read(self, text: str, start: int) -> Attempt:
+        """Read what begins at `start`."""
+
+    def _hint(self, text: str, position: int) -> str | None:
+        """What is wrong with a turn in which no call was found, if it can be told."""
+        return None
+
+    def parse(self, text: str) -> ParseResult:
+        thought = text.find(self.thought_end)
+        position = thought + len(self.thought_end) if thought >= 0 else 0
+        start = self._find(text, position)
+        problem = None if start < 0 else _beyond_limits(text, start)
+        calls: list[ToolCall] = []
+        around: list[str] = []
+        kept = num_attempts = 0
+        while start >= 0 and problem is None:
+            attempt = self._read(text, start)
+            problem = attempt.problem
+            num_attempts += 1
+            if attempt.calls:
+                calls += attempt.calls
+                around += (text[kept:start], attempt.said)
+                kept = attempt.end
+            if len(calls) > MAX_CALLS:
+                problem = f"there are more than {MAX_CALLS} calls in one turn"
+            elif num_attempts == _MAX_ATTEMPTS:
+                problem = f"there are {_MAX_ATTEMPTS} or more objects in one turn"
+            elif problem is None:
+                start = self._find(text, attempt.end)
+        if not calls and problem is None:
+            problem = self._hint(text, position)
+        malformed = None if problem is None else f"{problem}; write {self.form}"
+        around.append(text[kept:])
+        return ParseResult(calls[:MAX_CALLS], malformed, _tidy(around))
+
+    @cached_property
+    def form(self) -> str:
+        """How a call is written, as an example."""
+        return self.render(ToolCall("name", {"key": "value"}))
+
+
+def _beyond_limits(text: str, start: int) -> str | None:
+    if len(text) > MAX_LENGTH:
+        return f"a turn with calls may have at most {MAX_LENGTH} characters, not {len(text)}"
+    if text.count("{", start) + text.count("[", start) > _MAX_BRACKETS:
+        return f"there are more than {_MAX_BRACKETS} brackets"
+    return None
+
+
+def _tidy(around: list[str]) -> str:
+    """What was said around the calls, without the fence or the list that held only them."""
+    if len(around) == 1:
+        return around[0].strip()
+    return _EMPTY_LIST.sub("", _EMPTY_FENCE.sub("", "".join(around))).strip()

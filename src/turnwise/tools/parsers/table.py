@@ -1,0 +1,77 @@
+"""Parsers by name, and which one a model needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.parsers.base import ActionParser
+from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
+from turnwise.tools.parsers.function_calling import FunctionCallingParser
+from turnwise.tools.parsers.glm import GLMParser
+from turnwise.tools.parsers.hermes import HermesParser
+from turnwise.tools.parsers.json import JSONActionParser
+from turnwise.tools.parsers.llama import LlamaParser
+from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
+from turnwise.tools.parsers.qwen_coder import QwenCoderParser
+from turnwise.tools.parsers.react import ReActActionParser
+from turnwise.tools.parsers.scan import FormatParser
+
+PARSERS: dict[str, type[FormatParser]] = {
+    "json": JSONActionParser,
+    "react": ReActActionParser,
+    "openai": FunctionCallingParser,
+    "hermes": HermesParser,
+    "qwen": HermesParser,
+    "qwen-coder": QwenCoderParser,
+    "llama": LlamaParser,
+    "mistral": MistralParser,
+    "mistral-args": MistralArgsParser,
+    "deepseek": DeepSeekParser,
+    "deepseek-v3.1": DeepSeekV31Parser,
+    "glm": GLMParser,
+}
+
+# The first whose marks all stand in the chat template; several share `<tool_call>`.
+_MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("glm", ("<arg_key>",)),
+    ("qwen-coder", ("<function=", "<parameter=")),
+    ("deepseek", ("<｜tool▁calls▁begin｜>", "```json")),
+    ("deepseek-v3.1", ("<｜tool▁calls▁begin｜>",)),
+    ("mistral-args", ("[TOOL_CALLS]", "[ARGS]")),
+    ("mistral", ("[TOOL_CALLS]",)),
+    ("hermes", ("<tool_call>",)),
+    ("llama", ("<|python_tag|>",)),
+    ("llama", ('{"name": function name, "parameters":',)),
+)
+
+
+def get_parser(
+    name: str = "auto",
+    *,
+    template: str | None = None,
+    definitions: Iterable[ToolDefinition] = (),
+) -> ActionParser:
+    """The parser of that name; "auto": the one that fits the chat template.
+
+    >>> get_parser("react").parse('Action: buy\\nAction Input: {"item": "tea"}').calls
+    [ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)]
+    """
+    if name == "auto":
+        return parser_for(template, definitions)
+    if name not in PARSERS:
+        hint = did_you_mean(name, [*PARSERS, "auto"])
+        raise ConfigError(f"there is no parser {name!r} for tool calls. {hint}")
+    return PARSERS[name](definitions)
+
+
+def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ()) -> ActionParser:
+    """The parser for the calls that a chat template writes; plain JSON if it writes none.
+
+    >>> type(parser_for("... {{ '<tool_call>' }} ...")).__name__
+    'HermesParser'
+    """
+    text = template or ""
+    fitting = (name for name, marks in _MARKS if all(mark in text for mark in marks))
+    return PARSERS[next(fitting, "json")](definitions)

@@ -1,0 +1,106 @@
+"""Arguments in formats that write texts as they are and everything else as JSON.
+
+The rule that makes it exact: what reads as JSON is JSON, all else is a text; a text that would
+be misread (`5`, `null`, one with the format's own tags) is written as a JSON string, in quotes.
+Where the definition of the tool says that an argument is a text, it is one: `5` needs no quotes,
+and quotes are part of it unless it could not have been written without them. What the definition
+says may be text or something else (`null`, a number) is that, if it reads so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from turnwise.errors import ToolError
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.parsers.json_text import read_json, skip_space, write_json
+
+_NOT_JSON = object()
+_JSON_START = frozenset('{["-0123456789tfn')
+
+
+class Values:
+    """Reads and writes the arguments of calls; `tags` finds what a plain text must not hold."""
+
+    def __init__(self, definitions: Iterable[ToolDefinition], tags: re.Pattern[str]) -> None:
+        self._tags = tags
+        self._types = {
+            (tool.name, argument): _types(schema, tool.parameters)
+            for tool in definitions
+            for argument, schema in tool.parameters.get("properties", {}).items()
+        }
+
+    def read(self, text: str, tool: str, argument: str) -> Any:
+        """The value that a text stands for."""
+        return self._read(text, self._types.get((tool, argument)))
+
+    def write(self, value: Any, tool: str, argument: str) -> str:
+        """A text that reads back as the value."""
+        types = self._types.get((tool, argument))
+        if isinstance(value, str) and not self._needs_quotes(value, types):
+            return value
+        text = write_json(value, tool).replace("<", "\\u003c")
+        if isinstance(value, str) or types is None or "string" not in types:
+            return text
+        if not _type_of(value) & types:
+            raise ToolError(
+                f"the argument {argument!r} of {tool!r} is defined as {' or '.join(sorted(types))}"
+                f", so {text[:40]} cannot be written. Give it a value that fits."
+            )
+        return text
+
+    def _read(self, text: str, types: frozenset[str] | None) -> Any:
+        value = _json_or_not(text)
+        if value is _NOT_JSON:
+            return text
+        if types is None or "string" not in types:
+            return value
+        if isinstance(value, str):
+            return value if self._needs_quotes(value, types) else text
+        return value if _type_of(value) & types else text
+
+    def _needs_quotes(self, text: str, types: frozenset[str] | None) -> bool:
+        return self._tags.search(text) is not None or self._read(text, types) != text
+
+
+def _json_or_not(text: str) -> Any:
+    start = skip_space(text, 0)
+    if start == len(text) or text[start] not in _JSON_START:
+        return _NOT_JSON
+    value, end, problem = read_json(text, start)
+    return value if problem is None and skip_space(text, end) == len(text) else _NOT_JSON
+
+
+def _type_of(value: Any) -> frozenset[str]:
+    """The names that JSON schema has for the type of a value that is no text."""
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int):
+        return frozenset({"integer", "number"})
+    if value is None:
+        return frozenset({"null"})
+    names = {float: "number", dict: "object"}
+    return frozenset({names.get(type(value), "array")})
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 8) -> frozenset[str] | None:
+    """The types that a schema allows; None: it does not say."""
+    if not isinstance(schema, Mapping) or depth == 0:
+        return None
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        named = root.get("$defs", {}).get(reference.removeprefix("#/$defs/"))
+        return _types(named, root, depth - 1)
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if options:
+        several = [_types(option, root, depth - 1) for option in options]
+        return None if None in several else frozenset().union(*(s for s in several if s))
+    kinds = schema.get("type")
+    if kinds is None and "enum" in schema:
+        texts = all(isinstance(option, str) for option in schema["enum"])
+        return frozenset({"string"}) if texts else None
+    if isinstance(kinds, str):
+        return frozenset({kinds})
+    return frozenset(kinds) if kinds else None

@@ -1,0 +1,84 @@
+"""Which parser is used: by name, or by what the chat template writes."""
+
+import pytest
+
+from turnwise.errors import ConfigError
+from turnwise.tools import (
+    PARSERS,
+    ParseOutcome,
+    ParseResult,
+    ToolCall,
+    ToolRegistry,
+    get_parser,
+    parser_for,
+)
+
+# The part of each family's template that writes a call, as its tokenizers carry it.
+TEMPLATES = {
+    "json": "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
+    "hermes": """{{- '<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}""",
+    "qwen-coder": """{{- '<tool_call>\\n<function=' + tool_call.name + '>\\n' }}
+{%- for args_name, args_value in tool_call.arguments|items %}
+{{- '<parameter=' + args_name + '>\\n' }}{{- args_value }}{{- '\\n</parameter>\\n' }}""",
+    "glm": """{{ '\\n<tool_call>' + tc.name }}{% for k, v in _args.items() %}
+<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v | tojson if v is not string else v }}</arg_value>""",
+    "llama": """{{- "<|python_tag|>" + tool_call.name + ".call(" }}{%- else %}
+{{- '{"name": "' + tool_call.name + '", ' }}{{- '"parameters": ' }}""",
+    "mistral": """{{- "[TOOL_CALLS] [" }}{%- set out = tool_call.function|tojson %}""",
+    "mistral-args": """{{- '[TOOL_CALLS]' + name + '[ARGS]' + arguments }}""",
+    "deepseek": """{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] +
+'<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json' + '\\n'}}""",
+    "deepseek-v3.1": """{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' +
+tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments']}}""",
+}
+LLAMA_3_2 = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of \
+argument name and its value}.' }}"""
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_auto_goes_by_the_template(name: str) -> None:
+    assert type(parser_for(TEMPLATES[name])) is PARSERS[name]
+    assert type(get_parser("auto", template=TEMPLATES[name])) is PARSERS[name]
+
+
+def test_auto_for_templates_without_marks() -> None:
+    assert type(parser_for(LLAMA_3_2)) is PARSERS["llama"]
+    assert type(parser_for(None)) is PARSERS["json"]
+    assert type(get_parser()) is PARSERS["json"]
+
+
+def test_definitions_reach_the_parser_that_auto_picks() -> None:
+    def note(text: str) -> None: ...
+
+    parser = get_parser(template=TEMPLATES["glm"], definitions=ToolRegistry([note]).definitions)
+    text = "<tool_call>note<arg_key>text</arg_key><arg_value>5</arg_value></tool_call>"
+    assert parser.parse(text).calls == [ToolCall("note", {"text": "5"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("hermess", "'hermes'"), ("Json", "'json'"), ("autos", "'auto'"), ("xml", "Known: auto, ")],
+)
+def test_an_unknown_name_says_the_nearest(name: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"no parser '{name}'.*{hint}"):
+        get_parser(name)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_without_its_special_tokens_a_call_is_lost(name: str) -> None:
+    parser = get_parser(name)
+    text = parser.render(ToolCall("f", {"x": 1}))
+    for token in parser.special_tokens:
+        text = text.replace(token, "")
+    is_plain = name in ("json", "react", "openai", "llama", "qwen-coder")
+    assert parser.parse(text).is_empty != is_plain
+
+
+def test_outcomes() -> None:
+    call = ToolCall("f")
+    assert ParseResult().outcome is ParseOutcome.NO_CALL
+    assert ParseResult(malformed="why").outcome is ParseOutcome.MALFORMED
+    assert ParseResult([call]).outcome is ParseOutcome.CALLS
+    assert ParseResult([call], "why").outcome is ParseOutcome.CALLS
+    assert ParseResult().is_empty
+    assert not ParseResult(malformed="why").is_empty

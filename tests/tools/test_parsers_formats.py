@@ -1,0 +1,276 @@
+"""What models really write in each format, and what they are told when it is not right."""
+
+import json
+
+import pytest
+
+from turnwise.tools import ParseOutcome, ToolCall, get_parser
+
+BUY = ToolCall("buy", {"item": "tea", "quantity": 2})
+LOOK = ToolCall("look_up", {"item": "tea"})
+
+REAL = {
+    "json": [
+        '{"tool": "buy", "arguments": {"item": "tea", "quantity": 2}}',
+        '```json\n{"tool": "buy", "arguments": {"item": "tea", "quantity": 2}}\n```',
+        '```\n{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}\n```',
+        '{"name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+        '[{"tool": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
+        '{ "thought": "!", "tool": "buy", "arguments": {"item": "tea", "quantity": 2} }',
+        json.dumps({"tool": "buy", "arguments": json.dumps(BUY.arguments)}),
+        json.dumps({"tool": "buy", "arguments": BUY.arguments}, indent=4),
+    ],
+    "react": [
+        'Action: buy\nAction Input: {"item": "tea", "quantity": 2}',
+        '**Action:** `buy`\n**Action Input:** {"item": "tea", "quantity": 2}',
+        'Action: buy\n\n  Action Input:\n```json\n{"item": "tea", "quantity": 2}\n```',
+        'Action: "buy" \r\nAction Input: {"item": "tea",\n "quantity": 2}',
+    ],
+    "openai": [
+        json.dumps(
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {
+                        "id": "call_9",
+                        "type": "function",
+                        "function": {"name": "buy", "arguments": json.dumps(BUY.arguments)},
+                    }
+                ],
+            }
+        ),
+        '{"tool_calls": [{"function": {"name": "buy", "arguments": {"item": "tea",'
+        ' "quantity": 2}}}]}',
+        '{"function_call": {"name": "buy", "arguments": "{\\"item\\": \\"tea\\",'
+        ' \\"quantity\\": 2}"}}',
+        '[{"type": "function", "function": {"name": "buy", "arguments": {"item": "tea",'
+        ' "quantity": 2}}}]',
+        '{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}',
+    ],
+    "hermes": [
+        '<tool_call>\n{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}\n</tool_call>',
+        '<tool_call>{"arguments": {"item": "tea", "quantity": 2}, "name": "buy"}</tool_call>',
+        '<tool_call>\n```json\n{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}\n```\n'
+        "</tool_call>",
+        '<tool_call>\n{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}\n',
+        '<tool_call>[{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}]</tool_call>',
+    ],
+    "llama": [
+        '{"name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+        '{"type": "function", "name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+        '{"type": "function", "function": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+        '<|python_tag|>{"name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+        '<|python_tag|>[{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
+        '<|python_tag|>buy.call(item="tea", quantity=2)',
+    ],
+    "mistral": [
+        '[TOOL_CALLS] [{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
+        '[TOOL_CALLS][{"name": "buy", "arguments": {"item": "tea", "quantity": 2}, "id": "a1b"}]',
+        '[TOOL_CALLS]{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}',
+        '[TOOL_CALLS]buy[ARGS]{"item": "tea", "quantity": 2}',
+        '[TOOL_CALLS]buy{"item": "tea", "quantity": 2}',
+        '[TOOL_CALLS]buy[CALL_ID]a1b2c3d4e[ARGS]{"item": "tea", "quantity": 2}',
+    ],
+    "qwen-coder": [
+        "<tool_call>\n<function=buy>\n<parameter=item>\ntea\n</parameter>\n"
+        "<parameter=quantity>\n2\n</parameter>\n</function>\n</tool_call>",
+        "<function=buy>\n<parameter=item>\ntea\n</parameter>\n"
+        "<parameter=quantity>\n2\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call><function=buy><parameter=item>tea</parameter>"
+        "<parameter=quantity>2</parameter></function>",
+    ],
+    "deepseek": [
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>buy\n```json\n"
+        '{"item": "tea", "quantity": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>buy ```json "
+        '{"item": "tea", "quantity": 2} ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>buy<｜tool▁sep｜>{"item": "tea", '
+        '"quantity": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    ],
+    "glm": [
+        "<tool_call>buy\n<arg_key>item</arg_key>\n<arg_value>tea</arg_value>\n"
+        "<arg_key>quantity</arg_key>\n<arg_value>2</arg_value>\n</tool_call>",
+        "<tool_call>buy<arg_key>item</arg_key><arg_value>tea</arg_value>"
+        "<arg_key>quantity</arg_key><arg_value>2</arg_value></tool_call>",
+    ],
+}
+SEVERAL = {
+    "json": '[{"tool": "look_up", "arguments": {"item": "tea"}},\n'
+    ' {"tool": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
+    "react": 'Action: look_up\nAction Input: {"item": "tea"}\n'
+    'Action: buy\nAction Input: {"item": "tea", "quantity": 2}',
+    "openai": '{"tool_calls": [{"function": {"name": "look_up", "arguments": {"item": "tea"}}}, '
+    '{"function": {"name": "buy", "arguments": {"item": "tea", "quantity": 2}}}]}',
+    "hermes": '<tool_call>\n{"name": "look_up", "arguments": {"item": "tea"}}\n'
+    '{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}\n</tool_call>',
+    "llama": '<|python_tag|>{"name": "look_up", "parameters": {"item": "tea"}}; '
+    '{"name": "buy", "parameters": {"item": "tea", "quantity": 2}}',
+    "mistral": '[TOOL_CALLS] [{"name": "look_up", "arguments": {"item": "tea"}}, '
+    '{"name": "buy", "arguments": {"item": "tea", "quantity": 2}}]',
+    "mistral-args": '[TOOL_CALLS]look_up[ARGS]{"item": "tea"}'
+    '[TOOL_CALLS]buy[ARGS]{"item": "tea", "quantity": 2}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>look_up\n"
+    '```json\n{"item": "tea"}\n```<｜tool▁call▁end｜>\n'
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>buy\n"
+    '```json\n{"item": "tea", "quantity": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "glm": "<tool_call>look_up\n<arg_key>item</arg_key>\n<arg_value>tea</arg_value>\n</tool_call>\n"
+    + REAL["glm"][0],
+    "qwen-coder": "<tool_call>\n<function=look_up>\n<parameter=item>\ntea\n</parameter>\n"
+    "</function>\n</tool_call>\n" + REAL["qwen-coder"][0],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [(name, text) for name, texts in REAL.items() for text in texts]
+)
+def test_real_output(name: str, text: str) -> None:
+    for around in (text, f"I need tea, two cups.\n\n{text}\n", f"\n\n{text}"):
+        result = get_parser(name).parse(around)
+        assert result.calls == [BUY]
+        assert result.malformed is None
+        assert result.outcome is ParseOutcome.CALLS
+        assert result.text in ("", "I need tea, two cups.")
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_calls_in_one_turn(name: str) -> None:
+    result = get_parser(name).parse(f"Both.\n{SEVERAL[name]}")
+    assert result.calls == [LOOK, BUY]
+    assert result.malformed is None
+    assert result.text == "Both."
+
+
+@pytest.mark.parametrize("name", [name for name in REAL if name != "mistral"])
+def test_thoughts_are_no_calls(name: str) -> None:
+    text = REAL[name][0]
+    thought = f"I could write {text[:30]} or\n{text}\nbut"
+    result = get_parser(name).parse(f"{thought}</think>\n{text}")
+    assert result.calls == [BUY]
+    assert result.text == f"{thought}</think>"
+    assert get_parser(name).parse(f"<think>{thought}</think>No.").is_empty
+
+
+def test_thoughts_of_mistral() -> None:
+    text = REAL["mistral"][0]
+    result = get_parser("mistral").parse(f"[THINK]{text}[/THINK]{text}")
+    assert result.calls == [BUY]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *[(name, "") for name in REAL],
+        *[(name, "Buy tea. <b>Now</b> [1] {2} 'x' \"y\".") for name in REAL],
+        ("json", '{"name": "Ann", "age": 3} and {"answer": 5}'),
+        ("json", 'A set {"a", "b"} and {} are no calls.'),
+        ("json", '{"name": "buy", "description": "Buys.", "parameters": {"type": "object"}}'),
+        ("react", "Thought: I know it.\nFinal Answer: the next Action: none"),
+        ("openai", '{"role": "assistant", "content": "Hello.", "tool_calls": null}'),
+        ("hermes", '{"name": "buy", "arguments": {}}'),
+        ("mistral", "[TOOL_RESULTS] 5[/TOOL_RESULTS]"),
+    ],
+)
+def test_no_call(name: str, text: str) -> None:
+    result = get_parser(name).parse(text)
+    assert result.outcome is ParseOutcome.NO_CALL
+    assert result.text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("json", '{"tool": "buy", "arguments": {"item": "te', "ends before it is complete"),
+        ("json", '{"tool": "buy" "arguments": {}}', 'broken near \'"arguments":'),
+        ("json", '{"tool": "buy", "arguments": {"item": "a "big" tea"}}', "broken near 'big"),
+        ("json", "{'tool': 'buy', 'arguments': {}}", "double quotes"),
+        ("json", '{"tool": "buy", "arguments": ["tea"]}', "must be an object, got a list"),
+        ("json", '{"tool": "buy", "arguments": "tea"}', 'must be an object, got "tea"'),
+        ("json", '{"tool": {"name": "buy"}, "arguments": {}}', '"tool" must be the name'),
+        ("json", '{"tool": "", "arguments": {}}', '"tool" must be the name of a tool, got ""'),
+        ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" beside "arguments"'),
+        ("json", '{"tool": "buy", "item": "tea"}', 'inside "arguments"'),
+        ("json", '{"tool": "buy", "arguments": {"price": NaN}}', "NaN is not JSON"),
+        ("json", '{"tool": "buy", "arguments": {"price": -Infinity}}', "-Infinity is not JSON"),
+        ("json", '{"tool": "buy", "arguments": {"price": 1e999}}', "a number is too large"),
+        ("json", '{"tool": "buy", "arguments": {"n": ' + "9" * 5000 + "}}", "too many digits"),
+        ("react", "Action: buy", "no line with Action Input"),
+        ("react", "Action:\nAction Input: {}", "no name of a tool"),
+        ("react", "Action: buy\nAction Input: tea", "broken near 'tea'"),
+        ("react", 'Action: buy\nAction Input: ["tea"]', "must be an object, got a list"),
+        ("openai", '{"tool_calls": {"name": "buy"}}', '"tool_calls" must be a list'),
+        ("openai", '{"tool_calls": ["buy"]}', 'expected a call, got "buy"'),
+        ("hermes", "<tool_call>buy tea</tool_call>", "broken near 'buy tea"),
+        ("hermes", '<tool_call>{"item": "tea"}</tool_call>', "expected a call, got an object"),
+        ("hermes", '<tool_call>{"name": "buy"}}</tool_call>', "comes '}</tool_call', not"),
+        ("hermes", '<tool_call>\n{"name": "buy", "argum', "ends before it is complete"),
+        ("llama", "<|python_tag|>print(5)", "broken near 'print(5)'"),
+        ("llama", '<|python_tag|>buy.call(item="tea"', "is not closed with )"),
+        ("llama", "<|python_tag|>buy.call(item=tea)", "broken near 'tea)'"),
+        ("mistral", "[TOOL_CALLS]", "there is no call after [TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS]buy[CALL_ID]a1b", "there is no call after [TOOL_CALLS]"),
+        ("mistral", "[TOOL_CALLS]buy[ARGS]", "ends before it is complete"),
+        ("qwen-coder", "<tool_call>buy", "no <function=...>"),
+        ("qwen-coder", "<function=>", "must hold the name of a tool"),
+        ("qwen-coder", "<function=buy><parameter=item>tea", "item is not closed with </parameter>"),
+        (
+            "qwen-coder",
+            "<function=buy><parameter=a>1<parameter=b>2</parameter></function>",
+            "a is not closed with </parameter>",
+        ),
+        ("qwen-coder", "<function=buy></tool_call>", "buy is not closed with </function>"),
+        ("deepseek", "<｜tool▁calls▁begin｜>buy", "no <｜tool▁call▁begin｜> after"),
+        ("deepseek", "<｜tool▁call▁begin｜>buy", "no <｜tool▁sep｜> after"),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n", "the call has no name"),
+        ("glm", "<tool_call></tool_call>", "no name of a tool"),
+        ("glm", "<tool_call>buy", "buy is not closed with </tool_call>"),
+        ("glm", "<tool_call>buy<arg_key>item</tool_call>", "item is not closed with </arg_key>"),
+        ("glm", "<tool_call>buy<arg_key>a</arg_key>1", "there is no <arg_value> for a"),
+        ("glm", "<tool_call>buy<arg_key>a</arg_key><arg_value>1", "closed with </arg_value>"),
+    ],
+)
+def test_malformed_says_why_and_how_to_write_it(name: str, text: str, reason: str) -> None:
+    parser = get_parser(name)
+    result = parser.parse(text)
+    assert result.outcome is ParseOutcome.MALFORMED
+    assert result.malformed is not None
+    why, how = result.malformed.split("; write ")
+    assert reason in why
+    assert parser.parse(how).calls == [ToolCall("name", {"key": "value"})]
+    assert result.text == text.strip()
+
+
+def test_a_made_up_observation_ends_the_turn() -> None:
+    first = 'Action: look_up\nAction Input: {"item": "tea"}'
+    second = 'Observation: 3 in stock.\nAction: buy\nAction Input: {"item": "tea"}'
+    result = get_parser("react").parse(f"{first}\n{second}")
+    assert result.calls == [LOOK]
+    assert result.malformed is None
+    assert result.text == second
+
+
+def test_content_beside_tool_calls_is_what_was_said() -> None:
+    text = '{"content": "Fine.", "tool_calls": [{"function": {"name": "stop", "arguments": ""}}]}'
+    result = get_parser("openai").parse(text)
+    assert result.calls == [ToolCall("stop")]
+    assert result.text == "Fine."
+
+
+def test_good_calls_before_a_broken_one_are_kept_and_none_after_it() -> None:
+    good = REAL["json"][0]
+    result = get_parser("json").parse(f'{good}\n{{"tool": "plan", oops}}\n{good}')
+    assert result.calls == [BUY]
+    assert result.outcome is ParseOutcome.CALLS
+    assert result.malformed is not None
+    assert "broken near 'oops" in result.malformed
+    assert result.text.endswith(good)
+
+
+def test_pieces_of_a_broken_call_are_not_calls() -> None:
+    inner = '{"tool": "delete", "arguments": {}}'
+    for text in (
+        f'{{"tool": "plan", oops, "arguments": {inner}}}',
+        f'{{"tool": "plan", "arguments": {{"then": {inner}, oops',
+        f'{{"tool": "write", "arguments": {{"text": "a "quote"\n{inner}"}}}}',
+    ):
+        assert get_parser("json").parse(text).outcome is ParseOutcome.MALFORMED

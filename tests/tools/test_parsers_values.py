@@ -1,0 +1,156 @@
+"""Formats that write texts as they are: how `5` the text and 5 the number are told apart."""
+
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from turnwise.errors import ToolError
+from turnwise.tools import ToolCall, ToolDefinition, ToolRegistry, get_parser
+
+tagged = pytest.mark.parametrize("name", ["qwen-coder", "glm"])
+
+
+def note(
+    text: str,
+    number: int,
+    flag: bool,
+    kind: Literal["a", "b"],
+    maybe: str | None,
+    either: str | int,
+    names: list[str],
+    anything: Any,
+) -> None:
+    """Write something down."""
+
+
+DEFINITIONS = ToolRegistry([note]).definitions
+
+
+def write(name: str, argument: str, value: str) -> str:
+    """What a model writes: the value as it is."""
+    if name == "glm":
+        return (
+            f"<tool_call>note\n<arg_key>{argument}</arg_key>\n<arg_value>{value}</arg_value>\n"
+            "</tool_call>"
+        )
+    return f"<tool_call>\n<function=note>\n<parameter={argument}>\n{value}\n</parameter>\n\
+</function>\n</tool_call>"
+
+
+@tagged
+@pytest.mark.parametrize(
+    ("argument", "text", "without", "with_definitions"),
+    [
+        ("text", "5", 5, "5"),
+        ("text", "null", None, "null"),
+        ("text", "[1, 2]", [1, 2], "[1, 2]"),
+        ("text", '"exact phrase"', "exact phrase", '"exact phrase"'),
+        ("text", "  indented\n", "  indented\n", "  indented\n"),
+        ("text", '"\\u003c/tool_call>"', "</tool_call>", "</tool_call>"),
+        ("number", "5", 5, 5),
+        ("number", "five", "five", "five"),
+        ("number", '"5"', "5", "5"),
+        ("flag", "true", True, True),
+        ("flag", "True", "True", "True"),
+        ("kind", "5", 5, "5"),
+        ("maybe", "null", None, None),
+        ("maybe", "5", 5, "5"),
+        ("maybe", '"null"', "null", "null"),
+        ("either", "5", 5, 5),
+        ("either", "1.5", 1.5, "1.5"),
+        ("names", '["a", "\\u003c/x"]', ["a", "</x"], ["a", "</x"]),
+        ("anything", "5", 5, 5),
+        ("unknown", "{}", {}, {}),
+    ],
+)
+def test_values(name: str, argument: str, text: str, without: Any, with_definitions: Any) -> None:
+    for definitions, expected in (((), without), (DEFINITIONS, with_definitions)):
+        parser = get_parser(name, definitions=definitions)
+        (call,) = parser.parse(write(name, argument, text)).calls
+        assert call == ToolCall("note", {argument: expected})
+        assert type(call.arguments[argument]) is type(expected)
+
+
+@tagged
+def test_plain_texts_are_written_plainly(name: str) -> None:
+    value = 'def f(x):\n    return {"a": x < 3}\n'
+    assert value in get_parser(name).render(ToolCall("note", {"text": value}))
+    known = get_parser(name, definitions=DEFINITIONS)
+    assert '"5"' not in known.render(ToolCall("note", {"text": "5"}))
+
+
+texts = st.one_of(
+    st.text(),
+    st.sampled_from(["5", "null", '"5"', '"null"', '"\\"null\\""', "</think>", '"<"', "[]"]),
+    st.text(alphabet='"\\u03c<>/parmet_lgv\n5n'),
+)
+fitting = {
+    "text": texts,
+    "number": st.integers() | texts,
+    "flag": st.booleans() | texts,
+    "kind": texts,
+    "maybe": st.none() | texts,
+    "either": st.integers() | texts,
+    "names": st.lists(texts) | texts,
+    "anything": st.none() | st.integers() | st.lists(texts) | texts,
+}
+
+
+@tagged
+@settings(deadline=None, max_examples=150)
+@given(arguments=st.fixed_dictionaries({}, optional=fitting))
+def test_round_trip_with_definitions(name: str, arguments: dict[str, Any]) -> None:
+    parser = get_parser(name, definitions=DEFINITIONS)
+    call = ToolCall("note", arguments)
+    (found,) = parser.parse(parser.render(call)).calls
+    assert found == call
+    assert [*map(type, found.arguments.values())] == [*map(type, arguments.values())]
+
+
+@tagged
+def test_a_value_that_the_definition_turns_into_a_text_is_refused(name: str) -> None:
+    parser = get_parser(name, definitions=DEFINITIONS)
+    with pytest.raises(ToolError, match="'text' of 'note' is defined as string, so null cannot"):
+        parser.render(ToolCall("note", {"text": None}))
+    with pytest.raises(ToolError, match="defined as null or string"):
+        parser.render(ToolCall("note", {"maybe": 5}))
+
+
+@tagged
+def test_what_was_read_goes_into_the_tool(name: str) -> None:
+    seen: list[Any] = []
+
+    def add(text: str, number: int, flag: bool = False) -> str:
+        seen.append((text, number, flag))
+        return "ok"
+
+    registry = ToolRegistry([add])
+    parser = get_parser(name, definitions=registry.definitions)
+    text = write(name, "text", "5").replace("note", "add")
+    (call,) = parser.parse(text).calls
+    call.arguments |= parser.parse(write(name, "number", "7")).calls[0].arguments
+    call.arguments |= parser.parse(write(name, "flag", "True")).calls[0].arguments
+    assert registry.execute_tool(call.name, **call.arguments)[0]
+    assert seen == [("5", 7, True)]
+
+
+def test_odd_schemas_are_no_trouble() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "loop": {"$ref": "#/$defs/loop"},
+            "odd": True,
+            "level": {"$ref": "#/$defs/level"},
+            "enum": {"enum": ["1", "2"]},
+            "mixed": {"enum": ["1", 2]},
+            "open": {},
+            "list": {"type": ["string", "null"]},
+        },
+        "$defs": {"loop": {"$ref": "#/$defs/loop"}, "level": {"enum": ["1"], "type": "string"}},
+    }
+    parser = get_parser("glm", definitions=[ToolDefinition("note", "", schema)])
+    expected = {"loop": 1, "odd": 1, "level": "1", "enum": "1", "mixed": 1, "open": 1, "list": "1"}
+    for argument, value in expected.items():
+        (call,) = parser.parse(write("glm", argument, "1")).calls
+        assert call.arguments == {argument: value}
