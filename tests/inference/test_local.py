@@ -75,15 +75,21 @@ def flat(conversations):
     return [result for talk in conversations for _, result in talk]
 
 
+def count_computed(engine, monkeypatch):
+    """How many tokens each forward of an engine computes, fillers apart."""
+    forward, counts = engine._runner.forward_packed, []
+
+    def count(ids, positions, packed, rows):
+        counts.append(int((packed.slots < engine._arena.spare).sum()))
+        return forward(ids, positions, packed, rows)
+
+    monkeypatch.setattr(engine._runner, "forward_packed", count)
+    return counts
+
+
 def test_a_conversation_goes_on_from_its_cache_and_computes_only_what_is_new(monkeypatch):
     engine = LocalEngine(make_model())
-    forward, computed = engine._runner.forward, []
-
-    def count(chunks):
-        computed.append(sum(len(chunk.ids) for chunk in chunks))
-        return forward(chunks)
-
-    monkeypatch.setattr(engine._runner, "forward", count)
+    computed = count_computed(engine, monkeypatch)
     (talk,) = converse_all(engine, 1)
     last_request, last_result = talk[-1]
     # Every token once; the last sampled one is never fed back.
@@ -124,16 +130,12 @@ def test_the_cache_never_exceeds_its_budget(monkeypatch):
 def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):
     model = make_model()
     engine = LocalEngine(model)
-    forward, computed = engine._runner.forward, []
-    monkeypatch.setattr(
-        engine._runner,
-        "forward",
-        lambda chunks: computed.extend(len(c.ids) for c in chunks) or forward(chunks),
-    )
+    computed = count_computed(engine, monkeypatch)
     prompt = random_prompt(60, 1)
     requests = [GenerationRequest(prompt, 8, seed=i, session=i) for i in range(16)]
     group = run_all(engine, requests)
-    assert sum(n for n in computed if n > 1) == 60
+    # The prompt once; of each answer all but its last token, which is never fed back.
+    assert sum(computed) == 60 + sum(len(result.ids) - 1 for result in group)
     assert len({tuple(result.ids) for result in group}) > 10
     for request, result in zip(requests, group, strict=True):
         (alone,) = run_all(LocalEngine(model), [request])

@@ -45,6 +45,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
 
+    @property
+    def is_filtered(self) -> bool:
+        """Whether some tokens are never drawn; greedy has no draw."""
+        return not self.is_greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0)
+
 
 @torch.no_grad()
 def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
@@ -58,11 +63,7 @@ def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -
     device = logits.device
     heat = torch.tensor([p.temperature or 1.0 for p in params], device=device)
     log_probs = torch.log_softmax(logits.float() / heat[:, None], -1)
-    filtered = [
-        i
-        for i, p in enumerate(params)
-        if not p.is_greedy and (p.top_k or p.top_p < 1.0 or p.min_p > 0.0)
-    ]
+    filtered = [i for i, p in enumerate(params) if p.is_filtered]
     if filtered:
         chosen = [params[i] for i in filtered]
         log_probs[filtered] = _filtered(log_probs[filtered], chosen)
@@ -102,6 +103,8 @@ def choose_tokens(
     point = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
     # The first token whose cumulated mass exceeds the point; one without mass never does.
     ids = torch.searchsorted(mass, point[:, None] * mass[:, -1:], right=True).squeeze(1)
-    greedy = torch.tensor([p.is_greedy for p in params], device=log_probs.device)
-    ids = torch.where(greedy, log_probs.argmax(1), ids.clamp(max=log_probs.shape[1] - 1))
+    ids.clamp_(max=log_probs.shape[1] - 1)
+    greedy = [i for i, p in enumerate(params) if p.is_greedy]
+    if greedy:
+        ids[greedy] = log_probs[greedy].argmax(1)
     return ids, log_probs.gather(1, ids[:, None]).squeeze(1)

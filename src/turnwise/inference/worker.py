@@ -9,7 +9,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -61,6 +61,19 @@ class Turn:
         if self.future.cancelled():
             return FinishReason.ABORTED
         return None
+
+    def take(self, ids: Sequence[int], log_probs: Sequence[float]) -> int:
+        """Add tokens that were sampled together, up to the turn's end; how many belong to it."""
+        request = self.request
+        left = min(request.max_tokens, self.room) - len(self.ids)
+        if request.stop_strings:
+            left = min(left, 1)  # only the text after each token tells
+        if request.stop_ids:
+            stops = request.stop_ids
+            left = min(left, next((i + 1 for i, t in enumerate(ids) if t in stops), left))
+        self.ids += ids[:left]
+        self.log_probs += log_probs[:left]
+        return min(left, len(ids))
 
     def settle(self, reason: FinishReason, weight_version: int) -> None:
         """Hand the result to whoever waits, in their own loop."""
@@ -162,8 +175,18 @@ class WorkerEngine(BaseInferenceEngine):
                 self._tasks.popleft().run()
             self._advance(may_begin=not self._tasks)
 
+    def _wait_for_company(self) -> None:
+        """Requests come in crowds: an idle engine waits a moment, while more are coming."""
+        number = -1
+        for _ in range(10):
+            if number == (number := self._arrivals.qsize()):
+                return
+            time.sleep(0.0005)
+
     def _take_in(self, *, wait: bool) -> None:
         items = [self._arrivals.get()] if wait else []
+        if wait:
+            self._wait_for_company()
         while not self._arrivals.empty():
             items.append(self._arrivals.get())
         for item in items:

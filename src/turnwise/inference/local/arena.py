@@ -13,7 +13,7 @@ class Arena:
     it, so the cache cannot grow past its budget.
     """
 
-    UNIT = 32
+    UNIT = 64
     """Tokens in the smallest region."""
 
     def __init__(
@@ -27,8 +27,8 @@ class Arena:
     ) -> None:
         num_units = max(num_tokens // self.UNIT, 1)
         self.num_tokens = num_units * self.UNIT
-        # One token more than there are: rows that fill up a batch write there.
-        shape = (2, num_layers, self.num_tokens + 1, num_heads, width)
+        # One unit more than there are: rows that fill up a batch write there.
+        shape = (2, num_layers, self.num_tokens + self.UNIT, num_heads, width)
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
         self._free: dict[int, set[int]] = {}
         """Starts of the free regions, by size in units."""
@@ -46,7 +46,7 @@ class Arena:
 
     @property
     def spare(self) -> int:
-        """The token that belongs to nobody."""
+        """Start of the unit that belongs to nobody."""
         return self.num_tokens
 
     @property

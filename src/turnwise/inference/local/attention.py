@@ -1,19 +1,21 @@
 """Attention over packed tokens: many sequences laid end to end, each seeing only itself.
 
-It is registered with transformers by name, so that models run on our cache unmodified. Each
-sequence is attended by itself, in shapes that depend on nothing but that sequence: no padding is
-computed, and no neighbour changes a bit of the result.
+It is registered with transformers by name, so that models run on our cache unmodified. The shapes
+in which a sequence is attended depend on nothing but that sequence, so that no neighbour changes a
+bit of the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from turnwise.inference.local.arena import Arena
 
 NAME = "turnwise_packed"
 """What transformers knows this attention by."""
@@ -31,38 +33,119 @@ class Segment:
     """Tokens of it that are computed now."""
 
 
+Table: TypeAlias = tuple[torch.Tensor, int]
+"""Segments on a GPU: the row where each begins, its number of rows, its region, its past [4, S];
+and the number of rows of the longest."""
+
+
 @dataclass(frozen=True)
+class Run:
+    """Single tokens whose regions lie evenly spaced in the arena: one batch without copying."""
+
+    region: int
+    spacing: int
+    num_rows: int
+    width: int
+    """Tokens that are looked at: the sequences' own lengths, filled up to whole units."""
+    mask: torch.Tensor
+    """0 on those that count, −∞ on the others [rows, 1, 1, width]."""
+
+    def of(self, cache: torch.Tensor) -> torch.Tensor:
+        """The rows' part of one layer's keys or values, as a view [rows, K, width, D]."""
+        _, num_heads, size = cache.shape
+        row = num_heads * size
+        return cache.as_strided(
+            (self.num_rows, num_heads, self.width, size),
+            (self.spacing * row, size, row, 1),
+            cache.storage_offset() + self.region * row,
+        )
+
+    def show(self, positions: torch.Tensor, window: int | None) -> None:
+        """Let the rows see up to these positions."""
+        at = torch.arange(self.width)[None]
+        is_seen = at <= positions[:, None]
+        if window is not None:
+            is_seen &= at > positions[:, None] - window
+        self.mask[:, 0, 0] = torch.where(is_seen, 0.0, -torch.inf)
+
+
+@dataclass
 class Packed:
     """One forward's worth of tokens: what attention needs to know about them."""
 
     segments: Sequence[Segment]
+    """In the order of their rows: single tokens first, as `packing_order` sorts them."""
     storage: torch.Tensor
     """The arena: [2, layers, tokens, heads, width]."""
     slots: torch.Tensor
     """Where in the arena each new token's key and value go [N]."""
+    tables: list[Table] | None = None
+    """The segments as kernels read them; made when first needed."""
+    runs: dict[int | None, list[Run]] = field(default_factory=dict)
+    """The single tokens in batches, by sliding window; made when first needed."""
 
-    @cached_property
-    def is_decode(self) -> bool:
-        """Whether every segment has one new token."""
-        return len(self.segments) == len(self.slots)
+    def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Put the new tokens' keys and values [N, K, D] into the cache."""
+        keys, values = self.storage[:, layer]
+        keys.index_copy_(0, self.slots, key)
+        values.index_copy_(0, self.slots, value)
 
-    @cached_property
-    def on_device(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
-        """For kernels: row where each segment begins, its region, its past [S]; the longest."""
-        device = self.storage.device
-        begins, row = [], 0
-        for segment in self.segments:
-            begins.append(row)
+    def attend(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
+    ) -> torch.Tensor:
+        """What each new token sees of its own sequence: query [N, H, D]; [N, H, D]."""
+        keys, values = self.storage[:, layer]
+        if query.is_cuda:
+            return self._attend_by_kernel(query, keys, values, scale, window)
+        pieces, row = [], 0
+        if window not in self.runs:
+            self.runs[window] = _runs(self.segments, window, query.dtype)
+        for run in self.runs[window]:
+            pieces.append(_attend_run(query[row : row + run.num_rows], keys, values, run, scale))
+            row += run.num_rows
+        for segment in self.segments[row:]:
+            rows = query[row : row + segment.num_new]
+            pieces.append(_attend_segment(rows, keys, values, segment, scale, window))
             row += segment.num_new
-        table = torch.tensor(
-            [
-                [*begins, row],
-                [*(s.region for s in self.segments), 0],
-                [*(s.past for s in self.segments), 0],
-            ],
-            dtype=torch.int32,
-        ).to(device, non_blocking=True)
-        return table[0], table[1], table[2], max(s.num_new for s in self.segments)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _attend_by_kernel(
+        self,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        from turnwise.inference.local.kernels import attend_segments
+
+        if self.tables is None:
+            self.tables = _tables(self.segments, query.device)
+        output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        for table, longest in self.tables:
+            attend_segments(query, keys, values, table, longest, scale, window, output)
+        return output
+
+    def grow(self, positions: torch.Tensor) -> None:
+        """Every sequence of one token has one more, at these positions [N]."""
+        for window, runs in self.runs.items():
+            row = 0
+            for run in runs:
+                run.show(positions[row : row + run.num_rows], window)
+                row += run.num_rows
+
+
+def packing_order(segment: Segment) -> tuple[bool, int, int]:
+    """Sorts segments so that single tokens of like length and neighbouring regions are together."""
+    return segment.num_new > 1, looked_at(segment.past + segment.num_new), segment.region
+
+
+def looked_at(length: int) -> int:
+    """Tokens that a single token of a sequence so long looks at: a few sizes, so that many
+    sequences share one. A region holds as many."""
+    unit = Arena.UNIT if length <= 4 * Arena.UNIT else 2 * Arena.UNIT
+    unit = unit if length <= 16 * Arena.UNIT else 4 * Arena.UNIT
+    return -(-length // unit) * unit
 
 
 def packed_attention(
@@ -81,87 +164,92 @@ def packed_attention(
     """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D]."""
     if softcap is not None or attention_mask is not None:
         raise NotImplementedError("this attention knows neither a softcap nor a mask of its own")
-    keys, values = packed.storage[:, module.layer_idx]
-    keys.index_copy_(0, packed.slots, key[0].transpose(0, 1))
-    values.index_copy_(0, packed.slots, value[0].transpose(0, 1))
+    packed.store(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if query.is_cuda:
-        from turnwise.inference.local.kernels import attend_segments
+    rows = query[0].transpose(0, 1)
+    return packed.attend(module.layer_idx, rows, scale, sliding_window)[None], None
 
-        starts, regions, pasts, longest = packed.on_device
-        output = attend_segments(
-            query, keys, values, starts, regions, pasts, longest, scale, sliding_window
-        )
-        return output, None
-    # [1, K, tokens, D]: views of the arena, of which each segment takes its own stretch.
-    k, v = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
-    if packed.is_decode:
-        return _attend_last(query, k, v, packed.segments, scale, sliding_window), None
-    rows, pieces = 0, []
-    for segment in packed.segments:
-        new = query[:, :, rows : rows + segment.num_new]
-        if segment.num_new == 1:
-            pieces.append(_attend_last(new, k, v, [segment], scale, sliding_window))
+
+def _runs(segments: Sequence[Segment], window: int | None, dtype: torch.dtype) -> list[Run]:
+    groups: list[list[Segment]] = []
+    widths: list[int] = []
+    for segment in segments:
+        if segment.num_new > 1:
+            break
+        width = looked_at(segment.past + 1)
+        if groups and widths[-1] == width and _is_evenly_next(groups[-1], segment):
+            groups[-1].append(segment)
         else:
-            pieces.append(_attend(new, k, v, segment, scale, sliding_window))
-        rows += segment.num_new
-    return torch.cat(pieces, 1), None
+            groups.append([segment])
+            widths.append(width)
+    runs = []
+    for group, width in zip(groups, widths, strict=True):
+        spacing = group[1].region - group[0].region if len(group) > 1 else 0
+        mask = torch.empty(len(group), 1, 1, width, dtype=dtype)
+        run = Run(group[0].region, spacing, len(group), width, mask)
+        run.show(torch.tensor([segment.past for segment in group]), window)
+        runs.append(run)
+    return runs
 
 
-def _attend_last(
-    query: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    segments: Sequence[Segment],
-    scale: float,
-    window: int | None,
+def _is_evenly_next(group: Sequence[Segment], segment: Segment) -> bool:
+    distance = segment.region - group[-1].region
+    return len(group) == 1 or distance == group[1].region - group[0].region
+
+
+def _attend_run(
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, run: Run, scale: float
 ) -> torch.Tensor:
-    """Segments of one new token each: query [1, H, N, D]; [1, N, H, D]."""
-    _, num_heads, num_rows, width = query.shape
-    attend = F.scaled_dot_product_attention
     # The heads of a group see the same keys: they are the rows of one small matrix product.
-    rows = query.transpose(1, 2).reshape(num_rows, 1, k.shape[1], -1, width).unbind(0)
-    pieces = []
-    for row, segment in zip(rows, segments, strict=True):
-        length = segment.past + 1
-        first = 0 if window is None else max(length - window, 0)
-        start, seen = segment.region + first, length - first
-        own_k, own_v = k.narrow(2, start, seen), v.narrow(2, start, seen)
-        pieces.append(attend(row, own_k, own_v, scale=scale))
-    return torch.cat(pieces).view(1, num_rows, num_heads, width)
+    grouped = query.reshape(run.num_rows, keys.shape[1], -1, query.shape[-1])
+    output = F.scaled_dot_product_attention(
+        grouped, run.of(keys), run.of(values), attn_mask=run.mask, scale=scale
+    )
+    return output.reshape(query.shape)
 
 
-def _attend(
+def _attend_segment(
     query: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
     segment: Segment,
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """One segment of several new tokens: query [1, H, T, D]; [1, T, H, D]."""
-    num_new = query.shape[2]
-    length = segment.past + num_new
+    length = segment.past + segment.num_new
     mask = None
     if segment.past or window is not None:
-        mask = _causal_mask(num_new, length, window, query.device)
+        mask = _causal_mask(segment.num_new, length, window)
+    seen = slice(segment.region, segment.region + length)
     output = F.scaled_dot_product_attention(
-        query,
-        k.narrow(2, segment.region, length),
-        v.narrow(2, segment.region, length),
+        query.transpose(0, 1)[None],
+        keys[seen].transpose(0, 1)[None],
+        values[seen].transpose(0, 1)[None],
         attn_mask=mask,
         is_causal=mask is None,
         scale=scale,
-        enable_gqa=query.shape[1] != k.shape[1],
+        enable_gqa=query.shape[1] != keys.shape[1],
     )
-    return output.transpose(1, 2)
+    return output[0].transpose(0, 1)
 
 
-def _causal_mask(
-    num_new: int, length: int, window: int | None, device: torch.device
-) -> torch.Tensor:
+def _causal_mask(num_new: int, length: int, window: int | None) -> torch.Tensor:
     """Which of `length` tokens the last `num_new` of them see [T, L]."""
-    at = torch.arange(length - num_new, length, device=device)[:, None]
-    other = torch.arange(length, device=device)[None]
+    at = torch.arange(length - num_new, length)[:, None]
+    other = torch.arange(length)[None]
     seen = other <= at
     return seen if window is None else seen & (other > at - window)
+
+
+def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:
+    """Single tokens stand apart, so that either kind is always computed by the same kernel."""
+    begins = list(accumulate((segment.num_new for segment in segments), initial=0))
+    rows = [
+        (begin, s.num_new, s.region, s.past) for begin, s in zip(begins, segments, strict=False)
+    ]
+    tables = []
+    for kind in ([row for row in rows if row[1] == 1], [row for row in rows if row[1] > 1]):
+        if kind:
+            table = torch.tensor(kind, dtype=torch.int32).T.contiguous()
+            tables.append((table.to(device, non_blocking=True), max(row[1] for row in kind)))
+    return tables

@@ -9,24 +9,26 @@ runs out is computed again later.
 from __future__ import annotations
 
 import asyncio
-from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from turnwise.errors import ConfigError
 from turnwise.inference.base import Overflow
+from turnwise.inference.local.openings import Openings, opening_of
+from turnwise.inference.local.rows import MOST_STEPS, Row
 from turnwise.inference.local.runner import Chunk, Runner
+from turnwise.inference.local.sampling import draw_tokens
 from turnwise.inference.local.session import Session
+from turnwise.inference.local.steady import SteadyDecode
 from turnwise.inference.protocol import GenerationRequest, GenerationResult
-from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.transformers import plain_scores
 from turnwise.inference.worker import Turn, WorkerEngine
 
-_NUM_OPENINGS = 64
-"""Prompts whose last logits are remembered, for others that begin with the same prompt."""
+if TYPE_CHECKING:
+    from turnwise.inference.local.graph import DecodeGraphs
 
 
 class LocalEngine(WorkerEngine):
@@ -62,12 +64,13 @@ class LocalEngine(WorkerEngine):
             deterministic=self.deterministic,
         )
         self._arena = self._runner.arena
-        self._prefill_tokens = prefill_tokens or (512 if on_cpu else 8192)
+        self._graphs = None if on_cpu else self._make_graphs()
+        self._prefill_tokens = prefill_tokens or (512 if on_cpu else 16384)
         self._running: list[Session] = []
         self._preempted: deque[Session] = deque()
         self._sessions: dict[Hashable, Session] = {}
         self._ended_sessions: deque[Hashable] = deque()
-        self._openings: OrderedDict[bytes, tuple[Session, torch.Tensor]] = OrderedDict()
+        self._openings = Openings()
         self._num_steps = 0
         self._num_words = model.get_input_embeddings().num_embeddings
 
@@ -91,6 +94,8 @@ class LocalEngine(WorkerEngine):
                 self.model.load_state_dict(weights)
             for session in self._sessions.values():
                 self._forget(session)
+            if self._runner.weights_moved() and self._graphs is not None:
+                self._graphs = self._make_graphs()
             self.weight_version += 1
             return self.weight_version
 
@@ -118,8 +123,11 @@ class LocalEngine(WorkerEngine):
         self._drop_ended_sessions()
         ready = self._begin_turns() if may_begin else []
         try:
-            for session, logits in ready:
-                self._sample([session], logits)
+            if ready:
+                logits = self._openings.logits([row for _, row in ready])
+                self._sample([session for session, _ in ready], logits)
+            if self._decode():
+                return
             for sessions, logits in self._compute():
                 self._sample(sessions, logits)
         except Exception as error:  # handed to those who wait; the engine lives on
@@ -128,9 +136,13 @@ class LocalEngine(WorkerEngine):
 
     # -- beginning and ending -----------------------------------------------------------------
 
-    def _begin_turns(self) -> list[tuple[Session, torch.Tensor]]:
-        """Take in as many turns as there is room for; those that can be sampled at once."""
-        ready: list[tuple[Session, torch.Tensor]] = []
+    def _begin_turns(self) -> list[tuple[Session, int]]:
+        """Take in as many turns as there is room for.
+
+        Those whose prompt was just computed for another can be sampled at once: they are given
+        with the row of the logits that `_openings` keeps.
+        """
+        ready: list[tuple[Session, int]] = []
         if not self._resume_preempted():
             return ready
         computing = {s.opening for s in self._running if s.turn is not None and not s.turn.ids}
@@ -142,8 +154,8 @@ class LocalEngine(WorkerEngine):
                 continue
             session = self._session_of(turn)
             if session.num_cached == 0:
-                session.opening = array("q", session.ids).tobytes()
-                known = self._openings.get(session.opening)
+                session.opening = opening_of(session.ids)
+                known = self._openings.find(session.opening)
                 if known is not None and self._copy_opening(session, known[0]):
                     ready.append((session, known[1]))
                 elif session.opening in computing:  # on its way; it will be copied
@@ -192,13 +204,14 @@ class LocalEngine(WorkerEngine):
         """The turn under way is over, or failed; a named conversation keeps its cache."""
         self._running.remove(session)
         turn, session.turn = session.turn, None
-        assert turn is not None
+        if session.key is None or error is not None:
+            self._evict(session)
+        if turn is None:
+            return
         if error is not None:
             turn.fail(error)
         elif (reason := turn.ending()) is not None:
             turn.settle(reason, self.weight_version)
-        if session.key is None or error is not None:
-            self._evict(session)
 
     def _drop_ended_sessions(self) -> None:
         while self._ended_sessions:
@@ -251,11 +264,7 @@ class LocalEngine(WorkerEngine):
         """Take a session's cache away; its tokens are computed again when they are needed."""
         if session.region is not None:
             self._arena.give_back(session.region)
-        if (
-            session.opening is not None
-            and self._openings.get(session.opening, [None])[0] is session
-        ):
-            del self._openings[session.opening]
+        self._openings.forget(session)
         session.region = None
         session.num_cached = 0
 
@@ -286,7 +295,8 @@ class LocalEngine(WorkerEngine):
             for session, num_new in batch:
                 session.computed(num_new, remember=self.deterministic)
                 session.last_used = self._num_steps
-            self._remember_openings(sampling, logits)
+            for session, row in zip(sampling, logits, strict=True):
+                self._openings.remember(session, row)
             if sampling:
                 yield sampling, logits
 
@@ -320,20 +330,9 @@ class LocalEngine(WorkerEngine):
             f"largest region holds {self._arena.largest}. Raise cache_tokens."
         )
 
-    def _remember_openings(self, sessions: Sequence[Session], logits: torch.Tensor) -> None:
-        """Keep the logits after a whole prompt, for others that begin with it."""
-        for i, session in enumerate(sessions):
-            if session.opening is not None and len(session.opening) == 8 * session.num_cached:
-                self._openings[session.opening] = (session, logits[i : i + 1].clone())
-        while len(self._openings) > _NUM_OPENINGS:
-            self._openings.popitem(last=False)
-
     def _sample(self, sessions: Sequence[Session], logits: torch.Tensor) -> None:
         turns = [session.turn for session in sessions if session.turn is not None]
-        params = [turn.request.sampling for turn in turns]
-        uniforms = [turn.rng.random() for turn in turns]
-        log_probs = sampling_log_probs(logits, params)
-        ids, chosen = choose_tokens(log_probs, params, uniforms)
+        ids, chosen = draw_tokens(logits, turns)
         drawn = zip(sessions, turns, ids.tolist(), chosen.tolist(), strict=True)
         for session, turn, token, log_prob in drawn:
             turn.ids.append(token)
@@ -341,6 +340,85 @@ class LocalEngine(WorkerEngine):
             session.ids.append(token)
             if turn.ending() is not None:
                 self._end(session)
+
+    # -- many steps at once -------------------------------------------------------------------
+
+    def _decode(self) -> bool:
+        """Several steps of pure sampling, if that is all that there is to do; whether it was."""
+        limit = self._runner.most_tokens or len(self._running)
+        if not self._running or any(session.num_pending != 1 for session in self._running):
+            return False
+        if self._graphs is not None:
+            return self._decode_by_graph(self._graphs)
+        if len(self._running) > limit or not self._has_room(1):
+            return False
+        with torch.no_grad():
+            decode = SteadyDecode(self._runner, self._rows())
+            for _ in range(decode.num_steps):
+                ids, log_probs = decode.step()
+                drawn = zip(decode.rows, ids, log_probs, strict=True)
+                go_on = [self._take_steps(row, [token], [value]) for row, token, value in drawn]
+                if not all(go_on) or not self._arrivals.empty():
+                    break
+        return True
+
+    def _rows(self) -> list[Row]:
+        return [
+            Row(session, session.turn, session.ids[-1], session.num_cached, session.region)
+            for session in self._running
+            if session.turn is not None and session.region is not None
+        ]
+
+    def _has_room(self, num_steps: int) -> bool:
+        return all(
+            self._make_room(session, len(session.ids) + num_steps, preempt=False)
+            for session in self._running
+        )
+
+    def _take_steps(self, row: Row, ids: list[int], log_probs: list[float]) -> bool:
+        """Add what a row sampled in a few steps; whether its turn goes on.
+
+        Each step put the token before into the cache. What was sampled after the end is nobody's.
+        """
+        session, turn = row.session, row.turn
+        num_taken = 0
+        is_over = False
+        while num_taken < len(ids) and not is_over:
+            num_taken += turn.take(ids[num_taken:], log_probs[num_taken:])
+            is_over = turn.ending() is not None
+        session.ids += ids[:num_taken]
+        for _ in range(num_taken if self.deterministic else 1):
+            session.computed(1 if self.deterministic else num_taken, remember=self.deterministic)
+        session.last_used = self._num_steps
+        if is_over:
+            self._end(session)
+        return not is_over
+
+    def _make_graphs(self) -> DecodeGraphs:
+        from turnwise.inference.local.graph import DecodeGraphs
+
+        powers = [2**i for i in range(12) if 2**i < self._max_batch_size]
+        return DecodeGraphs(self._runner, self._runner.sizes or [*powers, self._max_batch_size])
+
+    def _decode_by_graph(self, graphs: DecodeGraphs) -> bool:
+        turns = [session.turn for session in self._running if session.turn is not None]
+        if len(turns) > graphs.most_rows or any(t.request.sampling.is_filtered for t in turns):
+            return False
+        num_steps = _burst_length(turns)
+        if not self._has_room(num_steps):
+            return False
+        rows = self._rows()
+        tokens, log_probs = graphs.decode(rows, num_steps)
+        for row, ids, values in zip(rows, tokens, log_probs, strict=True):
+            self._take_steps(row, ids, values)
+        return True
+
+
+def _burst_length(turns: Sequence[Turn]) -> int:
+    """Long enough to keep the device busy, short enough that ended turns make way soon."""
+    left = [min(turn.request.max_tokens, turn.room) - len(turn.ids) for turn in turns]
+    context = min(turn.room - len(turn.ids) for turn in turns)
+    return max(min(MOST_STEPS, max(left), max(min(left), 8), context), 1)
 
 
 def _tiles(work: list[tuple[Session, int]], size: int) -> list[list[tuple[Session, int]]]:

@@ -12,7 +12,14 @@ from torch import nn
 
 from turnwise.errors import TurnwiseError
 from turnwise.inference.local.arena import Arena
-from turnwise.inference.local.attention import NAME, Packed, Segment, packed_attention
+from turnwise.inference.local.attention import (
+    NAME,
+    Packed,
+    Segment,
+    packed_attention,
+    packing_order,
+)
+from turnwise.inference.local.fused import FusedForward, fits
 from turnwise.inference.local.stable import stable_sizes
 
 _BUDGET = 2 * 2**30
@@ -45,14 +52,25 @@ class Runner:
         self._configs = _configs(model)
         self.device: torch.device = model.device
         self.arena = _make_arena(model, cache_tokens, max_tokens)
-        self.sizes = stable_sizes(model) if deterministic else None
+        self._fused: FusedForward | None = FusedForward(model) if fits(model) else None
+        self._is_deterministic = deterministic
+        self.sizes = self._stable_sizes()
         """Numbers of tokens that a forward may have, so that they do not change its bits."""
         try:
-            self._check_against_plain_forward()
+            if self._fused is not None and self._gap_to_plain_forward() > self._tolerance:
+                self._fused = None  # a relative that differs in some point
+                self.sizes = self._stable_sizes()
+            gap = self._gap_to_plain_forward()
         except (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError) as error:
             raise UnsupportedModel(
                 f"{type(model).__name__} does not run on the local engine: {error}"
             ) from error
+        self._addresses = [p.data_ptr() for p in model.parameters()]
+        if not gap <= self._tolerance:
+            raise UnsupportedModel(
+                f"{type(model).__name__} does not run on the local engine: its logits there are "
+                f"{gap:.2g} away from those of a plain forward"
+            )
 
     @property
     def most_tokens(self) -> int | None:
@@ -62,35 +80,37 @@ class Runner:
     @torch.no_grad()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         """Compute chunks of different sequences together; logits [chunks that want them, V]."""
+        segments = [Segment(c.region, c.past, len(c.ids)) for c in chunks]
+        num_tokens = sum(segment.num_new for segment in segments)
+        fill = self.filled(num_tokens) - num_tokens
+        segments += [Segment(self.arena.spare, 0, 1)] * fill
+        order = sorted(range(len(segments)), key=lambda i: packing_order(segments[i]))
         ids: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
-        kept: list[int] = []
-        for chunk in chunks:
-            end = chunk.past + len(chunk.ids)
-            ids += chunk.ids
-            positions += range(chunk.past, end)
-            slots += range(chunk.region + chunk.past, chunk.region + end)
-            if chunk.wants_logits:
-                kept.append(len(ids) - 1)
-        segments = [Segment(c.region, c.past, len(c.ids)) for c in chunks]
-        num_kept = len(kept)
-        if self.sizes is not None:  # filled up to a size that is known to be stable
-            for _ in range(self._filled(len(ids)) - len(ids)):
-                ids.append(0)
-                positions.append(0)
-                slots.append(self.arena.spare)
-                segments.append(Segment(self.arena.spare, 0, 1))
-            kept += [0] * (self._filled(max(num_kept, 1)) - num_kept)
+        kept: dict[int, int] = {}
+        for i in order:
+            segment = segments[i]
+            end = segment.past + segment.num_new
+            ids += chunks[i].ids if i < len(chunks) else [0]
+            positions += range(segment.past, end)
+            slots += range(segment.region + segment.past, segment.region + end)
+            kept[i] = len(ids) - 1
         table = torch.tensor([ids, positions, slots]).to(self.device, non_blocking=True)
-        packed = Packed(segments, self.arena.storage, table[2])
-        rows = torch.tensor(kept or [0]).to(self.device, non_blocking=True)
-        return self._forward(table[0], table[1], packed, rows)[:num_kept]
+        packed = Packed([segments[i] for i in order], self.arena.storage, table[2])
+        wanted = [kept[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
+        rows = wanted or [0]
+        fill = self.filled(len(rows)) - len(rows)
+        at = torch.tensor(rows + [0] * fill).to(self.device, non_blocking=True)
+        return self.forward_packed(table[0], table[1], packed, at)[: len(wanted)]
 
-    def _forward(
+    def forward_packed(
         self, ids: torch.Tensor, positions: torch.Tensor, packed: Packed, rows: torch.Tensor
     ) -> torch.Tensor:
-        with self.attention():
+        """Logits [rows, V] after the tokens in these rows; all are put into the cache."""
+        if self._fused is not None:
+            return self._fused(ids, positions, packed, rows)
+        with self._attention():
             output = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],
@@ -101,12 +121,12 @@ class Runner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _filled(self, number: int) -> int:
-        assert self.sizes is not None
-        return next(size for size in self.sizes if size >= number)
+    def filled(self, number: int) -> int:
+        """A number of rows, filled up to one that is known to be stable if that is asked for."""
+        return number if self.sizes is None else next(s for s in self.sizes if s >= number)
 
     @contextmanager
-    def attention(self) -> Iterator[None]:
+    def _attention(self) -> Iterator[None]:
         """The model attends our way meanwhile; whoever trains it may have another."""
         before = [config._attn_implementation for config in self._configs]
         try:
@@ -117,27 +137,52 @@ class Runner:
             for config, name in zip(self._configs, before, strict=True):
                 config._attn_implementation = name
 
+    def weights_moved(self) -> bool:
+        """Whether the weights lie elsewhere than before; what reads them by address is void.
+
+        Called when weights may have changed: a trainer may have put other tensors in their place.
+        """
+        before, now = self._addresses, [p.data_ptr() for p in self.model.parameters()]
+        if now != before and self._fused is not None:
+            self._fused = FusedForward(self.model)
+            now = [p.data_ptr() for p in self.model.parameters()]
+        self._addresses = now
+        return now != before
+
+    def _stable_sizes(self) -> list[int] | None:
+        if not self._is_deterministic:
+            return None
+        from transformers.pytorch_utils import Conv1D
+
+        layers: list[tuple[Any, torch.Tensor, int]] = []
+        for module in self.model.modules():
+            if isinstance(module, nn.Linear):
+                layers.append((module, module.weight, module.in_features))
+            elif isinstance(module, Conv1D):
+                layers.append((module, module.weight, module.weight.shape[0]))
+        for _, *joined in self._fused.layers if self._fused is not None else ():
+            layers += [(part, part.weight, part.weight.shape[1]) for part in joined]
+        return stable_sizes(layers)
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.arena.storage.dtype == torch.float32 else 0.1
+
     @torch.no_grad()
-    def _check_against_plain_forward(self) -> None:
-        """Two sequences in chunks must get what a plain forward gives: numbers, not names."""
-        vocabulary = self.model.get_input_embeddings().num_embeddings
-        first = [(7 * i + 3) % vocabulary for i in range(11)]
-        other = [(5 * i + 1) % vocabulary for i in range(4)]
-        regions = [self.arena.take(len(first)), self.arena.take(len(other))]
-        a, b = (region for region in regions if region is not None)
+    def _gap_to_plain_forward(self) -> float:
+        """Of two sequences computed in chunks: believe numbers, not a model's name."""
+        num_words = self.model.get_input_embeddings().num_embeddings
+        first = [(7 * i + 3) % num_words for i in range(11)]
+        other = [(5 * i + 1) % num_words for i in range(4)]
+        a, b = self.arena.take(len(first)) or 0, self.arena.take(len(other)) or 0
         self.forward([Chunk(first[:6], 0, a, False), Chunk(other[:3], 0, b, False)])
         self.forward([Chunk(other[3:], 3, b, False), Chunk(first[6:10], 6, a, False)])
         got = self.forward([Chunk(first[10:], 10, a, True)])[0].float()
+        self.arena.give_back(a)
+        self.arena.give_back(b)
         plain = self.model(torch.tensor([first], device=self.device), use_cache=False)
         expected = plain.logits[0, -1].float()
-        gap = (got - expected).abs().max().item()
-        scale = 1.0 + expected.abs().max().item()
-        for region in (a, b):
-            self.arena.give_back(region)
-        if not gap <= scale * (1e-3 if self.arena.storage.dtype == torch.float32 else 0.1):
-            raise NotImplementedError(
-                f"its logits are {gap:.2g} away from those of a plain forward"
-            )
+        return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
 
 
 def _configs(model: Any) -> list[Any]:

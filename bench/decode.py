@@ -1,0 +1,237 @@
+"""Decoding, side by side in one run: the local engine against transformers' own.
+
+    python bench/decode.py                                   tiny model, CPU, one and many turns
+    python bench/decode.py --model smollm2 --batches 8 32    the shape of SmolLM2-135M
+    python bench/decode.py --device cuda --model smollm2 --batches 64 256
+
+Weights are random: speed does not depend on them, and no text ends early. Each engine samples the
+same number of tokens at temperature 1; local's log-probs are kept, generate's are not asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from turnwise.inference import GenerationRequest, GenerationResult
+from turnwise.inference.local import LocalEngine
+
+SHAPES = {
+    "tiny": {
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "smollm2": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "tie_word_embeddings": True,
+    },
+}
+NUM_TURNS, OBSERVATION, ANSWER = 6, 40, 12
+
+
+@dataclass
+class Work:
+    """What every engine is asked to do."""
+
+    prompts: list[list[int]]
+    num_new: int
+    num_turns: int = 1
+    observation: int = 0
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.prompts) * self.num_turns * self.num_new
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens that a sampled token sees, on average."""
+        per_turn = self.num_new + self.observation
+        return len(self.prompts[0]) + (self.num_turns - 1) * per_turn / 2 + self.num_new / 2
+
+
+def make_work(batch: int, length: int, num_new: int, num_turns: int = 1) -> Work:
+    rng = random.Random(0)
+    prompts = [[rng.randrange(500) for _ in range(length)] for _ in range(batch)]
+    return Work(prompts, num_new, num_turns, OBSERVATION if num_turns > 1 else 0)
+
+
+def observation(turn: int, row: int, length: int) -> list[int]:
+    rng = random.Random(1000 * turn + row)
+    return [rng.randrange(500) for _ in range(length)]
+
+
+def run_local(engine: LocalEngine, work: Work) -> list[tuple[list[int], GenerationResult]]:
+    """Every conversation by itself, none waiting for another; the last turn's prompt and result."""
+
+    async def converse(row: int, prompt: list[int]) -> tuple[list[int], GenerationResult]:
+        ids, result = list(prompt), None
+        for turn in range(work.num_turns):
+            if result is not None:
+                ids += [*result.ids, *observation(turn, row, work.observation)]
+            request = GenerationRequest(ids, work.num_new, seed=100 * row + turn, session=row)
+            result = await engine.sample(request)
+        engine.end_session(row)
+        assert result is not None
+        return ids, result
+
+    async def all_rows() -> list[tuple[list[int], GenerationResult]]:
+        return await asyncio.gather(*(converse(i, p) for i, p in enumerate(work.prompts)))
+
+    return asyncio.run(all_rows())
+
+
+@torch.no_grad()
+def run_generate(model: Any, work: Work) -> None:
+    """All rows in step; every turn computes the whole history again."""
+    rows = [list(prompt) for prompt in work.prompts]
+    for turn in range(work.num_turns):
+        if turn:
+            rows = [r + observation(turn, i, work.observation) for i, r in enumerate(rows)]
+        ids = torch.tensor(rows, device=model.device)
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=work.num_new,
+            min_new_tokens=work.num_new,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        rows = output.tolist()
+
+
+@torch.no_grad()
+def run_generate_batch(model: Any, work: Work) -> None:
+    """transformers' own continuous batching."""
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    config = GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=work.num_new, do_sample=True, eos_token_id=-1, pad_token_id=0
+    )
+    length = len(work.prompts[0]) + work.num_turns * (work.num_new + work.observation)
+    blocks = len(work.prompts) * (length // 32 + 2)
+    batching = ContinuousBatchingConfig(num_blocks=blocks, max_batch_tokens=2048)
+    rows = [list(prompt) for prompt in work.prompts]
+    for turn in range(work.num_turns):
+        if turn:
+            rows = [r + observation(turn, i, work.observation) for i, r in enumerate(rows)]
+        done = model.generate_batch(
+            rows, generation_config=config, continuous_batching_config=batching, progress_bar=False
+        )
+        answers = [output.generated_tokens for output in done.values()]
+        rows = [row + answer for row, answer in zip(rows, answers, strict=True)]
+
+
+def seconds(function: Callable[[], Any], device: str, repeats: int) -> float:
+    """The quickest of a few runs, after one that warms up."""
+    taken = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        function()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - start)
+    return min(taken[1:])
+
+
+def roof(model: Any, work: Work, device: str) -> float:
+    """Tokens/s if a step only read the weights and the cache, at this machine's copying speed."""
+    block = torch.empty(2**28, dtype=torch.uint8, device=device)
+    target = torch.empty_like(block)
+    taken = seconds(lambda: target.copy_(block), device, 5)
+    bandwidth = 2 * block.numel() / taken
+    config = model.config
+    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    size = model.dtype.itemsize
+    weights = sum(p.numel() for p in model.parameters()) * size
+    cache = 2 * config.num_hidden_layers * width * size * work.mean_length
+    return float(len(work.prompts) * bandwidth / (weights + len(work.prompts) * cache))
+
+
+@torch.no_grad()
+def gap(model: Any, ids: list[int], result: GenerationResult) -> float:
+    """Largest distance between the kept log-probs and those of a plain forward."""
+    whole = torch.tensor([[*ids, *result.ids]], device=model.device)
+    log_probs = torch.log_softmax(model(whole).logits[0, len(ids) - 1 : -1].float(), -1)
+    expected = log_probs.gather(1, whole[0, len(ids) :, None]).squeeze(1).cpu()
+    return float((expected - torch.tensor(result.log_probs)).abs().max())
+
+
+def compare(model: Any, name: str, work: Work, options: argparse.Namespace) -> None:
+    device, repeats = options.device, options.repeats
+    engines: dict[str, Callable[[], Any]] = {}
+    locals_ = {"local": LocalEngine(model, deterministic=False)}
+    if options.deterministic:
+        locals_["local, deterministic"] = LocalEngine(model, deterministic=True)
+    for label, engine in locals_.items():
+        engines[label] = lambda engine=engine: run_local(engine, work)  # type: ignore[misc]
+    if not options.only_local:
+        engines["generate"] = lambda: run_generate(model, work)
+    if options.generate_batch:
+        engines["generate_batch"] = lambda: run_generate_batch(model, work)
+    speeds = {label: work.num_sampled / seconds(f, device, repeats) for label, f in engines.items()}
+    most = roof(model, work, device)
+    turns = f"{work.num_turns} turns" if work.num_turns > 1 else "1 turn"
+    for label, speed in speeds.items():
+        ratio = f"{speed / speeds['generate']:6.2f}x" if "generate" in speeds else ""
+        text = f"{name:8} {len(work.prompts):5} x {turns:8} {label:22} {speed:10,.0f} tokens/s"
+        text += f" {ratio}  {100 * speed / most:5.1f} % of the memory roof"
+        if label in locals_:
+            distances = [gap(model, *row) for row in run_local(locals_[label], work)[:8]]
+            text += f"  gap {max(distances):.1e}"
+        print(text, flush=True)
+    for engine in locals_.values():
+        engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", choices=SHAPES, default="tiny")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 256])
+    parser.add_argument("--prompt", type=int, default=128, help="tokens before the first turn")
+    parser.add_argument("--new", type=int, default=128, help="tokens sampled in a single turn")
+    parser.add_argument("--turns", choices=["one", "many", "both"], default="both")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=None)
+    parser.add_argument("--only-local", action="store_true")
+    parser.add_argument("--deterministic", action="store_true", help="what that mode costs")
+    parser.add_argument("--generate-batch", action="store_true", help="continuous batching too")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    dtype = torch.bfloat16 if options.device == "cuda" else torch.float32
+    shape: dict[str, Any] = {**SHAPES[options.model], "max_position_embeddings": 2048}
+    model: Any = LlamaForCausalLM(LlamaConfig(**shape))  # type: ignore[no-untyped-call]
+    model.to(options.device, dtype).eval()
+    where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}")
+    for batch in options.batches:
+        if options.turns != "many":
+            compare(model, options.model, make_work(batch, options.prompt, options.new), options)
+        if options.turns != "one":
+            work = make_work(batch, OBSERVATION, ANSWER, NUM_TURNS)
+            compare(model, options.model, work, options)
+
+
+if __name__ == "__main__":
+    main()

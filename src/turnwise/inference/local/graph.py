@@ -1,0 +1,126 @@
+"""Decoding on a GPU as captured graphs: many steps without a word from Python.
+
+A graph holds one decode step for a fixed number of rows: forward, sampling, and the feedback of
+the sampled token as the next input. The host launches a burst of steps, then reads what was
+sampled; rows that ended within a burst are cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from turnwise.inference.local.attention import Packed
+from turnwise.inference.local.kernels import sample_and_advance
+from turnwise.inference.local.rows import MOST_STEPS, Row
+from turnwise.inference.local.runner import Runner
+from turnwise.inference.local.sampling import seed_of
+from turnwise.inference.worker import Turn
+
+
+class _State:
+    """The device's side of a burst: what a step reads and writes, at fixed addresses."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        def table(kind: torch.dtype, *shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        self.longs = table(torch.int64, 3, size)
+        self.ids, self.positions, self.slots = self.longs
+        self.rows = torch.arange(size, device=device)
+        self.table = table(torch.int32, 4, size)
+        self.table[0] = torch.arange(size)
+        self.table[1] = 1
+        self.pasts = self.table[3]
+        self.num_on = table(torch.int32, 1)
+        self.temperatures = table(torch.float32, size)
+        self.seeds = table(torch.int64, size)
+        self.counts = table(torch.int32, size)
+        self.step = table(torch.int64, 1)
+        self.tokens = table(torch.int32, MOST_STEPS, size)
+        self.log_probs = table(torch.float32, MOST_STEPS, size)
+
+
+class DecodeGraphs:
+    """One captured decode step for each of a few batch sizes, made when it is first needed."""
+
+    def __init__(self, runner: Runner, sizes: Sequence[int]) -> None:
+        self._runner = runner
+        self._sizes = sorted(sizes)
+        self._captured: dict[int, tuple[Any, _State]] = {}
+        self._pool: Any = None
+        self._last: list[tuple[Turn, int, int]] = []
+        """Turn, region and length of each row after the last burst."""
+
+    @torch.no_grad()
+    def decode(
+        self, rows: Sequence[Row], num_steps: int
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Several steps at once: tokens and log-probs, [row][step]."""
+        num_rows = len(rows)
+        size = next(size for size in self._sizes if size >= num_rows)
+        graph, state = self._captured.get(size) or self._capture(size)
+        if not self._goes_on(rows):  # else the device knows where it stands
+            self._load(state, rows, size)
+        state.step.zero_()
+        for _ in range(num_steps):
+            graph.replay()
+        self._last = [(row.turn, row.region, row.past + num_steps) for row in rows]
+        tokens: list[list[int]] = state.tokens[:num_steps, :num_rows].T.tolist()
+        log_probs: list[list[float]] = state.log_probs[:num_steps, :num_rows].T.tolist()
+        return tokens, log_probs
+
+    def _goes_on(self, rows: Sequence[Row]) -> bool:
+        """Whether these are the rows of the last burst, all just as it left them."""
+        return self._last == [(row.turn, row.region, row.past) for row in rows]
+
+    @property
+    def most_rows(self) -> int:
+        return self._sizes[-1]
+
+    def _load(self, state: _State, rows: Sequence[Row], size: int) -> None:
+        spare = self._runner.arena.spare
+        fill = size - len(rows)
+        longs = [
+            [row.token for row in rows] + [0] * fill,
+            [row.past for row in rows] + [0] * fill,
+            [row.region + row.past for row in rows] + [spare] * fill,
+        ]
+        ints = [
+            [row.region for row in rows] + [spare] * fill,
+            [row.past for row in rows] + [0] * fill,
+        ]
+        state.longs.copy_(torch.tensor(longs), non_blocking=True)
+        state.table[2:].copy_(torch.tensor(ints, dtype=torch.int32), non_blocking=True)
+        state.num_on.fill_(len(rows))
+        if rows:
+            heat = torch.tensor([row.turn.request.sampling.temperature for row in rows])
+            state.temperatures[: len(rows)].copy_(heat, non_blocking=True)
+            state.seeds[: len(rows)].copy_(torch.tensor([seed_of(row.turn) for row in rows]))
+            state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
+
+    def _capture(self, size: int) -> tuple[Any, _State]:
+        runner = self._runner
+        state = _State(size, runner.device)
+        self._load(state, [], size)
+        packed = Packed([], runner.arena.storage, state.slots, [(state.table, 1)])
+
+        def step() -> None:
+            logits = runner.forward_packed(state.ids, state.positions, packed, state.rows)
+            sample_and_advance(logits, state)
+            state.step.add_(1)
+
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # kernels are compiled and libraries choose theirs before capture
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            step()
+        self._pool = self._pool or graph.pool()
+        self._captured[size] = (graph, state)
+        return graph, state

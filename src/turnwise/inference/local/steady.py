@@ -1,0 +1,50 @@
+"""Decoding on a CPU: rows that each sample a token a step, planned once for several steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from turnwise.inference.local.attention import Packed, Segment, looked_at, packing_order
+from turnwise.inference.local.rows import Row
+from turnwise.inference.local.runner import Runner
+from turnwise.inference.local.sampling import draw_tokens
+
+
+class SteadyDecode:
+    """The same rows for `num_steps` steps: until one of them needs to look at more memory."""
+
+    def __init__(self, runner: Runner, rows: Sequence[Row]) -> None:
+        self._runner = runner
+        segments = [Segment(row.region, row.past, 1) for row in rows]
+        order = sorted(range(len(rows)), key=lambda i: packing_order(segments[i]))
+        self.rows = [rows[i] for i in order]
+        """In the order of what `step` gives."""
+        segments = [segments[i] for i in order]
+        self.num_steps = min(looked_at(s.past + 1) - s.past for s in segments)
+        fill = runner.filled(len(rows)) - len(rows)
+        segments += [Segment(runner.arena.spare, 0, 1)] * fill
+        table = torch.tensor(
+            [
+                [row.token for row in self.rows] + [0] * fill,
+                [segment.past for segment in segments],
+                [segment.region + segment.past for segment in segments],
+            ]
+        )
+        self._ids, self._positions, self._slots = table
+        self._packed = Packed(segments, runner.arena.storage, self._slots)
+        self._every = torch.arange(len(segments))
+
+    def step(self) -> tuple[list[int], list[float]]:
+        """Sample every row's next token: ids and log-probs, in the order of `rows`."""
+        rows, num_rows = self.rows, len(self.rows)
+        logits = self._runner.forward_packed(self._ids, self._positions, self._packed, self._every)[
+            :num_rows
+        ]
+        ids, log_probs = draw_tokens(logits, [row.turn for row in rows])
+        self._ids[:num_rows] = ids
+        self._positions[:num_rows] += 1
+        self._slots[:num_rows] += 1
+        self._packed.grow(self._positions)
+        return ids.tolist(), log_probs.tolist()
