@@ -19,8 +19,9 @@ MAX_CALLS = 100
 MAX_ARGUMENTS = 500
 # An object costs microseconds even if it is no call, so that many of them add up.
 _MAX_ATTEMPTS = 250
-# Python's JSON reader recurses in C; so many levels fit any stack, whatever the recursion limit.
-_MAX_BRACKETS = 10_000
+# Brackets and commas, of which each may be a value or a level. Python's JSON reader recurses in C:
+# so many levels fit any stack, whatever the recursion limit.
+_MAX_PARTS = 10_000
 
 _EMPTY_FENCE = re.compile(r"```\w*+\s*+```")
 _EMPTY_LIST = re.compile(r"\[[\s,;]*+\]")
@@ -104,8 +105,8 @@ class FormatParser(ActionParser):
 def _beyond_limits(text: str, start: int) -> str | None:
     if len(text) > MAX_LENGTH:
         return f"a turn with calls may have at most {MAX_LENGTH} characters, not {len(text)}"
-    if text.count("{", start) + text.count("[", start) > _MAX_BRACKETS:
-        return f"there are more than {_MAX_BRACKETS} brackets"
+    if sum(text.count(part, start) for part in "{[,") > _MAX_PARTS:
+        return f"there are more than {_MAX_PARTS} brackets and commas"
     return None
 
 
