@@ -1,5 +1,10 @@
 """Tools that a model can call, the registry that calls them, and the parsers that find calls."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from turnwise.tools.base import FunctionTool, Tool
 from turnwise.tools.calculator import CalculatorTool
 from turnwise.tools.calls import ToolCall
@@ -29,10 +34,29 @@ from turnwise.tools.parsers import (
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.results import ToolFailure, ToolResult
 
+if TYPE_CHECKING:
+    from turnwise.tools.mcp_source import MCPTools
+    from turnwise.tools.python_code import CodeLimits, PythonCodeTool
+
+# Looked up when first used: few programs need them, and they import a good deal.
+_LATER = {
+    "CodeLimits": "turnwise.tools.python_code",
+    "MCPTools": "turnwise.tools.mcp_source",
+    "PythonCodeTool": "turnwise.tools.python_code",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "PARSERS",
     "ActionParser",
     "CalculatorTool",
+    "CodeLimits",
     "DeepSeekParser",
     "DeepSeekV31Parser",
     "EnvironmentStepTool",
@@ -42,10 +66,12 @@ __all__ = [
     "HermesParser",
     "JSONActionParser",
     "LlamaParser",
+    "MCPTools",
     "MistralArgsParser",
     "MistralParser",
     "ParseOutcome",
     "ParseResult",
+    "PythonCodeTool",
     "QwenCoderParser",
     "ReActActionParser",
     "Tool",

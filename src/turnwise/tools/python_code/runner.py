@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from turnwise.tools.python_code.jail.namespaces import WORK_FOLDER
+from turnwise.tools.python_code.jail import WORK_FOLDER
 from turnwise.tools.python_code.limits import CodeLimits
 from turnwise.tools.python_code.output import OutputKeeper
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from . import system
+from . import WORK_FOLDER, system
 
 _SPACES = (
     system.CLONE_NEWNS
@@ -18,8 +18,6 @@ _SPACES = (
     | system.CLONE_NEWIPC
     | system.CLONE_NEWUTS
 )
-WORK_FOLDER = "/sandbox"
-
 _NOBODY = 65534
 # Root gives each run a user of its own, so that runs at the same time share no limit.
 _FIRST_USER = 0x70000000

@@ -1,0 +1,314 @@
+"""`MCPTools`: the tools of an MCP server, over stdio or HTTP.
+
+The connection lives on an event loop in a thread of its own, so that the tools can be called from
+ordinary code and from any event loop, and closed from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, suppress
+from typing import IO, Any, Self
+
+from turnwise.deadlines import call_with_deadline
+from turnwise.errors import MissingExtraError, ToolError, import_extra
+from turnwise.tools.base import Tool
+from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.marks import DEFAULT_TIMEOUT
+from turnwise.tools.results import DEFAULT_MAX_OUTPUT, one_line
+
+_START_SECONDS = 60.0
+_CLOSE_SECONDS = 20.0
+_SHOWN_LOG = 300
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
+
+Connect = Callable[[AsyncExitStack, IO[str]], Any]
+"""Makes what `mcp.Client` takes. The stack closes what it needs; the file takes a server's log."""
+
+
+class _ServerLog:
+    """The end of what a server writes to stderr; the rest is let go."""
+
+    def __init__(self) -> None:
+        self._source, sink = os.pipe()
+        self.file = os.fdopen(sink, "w")
+        self._tail = b""
+        self._thread = threading.Thread(target=self._follow, name="turnwise: MCP log", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        with os.fdopen(self._source, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(1 << 16):
+                self._tail = (self._tail + chunk)[-_SHOWN_LOG:]
+
+    def last_words(self) -> str:
+        """Of a server that has ended: why, if it said so."""
+        self._thread.join(1.0)
+        words = " ".join(self._tail.decode(errors="replace").split())
+        return f" It wrote: {words}" if words else ""
+
+
+class MCPTool(Tool):
+    """One tool of an MCP server; its schema is the server's."""
+
+    def __init__(self, source: MCPTools, described: Any) -> None:
+        self._source = source
+        self._name = described.name
+        self.name = source.prefix + _NOT_IN_NAMES.sub("_", described.name)[:64]
+        self.description = described.description or ""
+        self.parameters = described.input_schema
+        self.timeout = source.timeout
+        self.max_output = source.max_output
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(self.name, self.description, dict(self.parameters or {}))
+
+    async def execute(self, **params: Any) -> Any:
+        return await self._source.call(self._name, params)
+
+
+class MCPTools:
+    """The tools of an MCP server. Made by `stdio` or `http`, used with `with` or `async with`.
+
+        with MCPTools.stdio("python", ["server.py"]) as source:
+            registry.register_all(source.tools)
+
+    `prefix` goes before the names of its tools, for servers that share some; `timeout` and
+    `max_output` are those of each tool. When the server is gone, calls fail and `status` says so.
+    """
+
+    def __init__(
+        self,
+        connect: Connect,
+        name: str,
+        *,
+        prefix: str = "",
+        timeout: float | None = DEFAULT_TIMEOUT,
+        max_output: int = DEFAULT_MAX_OUTPUT,
+    ) -> None:
+        self.name = name
+        self.prefix = prefix
+        self.timeout = timeout
+        self.max_output = max_output
+        self.status = "not opened yet"
+        """`open`, or why it is not."""
+        self._connect = connect
+        self._client: Any = None
+        self._tools: list[MCPTool] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._log: _ServerLog
+
+    @classmethod
+    def stdio(
+        cls,
+        command: str,
+        args: Sequence[str] = (),
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        **settings: Any,
+    ) -> Self:
+        """A server that is a program; it is started and ended here.
+
+        Of our environment it gets PATH, HOME and the like, and what `env` says.
+        """
+        mcp = _import_mcp()
+        parameters = mcp.StdioServerParameters(
+            command=command, args=list(args), env=dict(env) if env else None, cwd=cwd
+        )
+
+        def connect(stack: AsyncExitStack, log: IO[str]) -> Any:
+            return mcp.stdio_client(parameters, errlog=log)
+
+        name = " ".join([os.path.basename(command), *args])
+        return cls(connect, name if len(name) <= 60 else f"{name[:57]}...", **settings)
+
+    @classmethod
+    def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **settings: Any) -> Self:
+        """A server that runs elsewhere, by its address (streamable HTTP)."""
+        _import_mcp()
+        transport = import_extra("mcp.client.streamable_http", "mcp")
+        web = import_extra("httpx2", "mcp")
+
+        def connect(stack: AsyncExitStack, log: IO[str]) -> Any:
+            # A stream may stay silent for as long as a tool works; the tools have limits.
+            client = web.AsyncClient(
+                headers=dict(headers or {}), timeout=web.Timeout(30, read=None)
+            )
+            stack.push_async_callback(client.aclose)
+            return transport.streamable_http_client(url, http_client=client)
+
+        return cls(connect, url, **settings)
+
+    @property
+    def tools(self) -> list[MCPTool]:
+        """What the server offers; empty until it is open."""
+        return list(self._tools)
+
+    def open(self) -> Self:
+        """Connect and ask for the tools; a `ToolError` says why that failed.
+
+        After the server was lost this connects anew, and the same tools work again.
+        """
+        if self._client is not None and self.status == "open":
+            return self
+        self.close()
+        ready: Future[None] = Future()
+        self._log = _ServerLog()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(ready, self._log.file),
+            name=f"turnwise: MCP {self.name}"[:60],
+            daemon=True,
+        )
+        self._thread.start()
+        try:
+            ready.result()  # what it waits for has a deadline
+        except Exception as error:
+            self.close()
+            why = _reason(error) or f"it did not answer within {_START_SECONDS:g} s."
+            self.status = f"failed to open: {why}"
+            raise ToolError(
+                f"the MCP server {self.name!r} could not be reached: {why}{self._log.last_words()}"
+            ) from error
+        finally:
+            self._log.file.close()  # the server has its own end of it
+        return self
+
+    def close(self) -> None:
+        """Disconnect, and end a server that was started here. May be called twice."""
+        if self._thread is None:
+            return
+        if self._loop is not None and self._stop is not None:
+            with suppress(RuntimeError):  # the loop has ended by itself
+                self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(_CLOSE_SECONDS)
+        self._thread = None
+        self.status = "closed"
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        await call_with_deadline(self.open, timeout=None, waiting_for=f"MCP server {self.name}")
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await call_with_deadline(self.close, timeout=None, waiting_for=f"MCP server {self.name}")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # a connection cannot be copied; copies of a registry share it
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call a tool of the server by the name that the server gave it."""
+        client, loop = self._client, self._loop
+        if client is None or loop is None:
+            raise ConnectionError(f"the MCP server {self.name!r} is not there: {self.status}")
+        work = client.call_tool(name, dict(arguments))
+        try:
+            # Cancelling this, at a deadline for one, cancels the call at the server too.
+            answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
+        except Exception as error:
+            if _is_refusal(error):
+                raise ToolError(_reason(error)) from error
+            words = await call_with_deadline(
+                self._log.last_words, timeout=None, waiting_for="the server's log"
+            )
+            self.status = f"lost: {_reason(error)}{words}"
+            raise ConnectionError(
+                f"the MCP server {self.name!r} broke down during the call: {_reason(error)}"
+            ) from error
+        return _read_answer(answer)
+
+    def _run(self, ready: Future[None], log: IO[str]) -> None:
+        try:
+            asyncio.run(self._serve(ready, log))
+        except BaseException as error:  # nobody may wait for a thread that has ended
+            if not ready.done():
+                ready.set_exception(error)
+            self.status = f"lost: {_reason(error)}"
+
+    async def _serve(self, ready: Future[None], log: IO[str]) -> None:
+        """The life of the connection, in one task: what opens it must close it."""
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        try:
+            async with AsyncExitStack() as stack:
+                async with asyncio.timeout(_START_SECONDS):
+                    client = _import_mcp().Client(self._connect(stack, log))
+                    await stack.enter_async_context(client)
+                    self._tools = [MCPTool(self, found) for found in await _list_tools(client)]
+                self._client = client
+                self.status = "open"
+                ready.set_result(None)
+                await self._stop.wait()
+                self._client = None  # no more calls while it is being closed
+        finally:
+            self._client = None
+
+
+async def _list_tools(client: Any) -> list[Any]:
+    found: list[Any] = []
+    cursor: str | None = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        found += page.tools
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+def _read_answer(answer: Any) -> Any:
+    """The text of an answer; a server's own error is told to the model."""
+    pieces = [_read_block(block) for block in answer.content]
+    text = "\n".join(pieces)
+    if answer.is_error:
+        raise ToolError(text or "the tool failed and did not say why")
+    return text if pieces else answer.structured_content
+
+
+def _read_block(block: Any) -> str:
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource":
+        return str(getattr(block.resource, "text", None) or f"[resource {block.resource.uri}]")
+    if block.type == "resource_link":
+        return f"[resource {block.uri}]"
+    return f"[{block.type} {block.mime_type}, not shown]"
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the server said no, rather than that there is no server any more."""
+    code = getattr(error, "code", None)
+    return isinstance(code, int) and code != import_extra("mcp.types", "mcp").CONNECTION_CLOSED
+
+
+def _reason(error: BaseException) -> str:
+    """A few words; of a group of errors, the first that says something."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = one_line(str(error))
+    if not text:
+        return "" if isinstance(error, TimeoutError) else type(error).__name__
+    return f"{text.rstrip('.')}."
+
+
+def _import_mcp() -> Any:
+    mcp = import_extra("mcp", "mcp")
+    if not hasattr(mcp, "Client"):
+        raise MissingExtraError(
+            "this needs version 2 of mcp, an older one is installed. "
+            "Install it with: pip install 'turnwise[mcp]'"
+        )
+    return mcp
