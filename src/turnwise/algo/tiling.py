@@ -8,6 +8,8 @@ never exist in full, which is several times faster on a CPU and takes less memor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 
@@ -24,3 +26,13 @@ def row_tiles(tensor: torch.Tensor, num_parts: int = 1) -> Iterator[slice]:
     step = max(1, size // num_parts // max(1, row_length))
     for start in range(0, num_rows, step):
         yield slice(start, min(start + step, num_rows))
+
+
+def has_kernels(tensor: torch.Tensor) -> bool:
+    """Whether a chain of steps can be one kernel: on a GPU with Triton, in float32 or less."""
+    return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -19,7 +19,7 @@ import torch
 from turnwise.algo.groups import GroupIndex, Groups
 from turnwise.algo.masked import RowMask, as_mask, keep, masked_row_sum, masked_whiten_, wide
 from turnwise.algo.recurrence import discounted_suffix_sum, suffix_sum_tile
-from turnwise.algo.tiling import row_tiles
+from turnwise.algo.tiling import has_kernels, row_tiles
 from turnwise.errors import ConfigError
 
 
@@ -226,8 +226,12 @@ def compute_remax_advantage(
     """
     mask = as_mask(response_mask)
     rewards = wide(token_level_rewards)
-    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    if has_kernels(rewards) and rewards.numel():
+        from turnwise.algo.advantages.remax_kernel import remax_on_gpu
+
+        return remax_on_gpu(rewards, mask, reward_baselines)
     baselines = reward_baselines.to(rewards.dtype)[:, None]
+    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
     for rows in row_tiles(rewards):
         tile = RowMask(mask[rows], rewards.dtype)
         sums = tile.keep_(suffix_sum_tile(tile.keep(rewards[rows]), tile, 1.0))

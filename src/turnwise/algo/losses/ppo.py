@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any, Unpack
 
 import torch
@@ -16,7 +15,8 @@ from turnwise.algo.losses.policy import (
     log_ratio,
     policy_loss,
 )
-from turnwise.algo.losses.tiled import Kernel, Metrics, TokenTerms
+from turnwise.algo.losses.tiled import Kernel, KernelTerms, Metrics, TokenTerms
+from turnwise.algo.tiling import has_kernels
 from turnwise.errors import ConfigError
 
 
@@ -86,22 +86,28 @@ def compute_policy_loss(
 
 def _gpu_kernel(log_probs: torch.Tensor, clip: tuple[float, float, float]) -> Kernel | None:
     """All of it as one kernel, where Triton can make one."""
-    if not log_probs.is_cuda or log_probs.dtype == torch.float64 or find_spec("triton") is None:
+    if not has_kernels(log_probs):
         return None
-    from turnwise.algo.losses.ppo_kernel import ppo_sums
+    from turnwise.algo.losses.ppo_kernel import ppo_terms
 
     def run(
         log_probs: torch.Tensor,
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
-        row_weights: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor, Metrics]:
-        gradient, sums = ppo_sums(
+        row_weights: torch.Tensor | None,
+    ) -> KernelTerms:
+        gradient, totals = ppo_terms(
             log_probs, old_log_probs, advantages, mask, row_weights, clip, MAX_LOG_RATIO
         )
-        names = ("clip_fraction", "clip_fraction_lower", "kl", "ratio")
-        return gradient, sums[0], dict(zip(names, sums[1:], strict=True))
+        loss, clip_fraction, clip_fraction_lower, kl, ratio, factor = totals.unbind()
+        metrics = {
+            "clip_fraction": clip_fraction,
+            "clip_fraction_lower": clip_fraction_lower,
+            "kl": kl,
+            "ratio": ratio,
+        }
+        return KernelTerms(gradient, factor, loss, metrics)
 
     return run
 

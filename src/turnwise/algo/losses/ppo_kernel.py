@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 _BLOCK = 1024
-_NUM_SUMS = 5  # loss, clip fraction, its lower part, kl, ratio
+_NUM_SUMS = 6  # loss, clip fraction, its lower part, kl, ratio, tokens
 
 
 # Triton reads annotations as its own, so that the arguments have none: pointers, then numbers.
@@ -32,6 +32,7 @@ def _ppo(  # type: ignore[no-untyped-def]
     dual,
     max_log_ratio,
     block: tl.constexpr,
+    is_weighted: tl.constexpr,
 ):
     place = tl.program_id(0) * block + tl.arange(0, block)
     inside = place < size
@@ -39,7 +40,6 @@ def _ppo(  # type: ignore[no-untyped-def]
     log_prob = tl.load(log_probs + place, mask=counts, other=0.0).to(tl.float32)
     old = tl.load(old_log_probs + place, mask=counts, other=0.0).to(tl.float32)
     cost = -tl.load(advantages + place, mask=counts, other=0.0).to(tl.float32)
-    weight = tl.load(row_weights + place // row_length, mask=counts, other=0.0)
     log_ratio = tl.minimum(tl.maximum(log_prob - old, -max_log_ratio), max_log_ratio)
     ratio = tl.exp(log_ratio)
     plain = cost * ratio
@@ -49,26 +49,52 @@ def _ppo(  # type: ignore[no-untyped-def]
     bound = tl.maximum(cost, 0.0) * dual
     cut_lower = pessimistic > bound
     slope = tl.where(cut | cut_lower, 0.0, plain)
-    tl.store(gradient + place, slope * weight, mask=inside)
-    out = sums + tl.program_id(0) * 5
-    tl.store(out, tl.sum(tl.minimum(pessimistic, bound) * weight))
+    loss = tl.minimum(pessimistic, bound)
+    if is_weighted:
+        weight = tl.load(row_weights + place // row_length, mask=counts, other=0.0)
+        slope *= weight
+        loss *= weight
+    tl.store(gradient + place, slope, mask=inside)
+    out = sums + tl.program_id(0) * 6
+    tl.store(out, tl.sum(loss))
     tl.store(out + 1, tl.sum(tl.where(counts & cut, 1.0, 0.0)))
     tl.store(out + 2, tl.sum(tl.where(counts & cut_lower, 1.0, 0.0)))
     tl.store(out + 3, tl.sum(tl.where(counts, -log_ratio, 0.0)))
     tl.store(out + 4, tl.sum(tl.where(counts, ratio, 0.0)))
+    tl.store(out + 5, tl.sum(tl.where(counts, 1.0, 0.0)))
 
 
-def ppo_sums(
+@triton.jit  # type: ignore[untyped-decorator]
+def _totals(  # type: ignore[no-untyped-def]
+    sums, totals, num_blocks, block: tl.constexpr, is_weighted: tl.constexpr
+):
+    """Means of the sums, and what is left to multiply the gradient by."""
+    column = tl.arange(0, 8)
+    total = tl.zeros([8], tl.float64)
+    for start in range(0, num_blocks, block):
+        row = start + tl.arange(0, block)
+        inside = (row < num_blocks)[:, None] & (column < 6)[None, :]
+        cells = sums + row[:, None] * 6 + column[None, :]
+        total += tl.sum(tl.load(cells, mask=inside, other=0.0).to(tl.float64), 0)
+    tokens = tl.sum(tl.where(column == 5, total, 0.0), 0)
+    share = 1.0 / tl.maximum(tokens, 1.0)
+    means = tl.where((column == 0) & is_weighted, total, total * share)
+    means = tl.where(column == 5, tl.where(is_weighted, 1.0, share), means)
+    tl.store(totals + column, means.to(tl.float32), mask=column < 6)
+
+
+def ppo_terms(
     log_probs: torch.Tensor,
     old_log_probs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    row_weights: torch.Tensor,
+    row_weights: torch.Tensor | None,
     clip: tuple[float, float, float],
     max_log_ratio: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradient [B, T], and the sums [5] of loss, clip fractions, kl and ratio.
+    """The gradient [B, T] up to a factor, and [6]: loss, clip fractions, kl, ratio, that factor.
 
+    Without `row_weights` the loss is the mean over the tokens; their number is counted on the way.
     `clip` is (1 − ε_low, 1 + ε_high, c). Sums are added block by block, always in the same order.
     """
     log_probs, old_log_probs, advantages = (
@@ -77,12 +103,14 @@ def ppo_sums(
     gradient = torch.empty_like(log_probs)
     num_blocks = triton.cdiv(log_probs.numel(), _BLOCK)
     sums = torch.empty(num_blocks, _NUM_SUMS, device=log_probs.device)
+    totals = torch.empty(_NUM_SUMS, device=log_probs.device)
+    is_weighted = row_weights is not None
     _ppo[(num_blocks,)](
         log_probs,
         old_log_probs,
         advantages,
         mask.contiguous().view(torch.uint8),
-        row_weights.float().contiguous(),
+        sums if row_weights is None else row_weights.float().contiguous(),
         gradient,
         sums,
         log_probs.numel(),
@@ -90,5 +118,7 @@ def ppo_sums(
         *clip,
         max_log_ratio,
         block=_BLOCK,
+        is_weighted=is_weighted,
     )
-    return gradient, sums.sum(0, dtype=torch.float64).float()
+    _totals[(1,)](sums, totals, num_blocks, block=256, is_weighted=is_weighted)
+    return gradient, totals

@@ -41,10 +41,21 @@ constants are copies, which may be overwritten.
 """
 
 
-Kernel: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor, Metrics]]
-"""The same for a whole batch at once, where a device has a faster way.
+class KernelTerms(NamedTuple):
+    """What a kernel says about a whole batch."""
 
-(variable, *constants, mask, row_weights) -> (gradient [B, T], loss, sums of the metrics).
+    gradient: torch.Tensor
+    """[B, T], up to `factor`."""
+    factor: torch.Tensor
+    loss: torch.Tensor
+    metrics: Metrics
+    """Means over the tokens."""
+
+
+Kernel: TypeAlias = Callable[..., KernelTerms]
+"""A loss for a whole batch at once, where a device has a faster way.
+
+(variable, *constants, mask, row_weights) -> terms. Without row weights, the mean over the tokens.
 """
 
 
@@ -64,9 +75,14 @@ def tiled_loss(
     importance weights.
     """
     mask = as_mask(mask)
+    if kernel is not None and importance_weights is None:
+        is_mean = mode == "token-mean" and (totals is None or not totals.num_tokens)
+        row_factors = None if is_mean else row_weights(mask, mode, totals)
+        terms = kernel(variable, *constants, mask, row_factors)
+        kernel_loss: torch.Tensor = _KernelLoss.apply(variable, terms)  # type: ignore[no-untyped-call]
+        return kernel_loss, terms.metrics
     weights = row_weights(mask, mode, totals)
-    kernel = kernel if importance_weights is None else None
-    work = _Work(token_loss, constants, mask, weights, importance_weights, kernel)
+    work = _Work(token_loss, constants, mask, weights, importance_weights)
     loss: torch.Tensor = _TiledLoss.apply(variable, work)  # type: ignore[no-untyped-call]
     means = torch.stack(list(work.sums.values())) / mask.sum().clamp(min=1) if work.sums else ()
     return loss, dict(zip(work.sums, means, strict=True))
@@ -82,14 +98,12 @@ class _Work:
         mask: torch.Tensor,
         row_weights: torch.Tensor,
         importance_weights: torch.Tensor | None,
-        kernel: Kernel | None,
     ) -> None:
         self.token_loss = token_loss
         self.constants = [x.detach() for x in constants]
         self.mask = mask
         self.row_weights = row_weights
         self.importance_weights = importance_weights
-        self.kernel = kernel
         self.sums: Metrics = {}
 
     @torch.no_grad()
@@ -97,12 +111,8 @@ class _Work:
         self, variable: torch.Tensor, needs_gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """The loss, and its gradient if that is asked for."""
-        if self.kernel is None:
-            gradient = torch.empty_like(variable) if needs_gradient else None
-            return self._run_tiles(variable, gradient), gradient
-        inputs = (variable, *self.constants, self.mask, self.row_weights)
-        gradient, loss, self.sums = self.kernel(*inputs)
-        return loss, gradient
+        gradient = torch.empty_like(variable) if needs_gradient else None
+        return self._run_tiles(variable, gradient), gradient
 
     def _run_tiles(self, variable: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
         dtype = torch.promote_types(variable.dtype, torch.float32)
@@ -144,3 +154,16 @@ class _TiledLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad_output, None
+
+
+class _KernelLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, variable: torch.Tensor, terms: KernelTerms) -> torch.Tensor:
+        ctx.save_for_backward(terms.gradient, terms.factor)
+        return terms.loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+        gradient, factor = ctx.saved_tensors
+        return gradient * (grad_output * factor), None
