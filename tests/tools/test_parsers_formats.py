@@ -186,6 +186,7 @@ def test_no_call(name: str, text: str) -> None:
         ("json", "{'tool': 'buy', 'arguments': {}}", "double quotes"),
         ("json", '{"tool": "buy", "arguments": ["tea"]}', "must be an object, got a list"),
         ("json", '{"tool": "buy", "arguments": "tea"}', 'must be an object, got "tea"'),
+        ("json", '{"tool": "buy", "arguments": "{} or so"}', 'got "{} or so"'),
         ("json", '{"tool": {"name": "buy"}, "arguments": {}}', '"tool" must be the name'),
         ("json", '{"tool": "", "arguments": {}}', '"tool" must be the name of a tool, got ""'),
         ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" beside "arguments"'),
@@ -222,6 +223,7 @@ def test_no_call(name: str, text: str) -> None:
         ("deepseek", "<｜tool▁calls▁begin｜>buy", "no <｜tool▁call▁begin｜> after"),
         ("deepseek", "<｜tool▁call▁begin｜>buy", "no <｜tool▁sep｜> after"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n", "the call has no name"),
+        ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json\n{}", "has no name"),
         ("glm", "<tool_call></tool_call>", "no name of a tool"),
         ("glm", "<tool_call>buy", "buy is not closed with </tool_call>"),
         ("glm", "<tool_call>buy<arg_key>item</tool_call>", "item is not closed with </arg_key>"),
@@ -238,6 +240,18 @@ def test_malformed_says_why_and_how_to_write_it(name: str, text: str, reason: st
     assert reason in why
     assert parser.parse(how).calls == [ToolCall("name", {"key": "value"})]
     assert result.text == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("json", '{"tool": "write", "arguments": {"text": "two\nlines\t."}}'),
+        ("react", 'Action: write\nAction Input: {"text": "two\nlines\t."}'),
+        ("deepseek", '<｜tool▁call▁begin｜>write<｜tool▁sep｜>{"text": "two\nlines\t."}'),
+    ],
+)
+def test_plain_line_breaks_in_strings_are_read(name: str, text: str) -> None:
+    assert get_parser(name).parse(text).calls == [ToolCall("write", {"text": "two\nlines\t."})]
 
 
 def test_a_made_up_observation_ends_the_turn() -> None:

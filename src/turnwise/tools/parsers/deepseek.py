@@ -42,7 +42,7 @@ class DeepSeekParser(FormatParser):
         if not text.startswith(_SEPARATOR, position):
             return Attempt(position, problem=f"there is no {_SEPARATOR} after {_CALL}")
         position = skip_space(text, position + len(_SEPARATOR))
-        if name == "function" and not text.startswith(("{", "```"), position):
+        if name == "function" and not text.startswith("{", position):
             name, position = read_name(text, position)
         if not name:
             return Attempt(position, problem="the call has no name")

@@ -113,7 +113,7 @@ def call_from_object(value: dict[str, Any], name_keys: tuple[str, ...]) -> ToolC
         if argument_key is None:
             return None
         return f'there is no "{name_keys[0]}" beside "{argument_key}"'
-    if "description" in value:
+    if "description" in value and _is_schema(value.get("parameters")):
         return None  # the definition of a tool, repeated
     if argument_key is None and not value.keys() <= {name_key, "type", "id"}:
         # {"name": "Ann", "age": 3} is data; {"tool": ...} is meant as a call.
@@ -122,6 +122,10 @@ def call_from_object(value: dict[str, Any], name_keys: tuple[str, ...]) -> ToolC
     if not isinstance(name, str) or not name:
         return f'"{name_key}" must be the name of a tool, got {shorten(name)}'
     return make_call(name, {} if argument_key is None else value[argument_key])
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("type") == "object"
 
 
 def make_call(name: str, arguments: Any) -> ToolCall | str:

@@ -12,7 +12,7 @@ from turnwise.tools.parsers.json_text import check_name, read_json, write_json
 
 _SAFE = re.compile(r"[\w./-]++")
 # Markdown before and after a name is not part of it.
-_BARE = re.compile(r'[ \t*`]*+([^<>\[{\n"`]*+)')
+_BARE = re.compile(r'[ \t*]*+`?+([^<>\[{\n"`]*+)')
 _AFTER = " \t\r*"
 
 

@@ -85,22 +85,21 @@ def _type_of(value: Any) -> frozenset[str]:
     return frozenset({names.get(type(value), "array")})
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int = 8) -> frozenset[str] | None:
-    """The types that a schema allows; None: it does not say."""
+def _types(schema: Any, root: Mapping[str, Any], depth: int = 4) -> frozenset[str] | None:
+    """The types that a schema allows; None: it does not say, or one would have to look deep."""
     if not isinstance(schema, Mapping) or depth == 0:
         return None
     reference = schema.get("$ref")
     if isinstance(reference, str):
         named = root.get("$defs", {}).get(reference.removeprefix("#/$defs/"))
         return _types(named, root, depth - 1)
-    options = schema.get("anyOf") or schema.get("oneOf")
-    if options:
-        several = [_types(option, root, depth - 1) for option in options]
-        return None if None in several else frozenset().union(*(s for s in several if s))
-    kinds = schema.get("type")
-    if kinds is None and "enum" in schema:
-        texts = all(isinstance(option, str) for option in schema["enum"])
-        return frozenset({"string"}) if texts else None
-    if isinstance(kinds, str):
-        return frozenset({kinds})
-    return frozenset(kinds) if kinds else None
+    found: frozenset[str] = frozenset()
+    for option in schema.get("anyOf") or schema.get("oneOf") or ():
+        types = _types(option, root, depth - 1)
+        if types is None:
+            return None
+        found |= types
+    kinds = schema.get("type", ())
+    if not kinds and all(isinstance(option, str) for option in schema.get("enum", (None,))):
+        kinds = "string"
+    return found | frozenset({kinds} if isinstance(kinds, str) else kinds) or None
