@@ -9,11 +9,12 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
+
+from inference.sglang_answers import Run
 
 
 class Refused(ValueError):
@@ -22,22 +23,6 @@ class Refused(ValueError):
 
 class Exited(Exception):
     """Nobody is there any more."""
-
-
-@dataclass
-class Run:
-    """A request while it is sampled."""
-
-    rid: str
-    ids: list
-    params: dict
-    body: dict
-    max_new: int
-    started: float = field(default_factory=time.time)
-    output: list = field(default_factory=list)
-    entries: list = field(default_factory=list)
-    tops: list = field(default_factory=list)
-    is_aborted: bool = False
 
 
 class TinySGLang:
@@ -121,13 +106,13 @@ class TinySGLang:
             if any(not 0 <= i < self.vocab_size for i in ids):
                 self._exit()
             logits, inputs, num_cached = self._prefill(run)
-            meta = self._meta(run, inputs, num_cached)
-            is_first = True
+            run.begin(inputs, num_cached, self.weight_version)
+            is_first, only_new = True, self.is_incremental and bool(body.get("stream"))
             while True:
                 self._sample(run, logits)
                 finish = self._finish(run)
                 if body.get("stream") or finish:
-                    yield self._chunk(run, meta, finish, is_first=is_first)
+                    yield run.chunk(self.tokenizer, finish, is_first=is_first, only_new=only_new)
                     is_first = False
                 if finish:
                     return
@@ -250,47 +235,6 @@ class TinySGLang:
         if len(run.output) >= run.max_new:
             return {"type": "length", "length": run.max_new}
         return None
-
-    # Answers.
-
-    def _meta(self, run, inputs, num_cached):
-        meta = {
-            "id": run.rid,
-            "finish_reason": None,
-            "prompt_tokens": len(run.ids),
-            "weight_version": self.weight_version,
-            "num_retractions": 0,
-        }
-        if run.body.get("return_logprob"):
-            meta |= {"input_token_logprobs": inputs[0], "output_token_logprobs": []}
-            meta["output_token_logprobs_length"] = 0
-            if run.body.get("top_logprobs_num"):
-                meta |= {"input_top_logprobs": inputs[1], "output_top_logprobs": []}
-        details = {"device": num_cached, "host": 0} if num_cached else None
-        return meta | {
-            "reasoning_tokens": 0,
-            "completion_tokens": 0,
-            "cached_tokens": num_cached,
-            "cached_tokens_details": details,
-            "dp_rank": None,
-        }
-
-    def _chunk(self, run, meta, finish, *, is_first):
-        text = self.tokenizer.decode(run.output, skip_special_tokens=True)
-        if finish and isinstance(finish.get("matched"), str):
-            text = text[: text.find(finish["matched"])]
-        begin = len(run.output) - 1 if self.is_incremental and run.body.get("stream") else 0
-        meta = {**meta, "finish_reason": finish, "completion_tokens": len(run.output)}
-        if "output_token_logprobs" in meta:
-            meta["output_token_logprobs"] = run.entries[begin:]
-            meta["output_token_logprobs_length"] = len(run.entries[begin:])
-        if "output_top_logprobs" in meta:
-            meta["output_top_logprobs"] = run.tops[begin:]
-        if finish:
-            meta["e2e_latency"] = time.time() - run.started
-        if is_first:
-            meta["response_sent_to_client_ts"] = time.time()
-        return {"text": text, "output_ids": run.output[begin:], "meta_info": meta}
 
     # Control.
 

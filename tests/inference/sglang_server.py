@@ -12,8 +12,7 @@ class SGLangServer:
 
     def __init__(self, runtime, api_key=None):
         self.runtime, self.calls, self.api_key = runtime, [], api_key
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.owner = self
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
@@ -28,6 +27,11 @@ class SGLangServer:
 
     def asked(self, path):
         return [body for called, body in self.calls if called == path]
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256  # requests that come at once
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -74,7 +74,7 @@ class Engine:
         runtime = TinySGLang(make_model(), TOKENIZER, kwargs["model_path"])
         runtime.is_deterministic = kwargs.get("enable_deterministic_inference", False)
         self.tokenizer_manager = TokenizerManager(runtime)
-        self.loop = asyncio.get_event_loop_policy().get_event_loop()
+        self.loop = asyncio.new_event_loop()
         Engine.made = self
 
     def get_server_info(self):

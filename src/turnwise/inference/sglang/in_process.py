@@ -18,7 +18,8 @@ class SGLangInferenceEngine(SGLangEngine):
     """`sglang.Engine` on the GPUs of this machine; it lives as long as this engine.
 
     `engine_options` go to it as they are, such as `mem_fraction_static=0.5`, or
-    `enable_deterministic_inference=True` for seeds that count.
+    `enable_deterministic_inference=True` for seeds that count. Closing it ends every process that
+    this one has started, whosever it is: so `sglang.Engine` does it.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class SGLangInferenceEngine(SGLangEngine):
     def _connect(self) -> Mapping[str, Any]:
         # Its processes end with the thread that starts them, so it is started in ours.
         self._engine = self._sglang.Engine(**self._options)
+        self._engine.loop = self._loop  # it is tied to the first loop that it runs in
         info: Mapping[str, Any] = self._engine.get_server_info()
         return info
 
