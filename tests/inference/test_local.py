@@ -80,7 +80,7 @@ def count_computed(engine, monkeypatch):
     forward, counts = engine._runner.forward_packed, []
 
     def count(ids, positions, packed, rows):
-        counts.append(int((packed.slots < engine._arena.spare).sum()))
+        counts.append(int((packed.slots < engine._runner.arena.spare).sum()))
         return forward(ids, positions, packed, rows)
 
     monkeypatch.setattr(engine._runner, "forward_packed", count)
@@ -104,7 +104,7 @@ def test_eviction_and_preemption_change_nothing_but_the_work(deterministic):
     model = make_model()
     roomy = LocalEngine(model, deterministic=deterministic)
     tight = LocalEngine(model, deterministic=deterministic, cache_tokens=256)
-    assert tight._arena.num_tokens == 256
+    assert tight._runner.arena.num_tokens == 256
     expected, got = flat(converse_all(roomy, 12)), flat(converse_all(tight, 12))
     for a, b in zip(expected, got, strict=True):
         assert list(a.ids) == list(b.ids)
@@ -113,18 +113,18 @@ def test_eviction_and_preemption_change_nothing_but_the_work(deterministic):
 
 def test_the_cache_never_exceeds_its_budget(monkeypatch):
     engine = LocalEngine(make_model(), cache_tokens=512)
-    most, take = [], engine._arena.take
+    most, take = [], engine._runner.arena.take
 
     def watch(num_tokens):
         region = take(num_tokens)
         most.append(engine.cache_in_use)
         return region
 
-    monkeypatch.setattr(engine._arena, "take", watch)
-    before = engine._arena.storage.data_ptr()
+    monkeypatch.setattr(engine._runner.arena, "take", watch)
+    before = engine._runner.arena.storage.data_ptr()
     converse_all(engine, 20)
     assert max(most) <= 512
-    assert engine._arena.storage.data_ptr() == before
+    assert engine._runner.arena.storage.data_ptr() == before
 
 
 def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):
