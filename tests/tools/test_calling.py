@@ -78,15 +78,15 @@ def test_arguments_that_are_no_object_are_bad_arguments(arguments: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("timeout", [None, 5.0])
+@pytest.mark.parametrize("inline", [True, False])
 def test_what_a_tool_raises_is_a_result(
-    error: BaseException, failure: ToolFailure, timeout: float | None
+    error: BaseException, failure: ToolFailure, inline: bool
 ) -> None:
-    @tool(timeout=timeout)
+    @tool(inline=inline)
     def fail() -> None:
         raise error
 
-    @tool(timeout=timeout)
+    @tool(inline=inline)
     async def fail_later() -> None:
         await asyncio.sleep(0)
         raise error
@@ -160,20 +160,42 @@ def test_a_tool_that_is_cancelled_from_within_is_a_failure() -> None:
     assert all(result.failure is ToolFailure.RAISED for result in both_ways(cancelled))
 
 
-def test_a_tool_without_a_limit_runs_where_it_is_called() -> None:
-    @tool(timeout=None)
-    def where() -> bool:
+def test_an_inline_tool_runs_where_it_is_called_and_others_do_not() -> None:
+    @tool(inline=True)
+    def here() -> bool:
         return threading.current_thread() is threading.main_thread()
 
-    assert ToolRegistry([where]).execute_tool("where") == (True, True)
+    @tool(timeout=None)
+    def elsewhere() -> bool:
+        return threading.current_thread() is threading.main_thread()
+
+    assert all(result.value is True for result in both_ways(here))
+    assert all(result.value is False for result in both_ways(elsewhere))
 
 
-@pytest.mark.parametrize("timeout", ["None", "20.0"])
-def test_the_users_interrupt_gets_through(timeout: str) -> None:
+def test_an_inline_tool_may_give_something_to_wait_for() -> None:
+    async def later() -> str:
+        await asyncio.sleep(0)
+        return "later"
+
+    @tool(inline=True)
+    def soon() -> Any:
+        return later()
+
+    @tool(inline=True)
+    async def also() -> str:
+        return await later()
+
+    for function in (soon, also):
+        assert all(result.value == "later" for result in both_ways(function))
+
+
+@pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=20.0"])
+def test_the_users_interrupt_gets_through(how: str) -> None:
     script = (
         "import time\n"
         "from turnwise.tools import ToolRegistry, tool\n"
-        f"@tool(timeout={timeout})\n"
+        f"@tool({how})\n"
         "def nap():\n"
         "    print('ready', flush=True)\n"
         "    time.sleep(20)\n"
@@ -194,12 +216,12 @@ def test_the_users_interrupt_gets_through(timeout: str) -> None:
     assert process.communicate(timeout=15)[0] == "interrupted\n"
 
 
-@pytest.mark.parametrize("timeout", [None, 5.0])
+@pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_tool_that_forks_does_not_come_back_twice(timeout: float | None, tmp_path: Any) -> None:
+def test_a_tool_that_forks_does_not_come_back_twice(inline: bool, tmp_path: Any) -> None:
     children: list[int] = []
 
-    @tool(timeout=timeout)
+    @tool(inline=inline)
     def fork() -> str:
         pid = os.fork()
         if pid:

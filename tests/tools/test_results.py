@@ -31,7 +31,7 @@ class Colour(Enum):
 
 
 def result_of(value: Any, max_output: int = 1000) -> Any:
-    @tool(max_output=max_output, timeout=None)
+    @tool(max_output=max_output, inline=True)
     def give() -> Any:
         return value
 

@@ -35,9 +35,11 @@ class Tool(ABC):
     parameters: Mapping[str, Any] | None = None
     """JSON schema of the arguments. None: read from the signature of `execute`."""
     timeout: float | None = DEFAULT_TIMEOUT
-    """Seconds that a call may take. None: no limit, and a plain `execute` needs no thread."""
+    """Seconds that a call may take. None: as long as it likes."""
     max_output: int = DEFAULT_MAX_OUTPUT
     """How many characters of an answer the model is given."""
+    inline: bool = False
+    """For a plain `execute` that is quick and never waits: no thread, and no time limit."""
 
     @abstractmethod
     def execute(self, *args: Any, **params: Any) -> Any:
@@ -84,6 +86,7 @@ class FunctionTool(Tool):
         self.description = found.description or split_docstring(inspect.getdoc(function) or "")[0]
         self.timeout = found.timeout
         self.max_output = found.max_output
+        self.inline = found.inline
 
     @property
     def function(self) -> Callable[..., Any]:

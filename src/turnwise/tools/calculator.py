@@ -35,7 +35,7 @@ class CalculatorTool(Tool):
     """
 
     name = "calculator"
-    timeout = None  # each operation is bounded, so the whole is
+    inline = True  # each operation is bounded, so the whole is
 
     def execute(self, expression: str) -> Number | bool:
         """Compute.

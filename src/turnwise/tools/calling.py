@@ -10,7 +10,7 @@ import functools
 import inspect
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from turnwise.deadlines import call_with_deadline, is_async, run_sync
@@ -48,7 +48,12 @@ async def call_async(
     try:
         found = find(name)
         work = _prepare(found, arguments, context)
-        answer = await call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
+        if _runs_here(found, work):
+            answer = work()
+            if inspect.isawaitable(answer):
+                answer = await answer
+        else:
+            answer = await _call_elsewhere(found, work, name)
     except (Exception, SystemExit) as error:
         return _failed(name, error, started)
     return _worked(name, answer, context, started)
@@ -57,22 +62,29 @@ async def call_async(
 def call_here(
     find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """One call from ordinary code. A plain tool without a time limit runs in this very thread."""
+    """One call from ordinary code."""
     started = time.perf_counter()
     try:
         found = find(name)
         work = _prepare(found, arguments, context)
-        if found.timeout is None and not is_async(work):
+        if _runs_here(found, work):
             answer = work()
             if inspect.isawaitable(answer):
                 answer = run_sync(_wait(answer))
         else:
-            answer = run_sync(
-                call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
-            )
+            answer = run_sync(_call_elsewhere(found, work, name))
     except (Exception, SystemExit) as error:
         return _failed(name, error, started)
     return _worked(name, answer, context, started)
+
+
+def _runs_here(found: Tool, work: Callable[[], Any]) -> bool:
+    return found.inline and not is_async(work)
+
+
+def _call_elsewhere(found: Tool, work: Callable[[], Any], name: str) -> Coroutine[Any, Any, Any]:
+    """In a thread, or on the loop if it is async; cut when its time is over."""
+    return call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
 
 
 def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) -> Callable[[], Any]:
@@ -91,23 +103,27 @@ def _run(function: Callable[[], Any], limit: int) -> Answer | Awaitable[Answer]:
     process = os.getpid()
     try:
         value = function()
-        if inspect.isawaitable(value):
-            return _run_async(functools.partial(_wait, value), limit)
-        return read_answer(value, limit)
     finally:
         _end_forked_copy(process)
+    if inspect.isawaitable(value):
+        return _run_async(functools.partial(_wait, value), limit)
+    return read_answer(value, limit)
 
 
 async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> Answer:
     process = os.getpid()
     try:
-        return read_answer(await function(), limit)
+        value = await function()
     finally:
         _end_forked_copy(process)
+    return read_answer(value, limit)
 
 
 def _end_forked_copy(process: int) -> None:
-    """A tool that forked comes back twice; the copy must not play on with our files and model."""
+    """A tool that forked comes back twice; the copy must not play on with our files and model.
+
+    At once: of all our threads it has only this one, and locks that the others held stay locked.
+    """
     if os.getpid() != process:
         os._exit(0)
 

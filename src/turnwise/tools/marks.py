@@ -23,6 +23,7 @@ class ToolMark:
     description: str | None = None
     timeout: float | None = DEFAULT_TIMEOUT
     max_output: int = DEFAULT_MAX_OUTPUT
+    inline: bool = False
 
 
 @overload
@@ -34,6 +35,7 @@ def tool(
     description: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     max_output: int = DEFAULT_MAX_OUTPUT,
+    inline: bool = False,
 ) -> Callable[[F], F]: ...
 def tool(
     function: F | None = None,
@@ -42,12 +44,14 @@ def tool(
     description: str | None = None,
     timeout: float | None = DEFAULT_TIMEOUT,
     max_output: int = DEFAULT_MAX_OUTPUT,
+    inline: bool = False,
 ) -> F | Callable[[F], F]:
     """Mark a function or a method as a tool; it stays what it was and is called as before.
 
     The schema comes from the type hints, the description and the arguments' from the docstring.
-    `timeout` is the seconds that a call may take; None: no limit, and no thread either.
-    `max_output` is how many characters of an answer the model is given.
+    `timeout` is the seconds that a call may take, None: as long as it likes. `max_output` is how
+    many characters of an answer the model is given. `inline` is for plain functions that are quick
+    and never wait: they run where they are called, without a thread and without a time limit.
 
     >>> @tool
     ... def add(a: int, b: int = 1) -> int:
@@ -61,7 +65,7 @@ def tool(
     `ToolRegistry.register(add)` takes a function, `ToolRegistry.from_object(thing)` all marked
     methods of an object.
     """
-    written = ToolMark(name, description, timeout, max_output)
+    written = ToolMark(name, description, timeout, max_output, inline)
 
     def mark(function: F) -> F:
         setattr(_raw(function), _MARK, written)

@@ -86,8 +86,8 @@ class ShopEnvironment(BaseEnvironment):
         self._begin(self.rng)
         return f"Order: {self._quantity} of {self._kind}. Choices: {', '.join(self._shelf)}."
 
-    # No limits of their own: `step` has one, and a thread for each call would only cost.
-    @tool(timeout=None)
+    # Inline: `step` has a time limit, and a thread for each call would only cost.
+    @tool(inline=True)
     def look_up(self, item: str) -> str:
         """Tell the price and the stock of an item.
 
@@ -98,7 +98,7 @@ class ShopEnvironment(BaseEnvironment):
         self._known.add(item)
         return self._describe(item)
 
-    @tool(timeout=None)
+    @tool(inline=True)
     def buy(self, item: str, quantity: Annotated[int, Ge(1)]) -> str:
         """Buy an item. This closes the order.
 

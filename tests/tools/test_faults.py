@@ -1,0 +1,142 @@
+"""Hundreds of calls at once, some of them broken: every one has a result, nothing is left."""
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from turnwise.tools import ToolCall, ToolContext, ToolFailure, ToolRegistry, tool
+
+NUM_CALLS = 300
+RELEASE = threading.Event()
+
+
+@tool(timeout=20.0)
+def good(n: int, context: ToolContext) -> int:
+    context.store[str(n)] = n
+    return n
+
+
+@tool(timeout=20.0)
+async def good_async(n: int) -> int:
+    await asyncio.sleep(0)
+    return n
+
+
+@tool(timeout=20.0)
+def raises(n: int) -> None:
+    raise ValueError(n)
+
+
+@tool(timeout=0.1)
+def hangs(n: int) -> None:
+    RELEASE.wait(60)
+
+
+@tool(timeout=0.1)
+async def hangs_async(n: int) -> None:
+    await asyncio.Event().wait()
+
+
+@tool(timeout=20.0)
+def exits(n: int) -> None:
+    sys.exit(n)
+
+
+@tool(timeout=20.0)
+async def exits_async(n: int) -> None:
+    sys.exit(n)
+
+
+@tool(timeout=20.0)
+def wrong_type(n: int) -> object:
+    return object()
+
+
+@tool(timeout=20.0)
+def huge(n: int) -> list[str]:
+    return ["x" * 1_000_000] * 100
+
+
+@tool(timeout=20.0)
+def forks(n: int) -> str:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return "parent" if pid else "child"
+
+
+EXPECTED: dict[str, ToolFailure | None] = {
+    "good": None,
+    "good_async": None,
+    "raises": ToolFailure.RAISED,
+    "hangs": ToolFailure.TIMED_OUT,
+    "hangs_async": ToolFailure.TIMED_OUT,
+    "exits": ToolFailure.RAISED,
+    "exits_async": ToolFailure.RAISED,
+    "wrong_type": ToolFailure.BAD_RESULT,
+    "huge": None,
+    "forks": None,
+    "missing": ToolFailure.UNKNOWN_TOOL,
+}
+TOOLS = [good, good_async, raises, hangs, hangs_async]
+TOOLS += [exits, exits_async, wrong_type, huge, forks]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_every_call_has_a_result_and_nothing_is_left() -> None:
+    rng = random.Random(0)
+    faults = [name for name in EXPECTED if not name.startswith("good")]
+    names = [
+        rng.choice(faults) if rng.random() < 0.2 else rng.choice(["good", "good_async"])
+        for _ in range(NUM_CALLS)
+    ]
+    registry = ToolRegistry(TOOLS)
+    RELEASE.clear()
+    threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    processes = children()
+
+    async def main() -> list[Any]:
+        contexts = [registry.open_context() for _ in names]
+        calls = [
+            registry.execute_async(ToolCall(name, {"n": n}), context)
+            for n, (name, context) in enumerate(zip(names, contexts, strict=True))
+        ]
+        results = await asyncio.gather(*calls)
+        for n, context in enumerate(contexts):
+            assert context.store == ({str(n): n} if names[n] == "good" else {})
+            await context.aclose()
+        assert len(asyncio.all_tasks()) == 1
+        return results
+
+    results = asyncio.run(main())
+    RELEASE.set()
+    assert [result.name for result in results] == names
+    assert [result.failure for result in results] == [EXPECTED[name] for name in names]
+    assert all(result.success == (result.failure is None) for result in results)
+    assert all(result.text and len(result.text) < 20_000 for result in results)
+    assert sum(Counter(result.failure for result in results).values()) == NUM_CALLS
+    assert {result.text for result in results if result.name == "forks"} == {"parent"}
+    deadline = time.monotonic() + 20
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert children() == processes
+
+
+def children() -> set[str]:
+    """Processes that this one has started, dead ones that nobody collected included."""
+    found = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
+                found.add(name)
+    return found
