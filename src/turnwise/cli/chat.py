@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import make_console
+from turnwise.cli.common import legible, make_console
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -203,20 +203,6 @@ class ChatScreen:
         """For a person at the terminal only."""
         if self.is_terminal:
             self.console.print(text, style="dim")
-
-
-def legible(text: str) -> str:
-    """Text of a model as it may reach a terminal: control characters are pictures of themselves.
-
-    A model could else move the cursor, change colours, or write into the clipboard.
-    """
-    return text.translate(_PICTURES)
-
-
-_PICTURES = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
-    **dict.fromkeys([*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
-}
 
 
 def _speed(num_tokens: int, seconds: float) -> str:

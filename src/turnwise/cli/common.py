@@ -73,3 +73,17 @@ def make_console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000
     return console
+
+
+def legible(text: str) -> str:
+    """Foreign text as it may reach a terminal: control characters are pictures of themselves.
+
+    It could else move the cursor, change colours, or write into the clipboard.
+    """
+    return text.translate(_PICTURES)
+
+
+_PICTURES = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
+    **dict.fromkeys([*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+}

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.text import Text
 
-from turnwise.cli.common import make_console
+from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.rig import explain
 from turnwise.env.driver import StepResult
@@ -53,7 +53,7 @@ class Screen:
     def _rules(self, rules: str) -> None:
         if self.console.is_terminal:
             self.console.print(
-                Panel(Text(rules), title="rules", title_align="left", border_style="dim")
+                Panel(Text(legible(rules)), title="rules", title_align="left", border_style="dim")
             )
         else:
             self._print(Text(f"rules: {rules}"))
@@ -132,6 +132,7 @@ class Screen:
         return f"{self.trajectory.num_turns + 1}> "
 
     def _print(self, text: Text) -> None:
+        text.plain = legible(text.plain)
         self.console.print(text)
 
 

@@ -80,13 +80,13 @@ def _local(order: _Order) -> BaseInferenceEngine:
         return LocalEngine(model, tokenizer, **options)
     except UnsupportedModel as error:
         _log.warning("%s; so the transformers engine runs it, more slowly", error)
-    taken = _keywords(_Plain)
-    return _Plain(model, tokenizer, **{k: v for k, v in options.items() if k in taken})
+    taken = _keywords(TransformersEngine)
+    return TransformersEngine(model, tokenizer, **{k: v for k, v in options.items() if k in taken})
 
 
 def _transformers(order: _Order) -> BaseInferenceEngine:
-    model, tokenizer, options = _loaded(order, _keywords(_Plain))
-    return _Plain(model, tokenizer, **options)
+    model, tokenizer, options = _loaded(order, _keywords(TransformersEngine))
+    return TransformersEngine(model, tokenizer, **options)
 
 
 def _vllm(order: _Order) -> BaseInferenceEngine:
@@ -204,24 +204,3 @@ def _keywords(engine: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(inspect.signature(engine).parameters.values())[1:]
     return [p.name for p in parameters if p.kind in kinds]
-
-
-class _Plain(TransformersEngine):
-    """The transformers engine, with less context than the model has if so wished."""
-
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any = None,
-        *,
-        max_batch_size: int = 64,
-        max_model_len: int | None = None,
-        overflow: Overflow = "truncate",
-    ) -> None:
-        super().__init__(model, tokenizer, max_batch_size=max_batch_size, overflow=overflow)
-        self._max_model_len = max_model_len
-
-    @property
-    def context_length(self) -> int:
-        length = super().context_length
-        return min(length, self._max_model_len or length)

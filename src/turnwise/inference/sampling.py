@@ -70,23 +70,50 @@ def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -
     return log_probs
 
 
+_FEW = 1024
+"""Most likely tokens to look at first: they nearly always hold the mass that top-p asks for."""
+
+
 def _filtered(log_probs: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    device, width = log_probs.device, log_probs.shape[1]
-    top_k = torch.tensor([min(p.top_k or width, width) for p in params], device=device)
-    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)
-    min_p = torch.tensor([p.min_p for p in params], device=device)
-    ordered = log_probs.sort(descending=True).values
-    # Top-k: as likely as the k-th, or likelier.
-    limit = ordered.gather(1, top_k[:, None] - 1)
-    # Top-p, on what top-k left: a token is let in while the mass before it is below p.
-    mass = ordered.exp().double().masked_fill_(ordered < limit, 0.0)
-    before = mass.cumsum(1) - mass
-    num_kept = (before < top_p[:, None] * mass.sum(1, keepdim=True)).sum(1, keepdim=True)
-    kept_limit = ordered.gather(1, (num_kept - 1).clamp(min=0))
-    # Where nothing is asked of top-p, rounding must not drop the last tokens.
-    limit = torch.where(top_p[:, None] < 1.0, torch.maximum(limit, kept_limit), limit)
-    limit = torch.maximum(limit, ordered[:, :1] + min_p.log()[:, None])
+    """`log_probs` with what the filters leave out at −∞, summing to one again."""
+    width = log_probs.shape[1]
+    # Sorting a whole vocabulary costs many times what the likely few do; they are enough unless a
+    # row asks for more of them, or for more mass than they have.
+    most = max(p.top_k for p in params)
+    few = log_probs.topk(min(max(_FEW, most), width)).values
+    limit, is_found = _limits(few, params, width)
+    for row in (~is_found).nonzero().flatten().tolist():
+        ordered = log_probs[row : row + 1].sort(descending=True).values
+        limit[row] = _limits(ordered, params[row : row + 1], width)[0]
     return torch.log_softmax(log_probs.masked_fill(log_probs < limit, -torch.inf), -1)
+
+
+def _limits(
+    ordered: torch.Tensor, params: Sequence[SamplingParams], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The log-prob that a token needs to be let in [B, 1], from the likeliest tokens in order.
+
+    And whether so many were enough to know it [B]; `width` is how many there are in all.
+    """
+    device, num_seen = ordered.device, ordered.shape[1]
+    top_k = torch.tensor([min(p.top_k or width, width) for p in params], device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    min_p = torch.tensor([p.min_p for p in params], device=device)[:, None]
+    # Top-k: as likely as the k-th, or likelier.
+    kth = ordered.gather(1, (top_k - 1).clamp(max=num_seen - 1))
+    limit = torch.where(top_k < width, kth, -torch.inf)
+    # Top-p, on what top-k left: a token is let in while the mass before it is below p.
+    mass = ordered.double().exp_().masked_fill_(ordered < limit, 0.0)
+    total = torch.where(top_k < width, mass.sum(1, keepdim=True), 1.0)
+    wanted = top_p * total
+    reached = mass.cumsum(1)
+    num_kept = (reached - mass < wanted).sum(1, keepdim=True)
+    nucleus = ordered.gather(1, (num_kept - 1).clamp(min=0, max=num_seen - 1))
+    # Where nothing is asked of top-p, rounding must not drop the last tokens.
+    limit = torch.where(top_p < 1.0, torch.maximum(limit, nucleus), limit)
+    limit = torch.maximum(limit, ordered[:, :1] + min_p.log())
+    is_found = (top_p == 1.0) | (reached[:, -1:] >= wanted) | (num_seen == width)
+    return limit, is_found.squeeze(1)
 
 
 @torch.no_grad()

@@ -27,16 +27,18 @@ class TransformersEngine(WorkerEngine):
         tokenizer: Any = None,
         *,
         max_batch_size: int = 64,
+        max_model_len: int | None = None,
         overflow: Overflow = "truncate",
     ) -> None:
         super().__init__(tokenizer, overflow)
         self.model = model.eval()
+        self._max_model_len = max_model_len
         self._max_batch_size = max_batch_size
         self._batch: list[Turn] = []
 
     @property
     def context_length(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 2**31))
+        return context_length(self.model, self._max_model_len)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         task = self._in_thread(lambda: plain_scores(self.model, ids, start), drained=False)
@@ -106,6 +108,12 @@ class TransformersEngine(WorkerEngine):
         if reason is not None:
             turn.settle(reason, self.weight_version)
         return reason
+
+
+def context_length(model: Any, at_most: int | None) -> int:
+    """Tokens that a model has positions for, or fewer if so wished."""
+    length = int(getattr(model.config, "max_position_embeddings", 2**31))
+    return min(length, at_most or length)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from turnwise.inference.local.schedule import Schedule
 from turnwise.inference.local.session import Session
 from turnwise.inference.local.steady import SteadyDecode
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.transformers import plain_scores
+from turnwise.inference.transformers import context_length, plain_scores
 from turnwise.inference.worker import Turn, WorkerEngine
 
 if TYPE_CHECKING:
@@ -75,8 +75,7 @@ class LocalEngine(WorkerEngine):
 
     @property
     def context_length(self) -> int:
-        length = int(getattr(self.model.config, "max_position_embeddings", 2**20))
-        return min(length, self._max_model_len or length)
+        return context_length(self.model, self._max_model_len)
 
     @property
     def deterministic(self) -> bool:
