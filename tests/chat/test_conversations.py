@@ -134,11 +134,17 @@ def test_several_tool_results_follow_one_turn(name):
     assert conversation.stream.mask[-1] is False
 
 
-def test_tool_schemas_stand_in_the_prompt():
-    tool = {"type": "function", "function": {"name": "look_up"}}
-    chat_format = make_format("reasoning")
+@pytest.mark.parametrize("name", [name for name, f in FAMILIES.items() if f.takes_tools])
+def test_tool_schemas_stand_in_the_prompt(name):
+    chat_format = make_format(name)
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
     ids = chat_format.prompt_ids(OPENING, tools=[tool])
-    assert "look_up" in chat_format.tokenizer.decode(ids, skip_special_tokens=False)
+    text = chat_format.tokenizer.decode(ids, skip_special_tokens=False)
+    assert text.count("look_up") == 1
+    assert ids[: len(ids)] != chat_format.prompt_ids(OPENING)
+    # They stand in the opening, which is never rendered again: nothing of them in an increment.
+    increment = chat_format.increment_ids([{"role": "tool", "content": "price 3"}], [])
+    assert "look_up" not in chat_format.tokenizer.decode(increment, skip_special_tokens=False)
 
 
 def test_a_template_that_drops_earlier_reasoning_leaves_the_stream_alone_and_is_told():
@@ -150,6 +156,16 @@ def test_a_template_that_drops_earlier_reasoning_leaves_the_stream_alone_and_is_
     difference = conversation.difference()
     assert difference is not None
     assert "<think>" in difference
+
+
+def test_a_difference_is_told_once_for_a_format(caplog):
+    chat_format = ChatFormat(make_format("reasoning").tokenizer)
+    for _ in range(2):
+        conversation = Conversation(chat_format, OPENING)
+        say(conversation, "<think>abc</think>up")
+        conversation.add([{"role": "user", "content": "lower"}])
+        conversation.tell_difference()
+    assert caplog.text.count("not append-only") == 1
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama-3", "gemma", "zephyr"])
@@ -165,7 +181,26 @@ def test_turns_end_at_the_templates_end_of_turn_and_at_the_end_of_text(name):
     chat_format = make_format(name)
     assert chat_format.tokenizer.eos_token_id in chat_format.stop_ids
     assert set(end_of_turn(chat_format)) <= chat_format.stop_ids
-    assert bool(end_of_turn(chat_format)) != bool(chat_format.stop_strings)
+    by_next_role = chat_format.stop_ids - {chat_format.tokenizer.eos_token_id}
+    if name == "glm":
+        assert chat_format.tokenizer.convert_ids_to_tokens(sorted(by_next_role)) == [
+            "<|user|>",
+            "<|observation|>",
+        ]
+    else:
+        assert bool(end_of_turn(chat_format)) != bool(chat_format.stop_strings)
+
+
+def test_a_turn_that_ends_with_the_next_role_does_not_get_it_twice():
+    chat_format = make_format("glm")
+    user, observation = chat_format.tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
+    for end, role in ((user, "user"), (observation, "tool")):
+        conversation = Conversation(chat_format, OPENING)
+        ids = [*chat_format.tokenizer.encode("up", add_special_tokens=False), end]
+        conversation.answer(ids, [-1.0] * len(ids))
+        conversation.add([{"role": role, "content": "lower"}])
+        assert conversation.stream.ids.count(end) == 1 + (role == "user")  # the opening has one
+        assert conversation.difference() is None
 
 
 def test_the_opening_carries_the_system_message_in_every_family():
@@ -198,3 +233,15 @@ def test_messages_that_the_template_refuses_are_a_clear_error():
 def test_a_turn_needs_a_log_prob_for_each_token():
     with pytest.raises(ConfigError, match="2 tokens and 1 log-probs"):
         TokenStream().add_turn([1, 2], [-0.5])
+
+
+def test_a_parser_keeps_the_special_tokens_that_it_looks_for():
+    chat_format = make_format("mistral-tools")
+    tokenizer = chat_format.tokenizer
+    ids = [
+        *tokenizer.encode('[TOOL_CALLS] [{"name"', add_special_tokens=False),
+        tokenizer.eos_token_id,
+    ]
+    assert chat_format.decode(ids).strip() == '[{"name"'
+    assert chat_format.decode(ids, keep=["[TOOL_CALLS]"]) == '[TOOL_CALLS] [{"name"'
+    assert "[AVAILABLE_TOOLS]" in chat_format.template

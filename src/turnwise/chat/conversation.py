@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.chat.format import ChatFormat, Message
 from turnwise.chat.stream import TokenStream
+
+_LOG = logging.getLogger("turnwise")
 
 
 class Conversation:
@@ -39,6 +42,16 @@ class Conversation:
         start, end = self.stream.turns[-1]
         self.stream.add_context(self.format.increment_ids(messages, self.stream.ids[start:end]))
         self.messages += messages
+
+    def tell_difference(self) -> None:
+        """Log, once for a format, where its template would write this conversation otherwise."""
+        if not self.format.told_difference and (difference := self.difference()) is not None:
+            self.format.told_difference = True
+            _LOG.warning(
+                "The chat template is not append-only: %s. Training keeps the tokens as they were "
+                "sampled; a server that renders the whole conversation again will see the other.",
+                difference,
+            )
 
     def difference(self) -> str | None:
         """What the template would write otherwise, were it to render all this at once."""

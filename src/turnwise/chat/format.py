@@ -8,7 +8,7 @@ it (some drop earlier reasoning, some merge messages).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
@@ -47,6 +47,16 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self._template = _chosen_template(tokenizer, template)
+        self.told_difference = False
+        """Whether it was said that a full rendering would differ; once is enough."""
+
+    @property
+    def template(self) -> str:
+        """The template's text, from which the way of writing tool calls can be told."""
+        own = self.tokenizer.chat_template if self._template is None else self._template
+        if isinstance(own, Mapping):  # several by name, as some tokenizers have them
+            own = own.get("tool_use") or own.get("default") or ""
+        return str(own)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
@@ -60,11 +70,13 @@ class ChatFormat:
         `turn_ids` are the tokens of the turn; what the agent sampled of its own end (usually the
         end-of-turn token, not after a cut by length) is not added again.
         """
-        text = self.render([_QUESTION, {"role": "assistant", "content": _ANSWER}, *messages])
+        text = self.render([_QUESTION, _ANSWERED, *messages])
         after = text[text.index(_ANSWER) + len(_ANSWER) :]
         if not after.startswith(self.closing_text):
             return self._encode(after)  # a template that closes otherwise before such a message
         rest = self._encode(after[len(self.closing_text) :])
+        if turn_ids and rest[:1] == list(turn_ids[-1:]) and rest[0] in self._next_role_ids:
+            return rest[1:]  # the agent ended its turn with the next one's role
         return self.closing_ids[self._num_closed(turn_ids) :] + rest
 
     def _num_closed(self, turn_ids: Sequence[int]) -> int:
@@ -104,15 +116,24 @@ class ChatFormat:
             ) from error
         return str(text)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """What the agent said, without special tokens: for environments, parsers and people."""
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+    def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:
+        """What the agent said, without special tokens: for environments, parsers and people.
+
+        A parser may need some of them: those in `keep` stay.
+        """
+        if not keep:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+        special = zip(
+            self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True
+        )
+        dropped = {i for i, token in special if token not in keep}
+        kept = [i for i in ids if i not in dropped]
+        return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     @cached_property
     def closing_text(self) -> str:
         """What the template writes between an answer of the agent and the next message."""
-        conversation = [_QUESTION, {"role": "assistant", "content": _ANSWER}]
-        text = self.render(conversation, generation_prompt=False)
+        text = self.render([_QUESTION, _ANSWERED], generation_prompt=False)
         return text[text.index(_ANSWER) + len(_ANSWER) :]
 
     @cached_property
@@ -121,11 +142,29 @@ class ChatFormat:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens that end the agent's turn: the end of text, and the template's end of turn."""
+        """Tokens that end the agent's turn: the end of text, and the template's end of turn.
+
+        Where a template writes none, the role of the next message is what ends a turn.
+        """
         special = set(self.tokenizer.all_special_ids)
-        ends = [i for i in self.closing_ids if i in special][:1]
+        ends = [i for i in self.closing_ids if i in special][:1] or self._next_role_ids
         eos = self.tokenizer.eos_token_id
         return frozenset(ends if eos is None else [*ends, eos])
+
+    @cached_property
+    def _next_role_ids(self) -> list[int]:
+        """Special tokens that open the next message where nothing closes an answer (GLM's way)."""
+        if self.closing_text:
+            return []
+        special, found = set(self.tokenizer.all_special_ids), []
+        for role in ("user", "tool"):
+            try:
+                text = self.render([_QUESTION, _ANSWERED, {"role": role, "content": "q"}])
+            except ConfigError:  # a template need not know tools
+                continue
+            first = self._encode(text[text.index(_ANSWER) + len(_ANSWER) :])[:1]
+            found += [i for i in first if i in special and i not in found]
+        return found
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
@@ -162,6 +201,7 @@ class ChatFormat:
 
 
 _QUESTION: Message = {"role": "user", "content": "q"}
+_ANSWERED: Message = {"role": "assistant", "content": _ANSWER}
 
 
 def _chosen_template(tokenizer: Any, template: str | None) -> str | None:
