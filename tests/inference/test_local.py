@@ -2,7 +2,9 @@
 
 import asyncio
 import gc
+import os
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +47,29 @@ def test_a_request_gets_the_same_bits_alone_and_among_63_others(name):
     for i in range(0, 64, 7):
         (alone,) = run_all(LocalEngine(model), [requests[i]])
         assert same(alone, together[i])
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_log_probs_of_thousands_of_tokens_are_those_of_a_plain_forward(deterministic):
+    model = make_model()
+    options = [
+        SamplingParams(),
+        SamplingParams(0.5),
+        SamplingParams(1.5, top_k=11),
+        SamplingParams(top_p=0.7),
+        SamplingParams(min_p=0.1),
+        SamplingParams(1.2, top_k=40, top_p=0.9, min_p=0.02),
+        SamplingParams(0.0),
+    ]
+    requests = [
+        GenerationRequest(random_prompt(1 + i % 60, i), 40, options[i % len(options)], seed=i)
+        for i in range(105)
+    ]
+    results = run_all(LocalEngine(model, deterministic=deterministic), requests)
+    assert sum(len(result.ids) for result in results) == 4200
+    for request, result in zip(requests, results, strict=True):
+        expected = plain_log_probs(model, request, list(result.ids))
+        assert (torch.tensor(result.log_probs) - expected).abs().max() < 1e-4
 
 
 async def converse(engine, num_turns, seed, name="talk"):
@@ -169,21 +194,29 @@ def test_ended_sessions_give_their_memory_back():
     assert left == 0
 
 
-def test_many_requests_leave_nothing_behind():
+def test_ten_thousand_requests_leave_nothing_behind():
     engine = LocalEngine(make_model())
 
     async def play(number):
-        for _ in range(number):
-            await asyncio.gather(*(engine.sample(GenerationRequest([i, 2], 2)) for i in range(64)))
+        for start in range(0, number, 250):
+            requests = [
+                GenerationRequest([i % 90, 2], 1, seed=i) for i in range(start, start + 250)
+            ]
+            await asyncio.gather(*(engine.sample(request) for request in requests))
 
-    asyncio.run(play(2))
-    gc.collect()
-    before = len(gc.get_objects())
-    asyncio.run(play(6))
-    gc.collect()
-    assert len(gc.get_objects()) - before < 500
-    assert engine.cache_in_use == 0
+    def state():
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return len(gc.get_objects()), pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    asyncio.run(play(2_000))
+    objects, mebibytes = state()
+    asyncio.run(play(8_000))
+    objects_after, mebibytes_after = state()
     engine.close()
+    assert objects_after - objects < 500
+    assert mebibytes_after - mebibytes < 16
+    assert engine.cache_in_use == 0
 
 
 def test_new_weights_leave_no_stale_cache():
