@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 # $(call env,NAME): the python of the environment made from requirements/NAME.txt
 env = $$($(PYTHON) scripts/environment.py $(1))
 
-.PHONY: help demo play test test-verl check format bench bench-verl test-gpu clean
+.PHONY: help demo play test test-verl test-vllm check format bench bench-verl test-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,11 +36,15 @@ play:  ## play a game yourself: make play ENV=grid-world
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
-	$$py -m pytest tests --ignore=tests/beside_verl -n 2
+	$$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm -n 2
 
 test-verl:  ## compare with VERL's own functions, in VERL's environment
 	@py=$(call env,verl)
 	$$py -m pytest tests/beside_verl
+
+test-vllm:  ## real vLLM, CPU build, in its own environment
+	@py=$(call env,vllm)
+	$$py -m pytest tests/beside_vllm
 
 check:  ## lint, format and strict types
 	@py=$(call env,dev)

@@ -29,6 +29,7 @@ from turnwise.inference.vllm.weights import (
     existing_folder,
     written_folder,
 )
+from turnwise.models import load_tokenizer
 
 
 class VLLMServerEngine(BaseInferenceEngine):
@@ -57,11 +58,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         overflow: Overflow = "truncate",
     ) -> None:
         if isinstance(tokenizer, str | os.PathLike):
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(
-                tokenizer, trust_remote_code=trust_remote_code
-            )
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
         self._weights_dir, self._update_timeout = weights_dir, update_timeout
         self._server = VLLMServer(url, api_key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,22 +35,24 @@ from turnwise.inference.vllm.weights import (
     written_folder,
 )
 from turnwise.inference.worker import Turn, WorkerEngine
+from turnwise.models import load_tokenizer, model_folder
 
 
 class VLLMInferenceEngine(WorkerEngine):
     """A model on vLLM: continuous batching, paged and shared KV cache, tensor parallelism.
 
     What is not named here goes to vLLM as it is (`gpu_memory_utilization=0.5`, ...). Log-probs
-    are those of the distribution that was sampled from. Filters are applied as elsewhere but for
-    one thing: vLLM applies min-p before top-p, so with both the set of tokens can be smaller. The
-    same seed gives the same tokens up to rounding, which in vLLM depends on the neighbours in the
-    batch. vLLM also draws from torch's global generator, so nothing that must be repeatable
-    should draw from that beside it.
+    are those of the distribution that was sampled from; those of greedy turns are the model's own.
+    Filters are applied as elsewhere but for two things: vLLM applies min-p before top-p, so with
+    both the set of tokens can be smaller, and of equally likely tokens at the edge of top-p it
+    may keep only some. The same seed gives the same tokens up to rounding, which in vLLM depends
+    on the neighbours in the batch. vLLM also draws from torch's global generator, so nothing that
+    must be repeatable should draw from that beside it.
     """
 
     def __init__(
         self,
-        model_path: str,
+        model_path: str | os.PathLike[str],
         *,
         dtype: str = "auto",
         tensor_parallel_size: int = 1,
@@ -59,14 +63,16 @@ class VLLMInferenceEngine(WorkerEngine):
         **engine_options: Any,
     ) -> None:
         self._is_cpu = import_vllm()
-        if tokenizer is None or isinstance(tokenizer, str):
-            tokenizer = _load_tokenizer(tokenizer or model_path, trust_remote_code)
+        self._folder, self._trust_remote_code = model_folder(model_path), trust_remote_code
+        if tokenizer is None:
+            tokenizer = _find_tokenizer(self._folder, trust_remote_code)
+        elif isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         super().__init__(tokenizer, overflow)
-        self._model_path, self._trust_remote_code = str(model_path), trust_remote_code
         self.settings = engine_settings(
             self._is_cpu,
             {
-                "model": str(model_path),
+                "model": self._folder,
                 "dtype": dtype,
                 "tensor_parallel_size": tensor_parallel_size,
                 "max_model_len": max_model_len,
@@ -177,7 +183,7 @@ class VLLMInferenceEngine(WorkerEngine):
             self._turns[name] = turn
             try:
                 self._add(name, turn)
-            except ValueError as error:  # how vLLM refuses one request
+            except Exception as error:  # it looks at a request before it takes it
                 turn.fail(ConfigError(f"vLLM refused a request: {error}"))
                 del self._turns[name]
 
@@ -245,7 +251,7 @@ class VLLMInferenceEngine(WorkerEngine):
 
     @cached_property
     def _skeleton(self) -> Skeleton:
-        return Skeleton(self._model_path, self._trust_remote_code)
+        return Skeleton(self._folder, self._trust_remote_code)
 
 
 @dataclass(eq=False)
@@ -270,10 +276,9 @@ def _take_in(turn: Turn, output: Any) -> FinishReason | None:
     return turn.ending() if not completion.token_ids else None
 
 
-def _load_tokenizer(path: str, trust_remote_code: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError):
-        return None  # a model without one works on tokens; strings then ask for it
+def _find_tokenizer(folder: str, trust_remote_code: bool) -> Any:
+    """The model's own; a model without one works on tokens, and strings then ask for it."""
+    path = Path(folder)
+    if path.is_dir() and not any(path.glob("tokenizer*")):
+        return None  # transformers would make up an empty one
+    return load_tokenizer(folder, trust_remote_code=trust_remote_code)

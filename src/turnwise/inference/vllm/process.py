@@ -84,12 +84,11 @@ def make_engine(settings: Mapping[str, Any]) -> Any:
             "a server and use VLLMServerEngine."
         )
     engine_kind = import_extra("vllm.v1.engine.llm_engine", "vllm").LLMEngine
+    arguments = make_engine_args(settings)
     try:
-        return engine_kind.from_engine_args(make_engine_args(settings))
-    except ConfigError:
-        raise
-    except (ValueError, OSError) as error:  # how vLLM says that a setting cannot work
-        raise ConfigError(f"vLLM could not load {settings['model']!r}: {error}") from error
+        return engine_kind.from_engine_args(arguments)
+    except Exception as error:  # a setting that cannot work, a model that it does not know, ...
+        raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
 
 
 @contextmanager

@@ -1,0 +1,139 @@
+"""What vLLM samples, and its log-probs, beside a plain forward of the same weights."""
+
+import asyncio
+import random
+
+import pytest
+import torch
+
+from beside_vllm.cases import (
+    CONTEXT,
+    SAMPLING,
+    TOLERANCE,
+    make_prompt,
+    make_requests,
+    sample,
+    sample_all,
+    tokenizer,
+)
+from turnwise.inference import FinishReason, GenerationRequest, SamplingParams, sampling_log_probs
+
+
+def test_greedy_tokens_are_those_of_transformers(engine, first):
+    requests = make_requests(6, 40, SAMPLING["greedy"])
+    for request, result in zip(requests, sample_all(engine, requests), strict=True):
+        expected = first.model.generate(
+            torch.tensor([request.prompt_ids]),
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert list(result.ids) == expected[0, len(request.prompt_ids) :].tolist()
+
+
+def test_log_probs_are_those_of_a_plain_forward_under_every_option(engine, first):
+    """Thousands of tokens, all options in one batch: none may change its neighbours."""
+    requests = [
+        request
+        for sampling in SAMPLING.values()
+        for request in make_requests(12, 40, sampling, stop_ids=frozenset())
+    ]
+    random.Random(0).shuffle(requests)
+    results = sample_all(engine, requests)
+    assert sum(len(result.ids) for result in results) == len(requests) * 40 > 4000
+    for request, result in zip(requests, results, strict=True):
+        assert result.finish_reason is FinishReason.LENGTH
+        assert first.gap(request, result) < TOLERANCE, request.sampling
+
+
+def test_with_min_p_and_top_p_log_probs_are_those_of_vllms_own_order(engine, first):
+    """It applies min-p first; the docstring says so."""
+    sampling = SamplingParams(top_p=0.7, min_p=0.1)
+    requests = make_requests(10, 30, sampling)
+    is_other = False
+    for request, result in zip(requests, sample_all(engine, requests), strict=True):
+        ids = torch.tensor(list(result.ids))[:, None]
+        prompt = len(request.prompt_ids)
+        logits = first.logits([*request.prompt_ids, *result.ids])[prompt - 1 : -1]
+        by_min_p = sampling_log_probs(logits, [SamplingParams(min_p=0.1)] * len(ids))
+        by_both = sampling_log_probs(by_min_p, [SamplingParams(top_p=0.7)] * len(ids))
+        gap = (by_both.gather(1, ids)[:, 0] - torch.tensor(result.log_probs)).abs().max()
+        assert gap < TOLERANCE
+        is_other |= first.gap(request, result) > 0.01
+    assert is_other, "the order must matter for this to say anything"
+
+
+@pytest.mark.parametrize("name", ["hot", "top-k", "top-p", "min-p", "all but min-p"])
+def test_draws_follow_the_distribution(engine, first, name):
+    """Chi-square over the tokens that are likely enough; the rest is one class."""
+    num_draws = 1500
+    prompt = make_prompt(5, seed=3)
+    requests = [
+        GenerationRequest(prompt, 1, SAMPLING[name], seed=seed) for seed in range(num_draws)
+    ]
+    counts = torch.zeros(len(tokenizer()))
+    for result in sample_all(engine, requests):
+        counts[result.ids[0]] += 1
+    expected = num_draws * sampling_log_probs(first.logits(prompt)[-1:], [SAMPLING[name]])[0].exp()
+    assert counts[expected == 0.0].sum() == 0, "a token was drawn that the filters leave out"
+    is_likely = expected >= 8.0
+    seen = torch.cat([counts[is_likely], counts[~is_likely].sum()[None]])
+    mean = torch.cat([expected[is_likely], expected[~is_likely].sum()[None]])
+    kept = mean > 1.0
+    statistic = ((seen - mean) ** 2 / mean)[kept].sum().item()
+    freedom = int(kept.sum()) - 1
+    # Five deviations above the mean of a chi-square distribution: one run in a million or so.
+    assert statistic < freedom + 5.0 * (2.0 * freedom) ** 0.5 + 10.0
+
+
+def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(engine):
+    requests = make_requests(20, 25)
+    together = sample_all(engine, requests)
+    for i in (0, 7, 13):
+        alone = sample(engine, requests[i])
+        assert list(alone.ids) == list(together[i].ids)
+        torch.testing.assert_close(
+            torch.tensor(alone.log_probs), torch.tensor(together[i].log_probs), atol=1e-4, rtol=0
+        )
+    others = [
+        GenerationRequest(request.prompt_ids, 25, request.sampling, seed=request.seed + 500)
+        for request in requests
+    ]
+    different = [
+        list(one.ids) != list(two.ids)
+        for one, two in zip(together, sample_all(engine, others), strict=True)
+    ]
+    assert all(different)
+
+
+def test_negative_seeds_are_seeds_too(engine):
+    request = GenerationRequest([5, 6, 7], 20, seed=-1)
+    assert list(sample(engine, request).ids) == list(sample(engine, request).ids)
+
+
+def test_many_requests_are_served_at_once(engine, first):
+    requests = make_requests(200, 12)
+    results = sample_all(engine, requests)
+    assert [len(result.ids) for result in results] == [12] * 200
+    for request, result in list(zip(requests, results, strict=True))[::20]:
+        assert first.gap(request, result) < TOLERANCE
+    assert engine.num_unfinished == 0
+
+
+def test_scores_are_log_probs_at_temperature_one(engine, first):
+    """Up to a full context, and beside turns that are being sampled."""
+    cases = [(make_prompt(2, 1), 1), (make_prompt(60, 2), 17), (make_prompt(CONTEXT, 3), 2000)]
+
+    async def all_at_once():
+        turns = [engine.sample(request) for request in make_requests(5, 20)]
+        scores = [engine.score(ids, start) for ids, start in cases]
+        return await asyncio.gather(*scores, *turns)
+
+    answers = asyncio.run(all_at_once())
+    for (ids, start), scores in zip(cases, answers[:3], strict=True):
+        log_probs = torch.log_softmax(first.logits(ids)[:-1], -1)
+        expected = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[start - 1 :, 0]
+        torch.testing.assert_close(torch.tensor(scores), expected, atol=TOLERANCE, rtol=0)
+    for request, result in zip(make_requests(5, 20), answers[3:], strict=True):
+        assert first.gap(request, result) < TOLERANCE

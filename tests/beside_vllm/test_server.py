@@ -1,0 +1,248 @@
+"""A real vLLM server, and the engine that speaks with it."""
+
+import asyncio
+
+import pytest
+import torch
+
+from beside_vllm.cases import (
+    CONTEXT,
+    SAMPLING,
+    TOLERANCE,
+    make_prompt,
+    make_requests,
+    sample,
+    sample_all,
+    tokenizer,
+    until,
+)
+from turnwise import ConfigError, create_inference_engine
+from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
+from turnwise.inference.http import EngineError
+from turnwise.inference.vllm import VLLMServerEngine
+
+
+@pytest.fixture(scope="module")
+def server(servers):
+    return servers[0]
+
+
+@pytest.fixture(scope="module")
+def bare(servers):
+    return servers[1]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with VLLMServerEngine(server.url, tokenizer=tokenizer()) as made:
+        yield made
+
+
+def free_turn(client, **options):
+    return sample(client, GenerationRequest([5, 6], 60, seed=4, **options))
+
+
+def test_the_server_says_what_it_has(client, first):
+    assert client.model == str(first.folder)
+    assert client.context_length == CONTEXT
+
+
+def test_greedy_tokens_are_those_of_transformers(client, first):
+    requests = make_requests(4, 30, SAMPLING["greedy"])
+    for request, result in zip(requests, sample_all(client, requests), strict=True):
+        expected = first.model.generate(
+            torch.tensor([request.prompt_ids]),
+            max_new_tokens=30,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert list(result.ids) == expected[0, len(request.prompt_ids) :].tolist()
+
+
+def test_log_probs_are_those_of_a_plain_forward_under_every_option(client, first):
+    requests = [
+        request for sampling in SAMPLING.values() for request in make_requests(6, 40, sampling)
+    ]
+    results = sample_all(client, requests)
+    assert sum(len(result.ids) for result in results) == len(requests) * 40 > 2000
+    for request, result in zip(requests, results, strict=True):
+        assert result.finish_reason is FinishReason.LENGTH
+        assert result.weight_version == client.weight_version
+        assert first.gap(request, result) < TOLERANCE, request.sampling
+
+
+def test_the_same_seed_gives_the_same_tokens(client):
+    (one, two), (three,) = (
+        sample_all(client, [GenerationRequest([5, 6, 7], 30, seed=seed) for seed in seeds])
+        for seeds in ((1, 1), (2,))
+    )
+    assert list(one.ids) == list(two.ids) != list(three.ids)
+
+
+def test_scores_are_log_probs_at_temperature_one(client, first):
+    for ids, start in ((make_prompt(2, 1), 1), (make_prompt(CONTEXT, 3), 2000)):
+        scores = asyncio.run(client.score(ids, start))
+        log_probs = torch.log_softmax(first.logits(ids)[:-1], -1)
+        expected = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[start - 1 :, 0]
+        torch.testing.assert_close(torch.tensor(scores), expected, atol=TOLERANCE, rtol=0)
+    assert client.compute_log_probs(["hello"], [" there"])[0] < 0.0
+
+
+def test_a_turn_ends_where_it_should(client):
+    free = free_turn(client)
+    stop = free.ids[9]
+    result = free_turn(client, stop_ids=frozenset({stop}))
+    assert result.finish_reason is FinishReason.STOP
+    assert list(result.ids) == list(free.ids[: list(free.ids).index(stop) + 1])
+
+    word = next(
+        text
+        for text in (tokenizer().decode(free.ids[i : i + 2]) for i in range(4, 50))
+        if text.isascii() and len(text) > 2
+    )
+    result = free_turn(client, stop_strings=(word,))
+    assert result.finish_reason is FinishReason.STOP
+    assert list(result.ids) == list(free.ids[: len(result.ids)])
+    assert len(result.ids) == len(result.log_probs)
+    assert word in tokenizer().decode(result.ids)
+    assert word not in tokenizer().decode(result.ids[:-1])
+
+    result = sample(client, GenerationRequest(make_prompt(CONTEXT - 8, 0), 50))
+    assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 8)
+    result = sample(client, GenerationRequest(make_prompt(CONTEXT, 0), 50))
+    assert (result.finish_reason, len(result.ids)) == (FinishReason.CONTEXT, 0)
+
+
+def test_strings_for_people(client):
+    output = client.generate(["hello there", "You are"], max_tokens=8, temperature=0.7, seed=5)
+    assert len(output) == 2
+    assert output[0] == tokenizer().decode(output.token_ids[0], skip_special_tokens=True)
+
+
+def test_out_of_time_gives_what_there_is(client, first):
+    request = GenerationRequest([5, 6, 7], CONTEXT - 3, seed=1, timeout=1.0)
+    result = sample(client, request)
+    assert result.finish_reason is FinishReason.DEADLINE
+    assert 0 < len(result.ids) < CONTEXT - 3
+    assert first.gap(request, result) < TOLERANCE
+
+
+def test_cancelling_aborts_on_the_server(client, server):
+    before = server.metric("generation_tokens_total")
+    request = GenerationRequest([5, 6, 7], CONTEXT - 3, seed=1)
+
+    async def cancel():
+        tasks = [asyncio.create_task(client.sample(request)) for _ in range(3)]
+        await until(lambda: server.metric("num_requests_running") == 3)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(task.cancelled() for task in tasks)
+        await until(lambda: server.metric("num_requests_running") == 0)
+
+    asyncio.run(cancel())
+    assert server.metric("generation_tokens_total") - before < 3 * (CONTEXT - 3)
+    assert len(free_turn(client).ids) == 60
+
+
+def test_closing_ends_turns_as_aborted(server):
+    client = VLLMServerEngine(server.url)
+
+    async def close_early():
+        turn = asyncio.create_task(client.sample(GenerationRequest([5], CONTEXT - 1)))
+        await until(lambda: server.metric("num_requests_running") == 1)
+        await asyncio.to_thread(client.close)
+        await until(lambda: server.metric("num_requests_running") == 0)
+        return await turn
+
+    assert asyncio.run(close_early()).finish_reason is FinishReason.ABORTED
+    client.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        sample(client, GenerationRequest([5], 1))
+
+
+def test_new_weights_are_loaded_counted_and_waited_for(client, first, second, tmp_path):
+    early = GenerationRequest([9] * 40, 150, seed=1)
+    late = make_requests(8, 20)
+    sample_all(client, late)  # their prefixes are cached
+    assert client.weight_version == 0
+
+    async def update_in_the_loop():
+        turn = asyncio.create_task(client.sample(early))
+        await asyncio.sleep(0.05)
+        version = client.update_weights(second.model.state_dict())
+        return await turn, version
+
+    old, version = asyncio.run(update_in_the_loop())
+    assert (old.weight_version, version) == (0, 1)
+    assert first.gap(early, old) < TOLERANCE
+    for request, result in zip(late, sample_all(client, late), strict=True):
+        assert result.weight_version == 1
+        assert second.gap(request, result) < TOLERANCE
+    assert client.update_weights(first.folder) == 2
+    for request, result in zip(late, sample_all(client, late), strict=True):
+        assert first.gap(request, result) < TOLERANCE
+
+
+def test_weights_that_do_not_fit_are_not_sent(client, first, tmp_path):
+    version = client.weight_version
+    lacking = dict(first.model.state_dict())
+    del lacking["model.norm.weight"]
+    with pytest.raises(ConfigError, match="missing"):
+        client.update_weights(lacking)
+    with pytest.raises(ConfigError, match="no safetensors"):
+        client.update_weights(tmp_path)
+    with pytest.raises(ConfigError, match="weights of its own"):
+        client.update_weights(None)
+    assert client.weight_version == version
+
+
+def test_tokens_outside_the_vocabulary_are_refused(client, server, first, monkeypatch):
+    beyond = GenerationRequest([1, len(tokenizer())], 5)
+    with pytest.raises(ConfigError, match=f"got id {len(tokenizer())}"):
+        sample(client, beyond)
+    monkeypatch.setattr(client, "_skeleton", None)  # as where the model's folder is not seen
+    with pytest.raises(EngineError, match="out of vocabulary"):
+        sample(client, beyond)
+    with pytest.raises(ConfigError, match="model_path"):
+        client.update_weights(first.model.state_dict())
+    assert len(free_turn(client).ids) == 60
+
+
+def test_a_server_that_is_not_there_is_named():
+    with pytest.raises(EngineError, match=r"http://127\.0\.0\.1:9.*vllm serve"):
+        VLLMServerEngine("http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match="localhost"):
+        VLLMServerEngine("localhost:8000")
+
+
+def test_a_model_that_the_server_does_not_have_is_named(server, first):
+    with pytest.raises(ConfigError, match=f"no model 'gpt-7'.*{first.folder}"):
+        VLLMServerEngine(server.url, "gpt-7")
+
+
+def test_a_server_without_the_mode_serves_only_what_is_right_there(bare, first):
+    """Its log-probs are the model's own: right without temperature and filters, else wrong."""
+    with create_inference_engine(bare.url + "/v1", "vllm", tokenizer=tokenizer()) as client:
+        for name in ("plain", "greedy"):
+            request = GenerationRequest([5, 6, 7], 30, SAMPLING[name])
+            assert first.gap(request, sample(client, request)) < TOLERANCE
+        for name in ("cold", "top-k"):
+            with pytest.raises(ConfigError, match="--logprobs-mode processed_logprobs"):
+                sample(client, GenerationRequest([5, 6, 7], 30, SAMPLING[name]))
+
+
+def test_a_server_that_takes_no_weights_says_how_to_start_it(bare, first):
+    with VLLMServerEngine(bare.url) as client:
+        with pytest.raises(EngineError, match="VLLM_SERVER_DEV_MODE=1"):
+            client.update_weights(first.model.state_dict())
+        assert len(free_turn(client).ids) == 60  # and goes on with what it has
+        assert client.weight_version == 0
+
+
+def test_what_the_server_says_of_a_failure_is_passed_on(bare):
+    with VLLMServerEngine(bare.url) as client:
+        request = GenerationRequest([1], 5, SamplingParams(), stop_ids=frozenset({10**6}))
+        with pytest.raises(EngineError, match="out-of-vocab token ids"):
+            sample(client, request)

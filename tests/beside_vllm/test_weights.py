@@ -1,0 +1,110 @@
+"""New weights: in place, counted, used from then on and not before."""
+
+import asyncio
+
+import pytest
+import torch
+
+from beside_vllm.cases import TOLERANCE, make_requests, sample, sample_all, until
+from turnwise import ConfigError
+from turnwise.inference import GenerationRequest
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(engine, first):
+    yield
+    engine.update_weights(first.model.state_dict())
+
+
+def check(engine, saved, requests):
+    for request, result in zip(requests, sample_all(engine, requests), strict=True):
+        assert result.weight_version == engine.weight_version
+        assert saved.gap(request, result) < TOLERANCE
+
+
+@pytest.mark.parametrize("source", ["tensors", "folder"])
+def test_log_probs_become_those_of_the_new_model(engine, first, second, source):
+    requests = make_requests(20, 20)  # prompts of more than one block: prefixes are cached
+    assert any(len(request.prompt_ids) > 64 for request in requests)
+    check(engine, first, requests)
+    before = engine.weight_version
+    new = second.model.state_dict() if source == "tensors" else second.folder
+    assert engine.update_weights(new) == before + 1
+    check(engine, second, requests)
+    old = [first.gap(request, sample(engine, request)) for request in requests[:3]]
+    assert max(old) > 0.1, "the models must differ for this to say anything"
+    ids = list(requests[12].prompt_ids)
+    log_probs = torch.log_softmax(second.logits(ids)[:-1], -1)
+    expected = log_probs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+    scores = torch.tensor(asyncio.run(engine.score(ids, 1)))
+    torch.testing.assert_close(scores, expected, atol=TOLERANCE, rtol=0)
+
+
+def test_turns_under_way_end_on_the_weights_that_they_began_with(engine, first, second):
+    early = [GenerationRequest([5 + i] * 40, 150, seed=i) for i in range(4)]
+    late = [GenerationRequest([5 + i] * 40, 20, seed=i) for i in range(4)]
+    version = engine.weight_version
+
+    async def update_in_between():
+        begun = [asyncio.create_task(engine.sample(request)) for request in early]
+        await until(lambda: engine.num_unfinished == len(early))
+        update = asyncio.create_task(
+            asyncio.to_thread(engine.update_weights, second.model.state_dict())
+        )
+        await asyncio.sleep(0.01)
+        assert not update.done()
+        after = [asyncio.create_task(engine.sample(request)) for request in late]
+        return await asyncio.gather(*begun), await update, await asyncio.gather(*after)
+
+    olds, updated, news = asyncio.run(update_in_between())
+    assert updated == version + 1
+    for request, result in zip(early, olds, strict=True):
+        assert (len(result.ids), result.weight_version) == (150, version)
+        assert first.gap(request, result) < TOLERANCE
+    for request, result in zip(late, news, strict=True):
+        assert result.weight_version == version + 1
+        assert second.gap(request, result) < TOLERANCE
+
+
+def test_an_update_may_block_the_loop_whose_turns_it_waits_for(engine, second):
+    request = GenerationRequest([7] * 40, 100, seed=3)
+
+    async def update_in_the_loop():
+        turn = asyncio.create_task(engine.sample(request))
+        await until(lambda: engine.num_unfinished == 1)
+        version = engine.update_weights(second.model.state_dict())
+        return await turn, version
+
+    result, version = asyncio.run(update_in_the_loop())
+    assert result.weight_version == version - 1
+    assert len(result.ids) == 100
+
+
+def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(engine, first, tmp_path):
+    good = first.model.state_dict()
+    name = "model.layers.1.mlp.up_proj.weight"
+    lacking = {key: value for key, value in good.items() if key != name}
+    version = engine.weight_version
+    with pytest.raises(ConfigError, match=f"1 weights of the model are missing.*{name}"):
+        engine.update_weights(lacking)
+    with pytest.raises(ConfigError, match=f"no weight 'module.{name}'. Did you mean '{name}'"):
+        engine.update_weights({f"module.{name}": good[name], **good})
+    with pytest.raises(ConfigError, match=rf"{name}' got the shape \(3,\)"):
+        engine.update_weights({**good, name: torch.zeros(3)})
+    with pytest.raises(ConfigError, match="no safetensors files"):
+        engine.update_weights(tmp_path)
+    with pytest.raises(ConfigError, match="copy of the weights of its own"):
+        engine.update_weights(None)
+    assert engine.weight_version == version
+    check(engine, first, make_requests(3, 20))
+
+
+def test_a_folder_that_lacks_weights_is_refused(engine, first, tmp_path):
+    from safetensors.torch import save_file
+
+    lacking = dict(first.model.state_dict())
+    del lacking["model.norm.weight"]
+    save_file(lacking, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"missing.*model\.norm\.weight"):
+        engine.update_weights(tmp_path)
+    check(engine, first, make_requests(3, 20))
