@@ -96,7 +96,7 @@ def started(
 def wait_for(url: str, tokenizer: Any, process: subprocess.Popen[bytes]) -> SGLangServerEngine:
     while process.poll() is None:
         try:
-            return SGLangServerEngine(url, tokenizer, num_top_log_probs=NUM_TOP)
+            return SGLangServerEngine(url, tokenizer=tokenizer, num_top_log_probs=NUM_TOP)
         except EngineError:
             time.sleep(2.0)
     raise SystemExit(f"the server exited with {process.returncode}")

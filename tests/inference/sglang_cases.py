@@ -37,7 +37,7 @@ def serving(*, deterministic=False, **options):
         runtime = TinySGLang(model, TOKENIZER, folder, deterministic=deterministic)
         with (
             SGLangServer(runtime) as server,
-            SGLangServerEngine(server.url, TOKENIZER, **options) as engine,
+            SGLangServerEngine(server.url, tokenizer=TOKENIZER, **options) as engine,
         ):
             yield runtime, server, engine
 

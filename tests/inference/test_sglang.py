@@ -19,6 +19,7 @@ from inference.sglang_cases import (
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
+from turnwise.inference.create import create_inference_engine
 from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangServerEngine
 from turnwise.inference.sglang.filters import kept_log_mass
@@ -181,7 +182,7 @@ class Recites:
 @pytest.mark.parametrize("incremental", [False, True])
 def test_a_stream_gives_what_a_single_answer_gives(incremental):
     with serving() as (runtime, server, engine):
-        streamed = SGLangServerEngine(server.url, TOKENIZER, stream=True)
+        streamed = SGLangServerEngine(server.url, tokenizer=TOKENIZER, stream=True)
         runtime.is_incremental = incremental
         params = SamplingParams(temperature=0.9, top_k=1)
         with streamed:
@@ -223,6 +224,15 @@ def test_strings_for_people():
         after = TOKENIZER.encode(" there", add_special_tokens=False)
         expected = plain_log_probs(make_model(), GenerationRequest(prompt, 5), after).sum().item()
         assert log_prob == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_server_by_the_name_of_its_backend():
+    with serving() as (_, server, engine):
+        config = {"num_top_log_probs": 9}
+        with create_inference_engine(server.url, "sglang", config, tokenizer=TOKENIZER) as named:
+            assert type(named) is type(engine)
+            request = GenerationRequest([5, 6], 4, GREEDY)
+            assert sample(named, request) == sample(engine, request)
 
 
 def test_a_seed_counts_where_inference_is_deterministic():

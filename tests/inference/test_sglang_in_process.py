@@ -74,7 +74,7 @@ class Engine:
         runtime = TinySGLang(make_model(), TOKENIZER, kwargs["model_path"])
         runtime.is_deterministic = kwargs.get("enable_deterministic_inference", False)
         self.tokenizer_manager = TokenizerManager(runtime)
-        self.loop = asyncio.new_event_loop()
+        self.loop = self.own_loop = asyncio.new_event_loop()
         Engine.made = self
 
     def get_server_info(self):
@@ -106,6 +106,7 @@ class Engine:
         return await asyncio.to_thread(self.tokenizer_manager.runtime.generate, body)
 
     def shutdown(self):
+        self.own_loop.close()
         self.is_shut_down = True
 
 

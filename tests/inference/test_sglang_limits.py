@@ -48,7 +48,7 @@ def test_with_a_stream_what_came_until_the_deadline_is_there_even_then():
     with serving(stream=True) as (runtime, _, engine):
         engine.abort_grace = 0.3
         runtime.freeze_after = 4
-        result = sample(engine, GenerationRequest([5, 6], 20, GREEDY, timeout=0.5))
+        result = sample(engine, GenerationRequest([5, 6], 20, GREEDY, timeout=1.0))
         assert result.finish_reason is FinishReason.DEADLINE
         assert len(result.ids) == 3  # the fourth was sampled and not sent
 
@@ -117,9 +117,9 @@ def test_no_server_at_the_address_is_said_at_once():
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with pytest.raises(EngineError, match=f"no server answers at http://127.0.0.1:{port}"):
-        SGLangServerEngine(f"http://127.0.0.1:{port}", TOKENIZER)
+        SGLangServerEngine(f"http://127.0.0.1:{port}", tokenizer=TOKENIZER)
     with pytest.raises(ConfigError, match="localhost:30000"):
-        SGLangServerEngine("localhost:1", TOKENIZER)
+        SGLangServerEngine("localhost:1", tokenizer=TOKENIZER)
 
 
 def test_a_server_that_exits_in_the_middle_is_an_error_and_closing_still_works():
@@ -141,15 +141,15 @@ def test_something_else_behind_the_address_is_named():
     with serving() as (runtime, _, _), SGLangServer(runtime) as server:
         runtime.server_info = lambda: {"vocab": 3}
         with pytest.raises(EngineError, match=r"lacks 'max_req_input_len'.*0\.5\.17"):
-            SGLangServerEngine(server.url, TOKENIZER)
+            SGLangServerEngine(server.url, tokenizer=TOKENIZER)
 
 
 def test_a_key_opens_a_server_that_wants_one():
     runtime = TinySGLang(make_model(), TOKENIZER, "elsewhere")
     with SGLangServer(runtime, api_key="sesame") as server:
         with pytest.raises(EngineError, match="401: Unauthorized"):
-            SGLangServerEngine(server.url, TOKENIZER)
-        with SGLangServerEngine(server.url, TOKENIZER, api_key="sesame") as engine:
+            SGLangServerEngine(server.url, tokenizer=TOKENIZER)
+        with SGLangServerEngine(server.url, tokenizer=TOKENIZER, api_key="sesame") as engine:
             assert len(sample(engine, GenerationRequest([5], 2)).ids) == 2
 
 
@@ -159,7 +159,7 @@ def test_a_model_that_is_not_on_a_disk_here_leaves_the_tokenizer_to_say_its_size
     with SGLangServer(runtime) as server:
         with pytest.raises(ConfigError, match=r"Pass model_path= or tokenizer="):
             SGLangServerEngine(server.url)
-        with SGLangServerEngine(server.url, TOKENIZER) as engine:
+        with SGLangServerEngine(server.url, tokenizer=TOKENIZER) as engine:
             with pytest.raises(ConfigError, match="outside"):
                 sample(engine, GenerationRequest([len(TOKENIZER)], 2))
             with pytest.raises(ConfigError, match="Pass model_path="):

@@ -63,7 +63,7 @@ class OfThatSize:
 def replay(answer, request, **options):
     with (
         SGLangServer(Replay(answer)) as server,
-        SGLangServerEngine(server.url, OfThatSize(), **options) as engine,
+        SGLangServerEngine(server.url, tokenizer=OfThatSize(), **options) as engine,
     ):
         return asyncio.run(engine.sample(request)), server.asked("/generate")[0]
 
@@ -104,7 +104,7 @@ def test_a_recorded_stream_is_read_once_not_piled_up():
 def test_recorded_prompt_log_probs_are_scores():
     with (
         SGLangServer(Replay(recorded.PROMPT_LOG_PROBS)) as server,
-        SGLangServerEngine(server.url, OfThatSize()) as engine,
+        SGLangServerEngine(server.url, tokenizer=OfThatSize()) as engine,
     ):
         scores = asyncio.run(engine.score(recorded.PROMPT, 1))
     assert len(scores) == 8
@@ -114,7 +114,7 @@ def test_recorded_prompt_log_probs_are_scores():
 def test_a_recorded_refusal_of_weights_is_passed_on():
     with (
         SGLangServer(Replay()) as server,
-        SGLangServerEngine(server.url, OfThatSize()) as engine,
+        SGLangServerEngine(server.url, tokenizer=OfThatSize()) as engine,
     ):
         with pytest.raises(EngineError, match="Repo id must be in the form"):
             engine.update_weights("MISSING")

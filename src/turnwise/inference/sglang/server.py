@@ -11,12 +11,17 @@ from turnwise.inference.base import Overflow
 from turnwise.inference.http import EngineError, JsonClient
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.models import load_tokenizer
 
 
 class SGLangServerEngine(SGLangEngine):
     """A running server, which closing the engine leaves running.
 
     python -m sglang.launch_server --model-path MODEL --port 30000
+
+    `tokenizer` is for strings only: for people, and for stop strings; it may be a name or a folder.
+    `model_path` says where the model lies here, if that is not where the server has it: token ids
+    and new weights are checked against its configuration.
 
     With `stream` the tokens come as they are sampled. Nobody sees them earlier for it, and a long
     turn costs more, since SGLang sends all of it again with each token; but what came until the
@@ -26,8 +31,8 @@ class SGLangServerEngine(SGLangEngine):
     def __init__(
         self,
         url: str,
-        tokenizer: Any = None,
         *,
+        tokenizer: Any = None,
         model_path: str | None = None,
         api_key: str | None = None,
         stream: bool = False,
@@ -36,6 +41,8 @@ class SGLangServerEngine(SGLangEngine):
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
     ) -> None:
+        if isinstance(tokenizer, str | os.PathLike):
+            tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         self._client = JsonClient(url, api_key)
         self._is_stream = stream
         super().__init__(
