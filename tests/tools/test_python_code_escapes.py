@@ -516,16 +516,28 @@ def test_if_we_are_killed_the_program_goes_too() -> None:
     wait_until(lambda: not separate_processes(owner.pid))
 
 
-def test_if_the_one_that_watches_is_killed_the_program_goes_too() -> None:
+@pytest.mark.parametrize("early", [True, False])
+def test_if_the_one_that_watches_is_killed_the_program_goes_too(
+    early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = threading.Event()
+    hear = runner._Watch._hear
+
+    def listen(watch: runner._Watch, data: bytes) -> None:
+        hear(watch, data)
+        running.set()
+
+    monkeypatch.setattr(runner._Watch, "_hear", listen)
     results: list[CodeRun] = []
     thread = threading.Thread(
         target=lambda: results.append(run("while True: pass", seconds=3600)), daemon=True
     )
     thread.start()
-    wait_until(lambda: len(separate_processes()) == 2)
+    # Early: while the program is still being locked in.
+    wait_until(lambda: len(separate_processes()) == 2 if early else running.is_set())
     os.kill(min(separate_processes()), signal.SIGKILL)
     thread.join(20)
-    assert results[0].signal == signal.SIGKILL
+    assert results[0].signal == signal.SIGKILL or (early and results[0].problem)
 
 
 def test_the_machine_has_no_name() -> None:
