@@ -28,6 +28,13 @@ from turnwise.yaml_files import dump, parse_value, read_yaml
 
 Positive = Annotated[int, Ge(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
+LossAggregation = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+]
 
 
 def setting(default: Any, help: str) -> Any:
@@ -95,6 +102,38 @@ class TrainingConfig(Section):
     batch_size: Positive = setting(32, "Episodes in one training step.")
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
+    update_epochs: Positive = setting(1, "How often each batch is learned from.")
+    mini_batch_size: Positive | None = setting(
+        None, "Episodes in one step of the optimiser; none: the whole batch."
+    )
+    micro_batch_tokens: Positive = setting(
+        16384, "Tokens computed at once: memory and speed depend on it, the result does not."
+    )
+    policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
+    loss_agg_mode: LossAggregation | None = setting(
+        None, "How token losses become one number; none: as the policy loss has it."
+    )
+    entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
+    kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
+    target_kl: Annotated[float, Gt(0)] | None = setting(
+        None, "An update ends early when the policy has moved 1.5 times as far; none: never."
+    )
+    critic: Literal["shared", "separate"] = setting(
+        "shared", "Where the value head sits, if one is needed: the policy's trunk or a copy."
+    )
+    value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
+    max_grad_norm: Annotated[float, Gt(0)] | None = setting(
+        1.0, "Larger gradients are scaled down to this norm; none: never."
+    )
+    weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
+    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the step size rises.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "What the step size does afterwards; linear and cosine fall to 0."
+    )
+    lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0: train all weights.")
+    gradient_checkpointing: bool = setting(
+        False, "Compute layers again for the gradient: less memory, a third more time."
+    )
     seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
 
 

@@ -20,6 +20,7 @@ LAYERS = [
     {"models"},
     {"algo"},
     {"inference"},
+    {"data", "learner"},
     {"cli", "__main__"},
 ]
 

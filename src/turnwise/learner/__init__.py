@@ -1,0 +1,34 @@
+"""The learner: policy and value model, packing, log-probs, the update.
+
+Its input is token streams: ids, the mask of what was sampled, log-probs, advantages. Nothing here
+knows what an environment is.
+"""
+
+from turnwise.learner.batch import PPOBatch, on_last_token
+from turnwise.learner.build import make_learner, needs_critic
+from turnwise.learner.lora import add_lora, has_adapters, without_adapters
+from turnwise.learner.model import Outputs, PolicyValueModel
+from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
+from turnwise.learner.options import LearnerOptions
+from turnwise.learner.ppo import DataParallelPPOActor, PPOTrainer
+from turnwise.learner.trunk import UnsupportedModel
+from turnwise.learner.update import Learner
+
+__all__ = [
+    "DataParallelPPOActor",
+    "Learner",
+    "LearnerOptions",
+    "MasterAdamW",
+    "Outputs",
+    "PPOBatch",
+    "PPOTrainer",
+    "PolicyValueModel",
+    "UnsupportedModel",
+    "add_lora",
+    "has_adapters",
+    "learning_rate_at",
+    "make_learner",
+    "needs_critic",
+    "on_last_token",
+    "without_adapters",
+]

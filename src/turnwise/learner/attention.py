@@ -1,0 +1,150 @@
+"""Attention over packed episodes with gradients, under a name that transformers knows.
+
+The engine's own attention reads a cache and has no gradient; this one has neither cache nor
+padding: each episode sees itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+
+NAME = "turnwise_episodes"
+"""What transformers knows this attention by."""
+
+
+@dataclass
+class Episodes:
+    """Where the episodes of one forward begin and end."""
+
+    lengths: Sequence[int]
+    _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+
+    def offsets(self, device: torch.device) -> torch.Tensor:
+        """Where each begins, and where the last one ends [b + 1]; made once for all layers."""
+        if device not in self._offsets:
+            ends = list(accumulate(self.lengths, initial=0))
+            self._offsets[device] = torch.tensor(ends, dtype=torch.int32).to(device)
+        return self._offsets[device]
+
+
+def episode_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    episodes: Episodes,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D]."""
+    if softcap is not None or attention_mask is not None:
+        raise NotImplementedError("this attention knows neither a softcap nor a mask of its own")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if _has_kernel(query):
+        return _by_kernel(query, key, value, episodes, scale, sliding_window), None
+    apart = [torch.split(x, list(episodes.lengths), 2) for x in (query, key, value)]
+    pieces = [_attend_one(q, k, v, scale, sliding_window) for q, k, v in zip(*apart, strict=True)]
+    return torch.cat(pieces, 2).transpose(1, 2), None
+
+
+def _attend_one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+) -> torch.Tensor:
+    length = query.shape[2]
+    mask = None
+    if window is not None and window < length:
+        at = torch.arange(length, device=query.device)
+        distance = at[:, None] - at[None]
+        mask = (distance >= 0) & (distance < window)
+    return F.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+@cache
+def _varlen() -> Any:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    return varlen_attn
+
+
+def _has_kernel(query: torch.Tensor) -> bool:
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= 256
+        and _varlen() is not None
+    )
+
+
+def _by_kernel(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    episodes: Episodes,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    offsets, longest = episodes.offsets(query.device), max(episodes.lengths)
+    # The kernel counts the tokens before this one, a window counts this one too.
+    left = -1 if window is None or window >= longest else window - 1
+    seen: torch.Tensor = _varlen()(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        offsets,
+        offsets,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(left, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return seen[None]
+
+
+def attention_configs(model: Any) -> list[Any]:
+    """Every config in a model that says which attention its layers use."""
+    from transformers import AttentionInterface, PreTrainedConfig
+
+    AttentionInterface.register(NAME, episode_attention)
+    found = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            found[id(config)] = config
+    return list(found.values())
+
+
+@contextmanager
+def attending(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """The model attends by this name meanwhile; an engine on the same modules has its own."""
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, old in zip(configs, before, strict=True):
+            config._attn_implementation = old

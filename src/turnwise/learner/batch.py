@@ -1,0 +1,186 @@
+"""What an update learns from: a batch of episodes as rows of tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from turnwise.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from turnwise.chat import TokenStream
+
+
+@dataclass
+class PPOBatch:
+    """B episodes of up to T tokens; all tensors are [B, T] and aligned with the tokens.
+
+    What stands at a token is about that token: its log-prob given all before it, the value of the
+    state in which it was sampled, the reward it earned.
+
+    >>> batch = PPOBatch(torch.tensor([[5, 6, 7]]), torch.tensor([[0, 0, 1]]))
+    >>> batch.num_policy_tokens, batch["response_mask"].dtype
+    (1, torch.bool)
+    """
+
+    input_ids: torch.Tensor
+    """Every token of the episode: prompts, what was sampled, observations."""
+    response_mask: torch.Tensor
+    """Set on the tokens that the policy sampled: these and no others are trained on."""
+    attention_mask: torch.Tensor | None = None
+    """Set where there is a token, not set on padding, on whichever side; None: everywhere."""
+    sampler_log_probs: torch.Tensor | None = None
+    """Log-probs at the moment of sampling."""
+    old_log_probs: torch.Tensor | None = None
+    """The learner's own log-probs before the update, if they were recomputed; None: the sampler's
+    are exact. When both are there, their ratio weighs the loss (importance correction)."""
+    advantages: torch.Tensor | None = None
+    returns: torch.Tensor | None = None
+    """What the values should have been; needed to train a critic."""
+    values: torch.Tensor | None = None
+    """The critic's values at rollout time."""
+    ref_log_probs: torch.Tensor | None = None
+    """Of the reference model; needed for a KL term in the loss."""
+    rewards: torch.Tensor | None = None
+    """On the token that earned them."""
+    dones: torch.Tensor | None = None
+    """Set on a token after which an episode was over."""
+
+    def __post_init__(self) -> None:
+        shape = self.input_ids.shape
+        if len(shape) != 2:
+            raise ConfigError(f"input_ids got shape {tuple(shape)}, expected [episodes, tokens]")
+        if self.attention_mask is None:
+            self.attention_mask = torch.ones_like(self.input_ids, dtype=torch.bool)
+        for name, tensor in self._tensors():
+            if tensor.shape != shape:
+                raise ConfigError(
+                    f"{name} got shape {tuple(tensor.shape)}, expected that of input_ids, "
+                    f"{tuple(shape)}"
+                )
+        self.attention_mask = self.attention_mask.bool()
+        self.response_mask = self.response_mask.bool()
+        if bool((self.response_mask & ~self.attention_mask).any()):
+            raise ConfigError(
+                "response_mask is set where attention_mask is not: padding cannot be trained on"
+            )
+
+    @classmethod
+    def from_streams(cls, streams: Sequence[TokenStream], **tensors: torch.Tensor) -> PPOBatch:
+        """Episodes as they were recorded, padded at their ends; `tensors` are further fields."""
+        if not streams:
+            raise ConfigError("a batch needs at least one episode, got none")
+        width = max(len(stream) for stream in streams)
+        ids = torch.zeros(len(streams), width, dtype=torch.long)
+        response = torch.zeros(len(streams), width, dtype=torch.bool)
+        present = torch.zeros_like(response)
+        log_probs = torch.zeros(len(streams), width)
+        for row, stream in enumerate(streams):
+            length = len(stream)
+            ids[row, :length] = torch.as_tensor(stream.ids)
+            response[row, :length] = torch.as_tensor(stream.mask)
+            log_probs[row, :length] = torch.as_tensor(stream.log_probs)
+            present[row, :length] = True
+        log_probs.masked_fill_(~response, 0.0)
+        return cls(ids, response, present, sampler_log_probs=log_probs, **tensors)
+
+    @classmethod
+    def of(cls, data: PPOBatch | Mapping[str, Any]) -> PPOBatch:
+        """A batch from a plain mapping, as hand-written loops make them.
+
+        Tensors that are narrower than `input_ids` belong to its last columns, the response.
+        """
+        if isinstance(data, PPOBatch):
+            return data
+        missing = [name for name in ("input_ids", "response_mask") if name not in data]
+        if missing:
+            raise ConfigError(
+                f"a batch needs input_ids and response_mask, got {', '.join(map(str, data))}"
+            )
+        ids = torch.as_tensor(data["input_ids"])
+        _check_responses(ids, data.get("responses"))
+        names = {field.name for field in dataclasses.fields(cls)}
+        widened = {
+            name: _widened(name, torch.as_tensor(value), ids.shape[1])
+            for name, value in data.items()
+            if name in names and value is not None
+        }
+        rewards = widened.get("rewards")
+        if rewards is not None and rewards.dim() == 1:
+            widened["rewards"] = on_last_token(rewards, widened["response_mask"].bool())
+        return cls(**widened)
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                yield field.name, value
+
+    def to(self, device: torch.device | str) -> PPOBatch:
+        """The same on another device."""
+        return PPOBatch(**{name: x.to(device, non_blocking=True) for name, x in self._tensors()})
+
+    def select(self, rows: torch.Tensor) -> PPOBatch:
+        """Some of the episodes, in this order."""
+        return PPOBatch(**{name: x[rows.to(x.device)] for name, x in self._tensors()})
+
+    @property
+    def behaviour_log_probs(self) -> torch.Tensor:
+        """What the ratio of the policy loss is taken against."""
+        if self.old_log_probs is not None:
+            return self.old_log_probs
+        return self.need("sampler_log_probs")
+
+    def need(self, name: str) -> torch.Tensor:
+        """A field that this update cannot do without."""
+        value: torch.Tensor | None = self[name]
+        if value is None:
+            raise ConfigError(f"this update needs {name}, which the batch does not have")
+        return value
+
+    @property
+    def num_policy_tokens(self) -> int:
+        return int(self.response_mask.sum())
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+    def __getitem__(self, name: str) -> Any:
+        names = [field.name for field in dataclasses.fields(self)]
+        if name not in names:
+            raise KeyError(f"a batch has no {name!r}. {did_you_mean(name, names)}")
+        return getattr(self, name)
+
+
+def on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
+    """Scores of whole episodes [B], put on the last policy token of each: [B, T]."""
+    column = torch.arange(response_mask.shape[1], device=response_mask.device)
+    last = torch.where(response_mask, column, -1).amax(1)
+    is_last = response_mask & (column == last[:, None])
+    return torch.where(is_last, scores[:, None], torch.zeros((), dtype=scores.dtype))
+
+
+def _widened(name: str, tensor: torch.Tensor, width: int) -> torch.Tensor:
+    if tensor.dim() != 2 or tensor.shape[1] >= width:
+        return tensor
+    if name == "attention_mask":
+        raise ConfigError(
+            f"attention_mask got {tensor.shape[1]} columns, expected the {width} of input_ids"
+        )
+    padding = tensor.new_zeros(len(tensor), width - tensor.shape[1])
+    return torch.cat([padding, tensor], 1)
+
+
+def _check_responses(ids: torch.Tensor, responses: Any) -> None:
+    if responses is None:
+        return
+    responses = torch.as_tensor(responses)
+    if not torch.equal(ids[:, -responses.shape[1] :], responses.to(ids.device)):
+        raise ConfigError(
+            "the last columns of input_ids are not the responses. Put prompt and response "
+            "together into input_ids: torch.cat([prompts, responses], 1)."
+        )

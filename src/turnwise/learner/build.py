@@ -1,0 +1,44 @@
+"""From a run's settings to a learner."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from typing import Any
+
+from turnwise.algo.choose import get_advantage_estimator
+from turnwise.config import ConfigStore
+from turnwise.learner.lora import add_lora, has_adapters
+from turnwise.learner.model import PolicyValueModel
+from turnwise.learner.options import LearnerOptions
+from turnwise.learner.update import Learner
+
+
+def make_learner(
+    config: ConfigStore, model: Any, *, reference: Any = None, total_steps: int | None = None
+) -> Learner:
+    """A learner that trains this model in place as the settings say.
+
+    Call it before an engine is put on the same modules: adapters change them. Without `reference`
+    the model as it is now becomes it, by a copy, and only if a KL term needs one.
+    """
+    training = config.training
+    if training.lora_rank and not has_adapters(model):
+        add_lora(model, training.lora_rank)
+    needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
+    if needs_reference and reference is None and not has_adapters(model):
+        reference = copy.deepcopy(model)
+    policy = PolicyValueModel(
+        model,
+        training.critic if needs_critic(training.adv_estimator) else None,
+        temperature=config.inference.temperature,
+        gradient_checkpointing=training.gradient_checkpointing,
+    )
+    options = LearnerOptions.from_config(config, total_steps)
+    return Learner(policy, options, reference=reference if needs_reference else None)
+
+
+def needs_critic(adv_estimator: str) -> bool:
+    """Whether an estimator cannot do without values."""
+    values = inspect.signature(get_advantage_estimator(adv_estimator)).parameters.get("values")
+    return values is not None and values.default is values.empty

@@ -1,0 +1,170 @@
+"""The policy and its critic: one forward gives log-probs, entropy and values."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from turnwise.errors import ConfigError
+from turnwise.learner.batch import PPOBatch
+from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.trunk import Layout, Trunk
+
+_NO_BUDGET = 1 << 62
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What a forward says about the policy's tokens: [b, T] each, 0 on all other tokens."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor | None
+    """Of the state in which each token was sampled; None without a critic."""
+    last_values: torch.Tensor | None
+    """[b], after the last token: what an episode that was cut short is still worth."""
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class PolicyValueModel(nn.Module):
+    """A causal language model, and a value head on its trunk or on one of its own.
+
+    `critic`: "shared" puts the value head on the policy's own trunk; "separate" on a copy of it; a
+    model is taken as the critic's trunk; None: no critic, as GRPO and its kin need none. The head
+    starts at zero, so that the first values are 0 and not noise.
+
+    >>> from turnwise import load_model
+    >>> model = PolicyValueModel(load_model("tiny", device="cpu").model, critic="shared")
+    >>> ids = torch.tensor([[1, 2, 3]])
+    >>> model(ids, response_mask=torch.tensor([[0, 1, 1]]))["values"]
+    tensor([[0., 0., 0.]], grad_fn=<IndexPutBackward0>)
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        critic: Literal["shared", "separate"] | Any | None = "shared",
+        *,
+        temperature: float = 1.0,
+        layout: Layout | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.temperature = temperature
+        self._trunk = Trunk(policy, layout=layout, gradient_checkpointing=gradient_checkpointing)
+        self._critic_trunk: Trunk | None = None
+        self.critic: nn.Module | None = None
+        if isinstance(critic, str):
+            if critic not in ("shared", "separate"):
+                raise ConfigError(
+                    f"critic got {critic!r}, expected 'shared', 'separate', a model or None"
+                )
+            if critic == "separate":
+                self.critic = _critic_of(policy)
+        elif critic is policy:
+            critic = "shared"
+        elif critic is not None:
+            self.critic = critic
+        if critic == "shared":
+            self._critic_trunk = self._trunk
+        elif self.critic is not None:
+            self._critic_trunk = Trunk(
+                self.critic, layout=layout, gradient_checkpointing=gradient_checkpointing
+            )
+        self.value_head: nn.Linear | None = None
+        if self._critic_trunk is not None:
+            # In float32 at least: values are regressed, and bf16 has three digits.
+            dtype = torch.promote_types(self._critic_trunk.model.dtype, torch.float32)
+            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=self.device)
+            nn.init.zeros_(head.weight)
+            nn.init.zeros_(head.bias)
+            self.value_head = head
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self._trunk.model.device
+        return device
+
+    @property
+    def has_critic(self) -> bool:
+        return self.value_head is not None
+
+    @property
+    def layout(self) -> Layout:
+        """How episodes are computed together."""
+        return self._trunk.layout
+
+    def train(self, mode: bool = True) -> PolicyValueModel:
+        """Stays as it is: dropout is off while learning, see `trunk`."""
+        return super().train(False)
+
+    def forward_pack(
+        self, input_ids: torch.Tensor, pack: Pack, *, with_entropy: bool = True
+    ) -> Outputs:
+        """A pack of a batch's rows: input_ids [B, T]; the rows' outputs [b, T]."""
+        pack, width = pack.to(self.device), input_ids.shape[1]
+        ids = pack.take(input_ids.to(self.device))
+        hidden = self._trunk.hidden(ids, pack)
+        log_probs, entropy = chosen_log_probs(
+            hidden[pack.sources],
+            self._trunk.head,
+            ids[pack.targets],
+            temperature=self.temperature,
+            with_entropy=with_entropy,
+        )
+        values = last_values = None
+        if self._critic_trunk is not None and self.value_head is not None:
+            if self._critic_trunk is not self._trunk:
+                hidden = self._critic_trunk.hidden(ids, pack)
+            kept = hidden[torch.cat([pack.sources, pack.ends])]
+            found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
+            values = pack.spread(found[: pack.num_policy_tokens], width)
+            last_values = found[pack.num_policy_tokens :]
+        return Outputs(
+            pack.spread(log_probs, width), pack.spread(entropy, width), values, last_values
+        )
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        response_mask: torch.Tensor | None = None,
+    ) -> Outputs:
+        """A whole batch at once, [B, T]. Without a response mask every token but the first."""
+        batch = PPOBatch(
+            input_ids,
+            torch.zeros_like(input_ids) if response_mask is None else response_mask,
+            attention_mask,
+        )
+        assert batch.attention_mask is not None
+        present = batch.attention_mask.cpu()
+        wanted = batch.response_mask.cpu()
+        if response_mask is None:
+            wanted = present & (present.cumsum(1) > 1)
+        if not bool(present.any(1).all()):
+            raise ConfigError("attention_mask has a row without a token")
+        (pack,) = make_packs(present, wanted, torch.arange(len(input_ids)), _NO_BUDGET)
+        return self.forward_pack(input_ids, pack)
+
+
+def _critic_of(policy: Any) -> nn.Module:
+    """A copy of the policy's weights to start from, without its adapters."""
+    critic: nn.Module = copy.deepcopy(policy)
+    if any("lora_" in name for name, _ in critic.named_parameters()):
+        raise ConfigError(
+            "a separate critic of a policy with adapters: give the critic's model itself, or use "
+            "critic='shared'"
+        )
+    # Its own output layer is never used.
+    for parameter in critic.get_output_embeddings().parameters():  # type: ignore[operator]
+        if parameter is not critic.get_input_embeddings().weight:  # type: ignore[operator]
+            parameter.requires_grad_(False)
+    return critic

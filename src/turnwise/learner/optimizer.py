@@ -1,0 +1,177 @@
+"""AdamW that half-precision modules can be trained with, and its learning rate over time.
+
+Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 master: gradients are
+added up there, Adam steps there, and the module gets the rounded result. Parameters that are
+float32 already are their own masters. They are only ever written in place: an engine on the same
+modules may hold views of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import nn
+
+from turnwise.errors import ConfigError
+
+Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+
+_STATE = ("exp_avg", "exp_avg_sq", "step")
+
+
+def learning_rate_at(
+    step: int,
+    base: float,
+    *,
+    schedule: Schedule = "constant",
+    warmup_steps: int = 0,
+    total_steps: int | None = None,
+) -> float:
+    """The learning rate of one step, from 0: up a line, then constant or down to 0.
+
+    >>> [learning_rate_at(s, 1.0, schedule="linear", warmup_steps=2, total_steps=6)
+    ...  for s in range(6)]
+    [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    if step < warmup_steps:
+        return base * (step + 1) / warmup_steps
+    if schedule == "constant":
+        return base
+    if total_steps is None:
+        raise ConfigError(
+            f"lr_schedule={schedule!r} needs to know how many steps there will be. Give "
+            "total_steps, or take lr_schedule='constant'."
+        )
+    done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+    left = 1.0 - min(1.0, done)
+    return base * (left if schedule == "linear" else 0.5 * (1.0 - math.cos(math.pi * left)))
+
+
+class MasterAdamW:
+    """AdamW over named parameters, with float32 masters where they are narrower."""
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+    ) -> None:
+        self._parameters = {name: p for name, p in parameters if p.requires_grad}
+        if not self._parameters:
+            raise ConfigError("there is nothing to train: no parameter requires a gradient")
+        self._masters: dict[str, nn.Parameter] = {}
+        self._narrow: list[str] = []
+        for name, parameter in self._parameters.items():
+            if parameter.dtype in (torch.bfloat16, torch.float16):
+                self._narrow.append(name)
+                self._masters[name] = nn.Parameter(parameter.detach().float())
+                _on_gradient(parameter, _adder(self._masters[name]))
+            else:
+                self._masters[name] = parameter
+        # Norms and biases are left to be what the data makes them.
+        is_matrix = [m for m in self._masters.values() if m.dim() > 1]
+        is_vector = [m for m in self._masters.values() if m.dim() <= 1]
+        self._adam = torch.optim.AdamW(
+            [
+                {"params": is_matrix, "weight_decay": weight_decay},
+                {"params": is_vector, "weight_decay": 0.0},
+            ],
+            betas=betas,
+            eps=epsilon,
+            fused=True,
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """What is trained."""
+        return list(self._parameters)
+
+    def gradients(self) -> list[torch.Tensor]:
+        """In float32 or wider, of the parameters that have one."""
+        return [m.grad for m in self._masters.values() if m.grad is not None]
+
+    def zero_grad(self) -> None:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        for master in self._masters.values():
+            master.grad = None
+
+    @torch.no_grad()
+    def gradient_norm(self) -> torch.Tensor:
+        """Of all gradients together; not finite if one of them is not."""
+        norms = torch._foreach_norm(self.gradients())
+        total: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.double() for n in norms]))
+        return total
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, gradient_scale: torch.Tensor | float = 1.0) -> None:
+        """One step of AdamW on the gradients times a scale."""
+        for gradient in self.gradients():
+            gradient.mul_(gradient_scale)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        self._adam.step()
+        for name in self._narrow:
+            self._parameters[name].copy_(self._masters[name])
+
+    @torch.no_grad()
+    def refresh_masters(self) -> None:
+        """Take over weights that somebody else has put into the modules."""
+        for name in self._narrow:
+            self._masters[name].copy_(self._parameters[name])
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """All that a resumed run needs, by names that fit into one safetensors file."""
+        tensors = {f"master.{name}": self._masters[name].detach() for name in self._narrow}
+        for name, master in self._masters.items():
+            for key, value in self._adam.state.get(master, {}).items():
+                tensors[f"{key}.{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `state_tensors` gave."""
+        expected = {f"master.{name}" for name in self._narrow}
+        known = expected | {f"{key}.{name}" for key in _STATE for name in self._masters}
+        if not expected <= set(tensors) <= known:
+            wrong = sorted((expected - set(tensors)) | (set(tensors) - known))
+            raise ConfigError(
+                f"this optimiser state is not of this model: {', '.join(wrong[:3])} "
+                f"({len(wrong)} names do not match)"
+            )
+        for name in self._narrow:
+            self._masters[name].copy_(tensors[f"master.{name}"])
+        self._adam.state.clear()
+        for name, master in self._masters.items():
+            state: dict[str, Any] = {}
+            for key in _STATE:
+                value = tensors.get(f"{key}.{name}")
+                if value is not None:
+                    dtype = torch.float32 if key == "step" else master.dtype
+                    state[key] = value.to(master.device, dtype, copy=True)
+            if state:
+                self._adam.state[master] = state
+
+
+def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
+    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
+    """Adds a parameter's gradient to its master's, and frees it."""
+
+    def add(parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
+        parameter.grad = None
+
+    return add

@@ -1,0 +1,89 @@
+"""What the learner is told, and the one place where a run's settings become it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from turnwise.algo.choose import PolicyLoss, get_policy_loss
+from turnwise.algo.correction import Bounds
+from turnwise.algo.masked import LossAggregation
+from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.learner.optimizer import Schedule
+
+
+@dataclass(frozen=True)
+class LearnerOptions:
+    """How a batch of episodes becomes new weights."""
+
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    """Updates over which the learning rate rises."""
+    lr_schedule: Schedule = "constant"
+    total_steps: int | None = None
+    """Updates that there will be; what a falling learning rate falls over."""
+    max_grad_norm: float | None = 1.0
+    """Gradients are scaled down to this norm; None: never."""
+
+    update_epochs: int = 1
+    """How often the batch is gone through."""
+    mini_batch_size: int | None = None
+    """Episodes in one step of the optimiser; None: all."""
+    micro_batch_tokens: int = 16384
+    """Tokens that are computed at once; it changes memory and speed, not the result."""
+    target_kl: float | None = None
+    """The update ends early when the policy has moved further than 1.5 times this."""
+    seed: int = 0
+    """Of the order in which episodes come into minibatches."""
+
+    policy_loss: str | PolicyLoss = "ppo"
+    policy_loss_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the policy loss, such as clip_ratio."""
+    loss_agg_mode: LossAggregation | None = None
+    """How token losses become one number; None: as the policy loss has it."""
+    horizon: float | None = None
+    """Of "seq-mean-token-sum-norm"; None: the most policy tokens of an episode of a minibatch."""
+    entropy_coef: float = 0.0
+    kl_loss_coef: float = 0.0
+    kl_estimate: str = "k3+"
+    """See `algo.estimate_kl`; with "+" its gradient is that of the KL itself."""
+    value_coef: float = 0.5
+    value_clip: float | None = 0.2
+    """How far a value may move from its old one in an update; None: as far as it likes."""
+    importance_level: Literal["token", "sequence"] | None = "token"
+    """How recomputed log-probs correct for the sampler's; None: not at all."""
+    importance_bounds: Bounds = 2.0
+
+    @classmethod
+    def from_config(cls, config: ConfigStore, total_steps: int | None = None) -> LearnerOptions:
+        """The options that a run's settings ask for."""
+        training = config.training
+        return cls(
+            learning_rate=training.learning_rate,
+            weight_decay=training.weight_decay,
+            warmup_steps=training.warmup_steps,
+            lr_schedule=training.lr_schedule,
+            total_steps=total_steps,
+            max_grad_norm=training.max_grad_norm,
+            update_epochs=training.update_epochs,
+            mini_batch_size=training.mini_batch_size,
+            micro_batch_tokens=training.micro_batch_tokens,
+            target_kl=training.target_kl,
+            seed=training.seed,
+            policy_loss=training.policy_loss,
+            policy_loss_options=_loss_options(training),
+            loss_agg_mode=training.loss_agg_mode,
+            horizon=config.inference.max_tokens * config.inference.max_turns,
+            entropy_coef=training.entropy_coef,
+            kl_loss_coef=training.kl_loss_coef,
+            value_coef=training.value_coef,
+        )
+
+
+def _loss_options(training: TrainingConfig) -> dict[str, Any]:
+    """The clip range, for a policy loss that has one."""
+    takes = inspect.signature(get_policy_loss(training.policy_loss)).parameters
+    return {"clip_ratio": training.clip_ratio} if "clip_ratio" in takes else {}

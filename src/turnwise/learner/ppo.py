@@ -1,0 +1,203 @@
+"""The update under the names that hand-written training loops use."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
+from turnwise.algo.losses.ppo import compute_policy_loss
+from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.losses.value import compute_value_loss
+from turnwise.algo.masked import masked_whiten_
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+from turnwise.learner.batch import PPOBatch
+from turnwise.learner.model import Outputs, PolicyValueModel
+from turnwise.learner.options import LearnerOptions
+from turnwise.learner.update import Learner
+
+
+class PPOTrainer:
+    """PPO on batches of tokens.
+
+    `policy_model` is a causal language model of transformers, or a `PolicyValueModel`;
+    `value_model` the model under the value head: the same one (a shared trunk), another, or None
+    for batches that bring their advantages along. Both are trained in place.
+    """
+
+    def __init__(
+        self,
+        policy_model: Any,
+        value_model: Any = None,
+        learning_rate: float = 1e-5,
+        clip_ratio: float = 0.2,
+        entropy_coef: float = 0.01,
+        value_loss_coef: float = 0.5,
+        gamma: float = 0.99,
+        lam: float = 0.95,
+    ) -> None:
+        self.clip_ratio = clip_ratio
+        self.gamma = gamma
+        self.lam = lam
+        self.policy_model = policy_model
+        self.value_model = value_model
+        options = LearnerOptions(
+            learning_rate=learning_rate,
+            policy_loss_options={"clip_ratio": clip_ratio},
+            entropy_coef=entropy_coef,
+            value_coef=value_loss_coef,
+        )
+        self.learner = Learner(_joined(policy_model, value_model), options)
+
+    def compute_gae_advantages(
+        self,
+        rewards: torch.Tensor,
+        values: torch.Tensor,
+        dones: torch.Tensor,
+        response_mask: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Advantages, brought to mean 0 and variance 1, and returns: [B, T] each.
+
+        With a response mask over the policy's tokens alone; a row is one episode then, which
+        `dones` may divide further.
+        """
+        if response_mask is None:
+            advantages, returns = estimate_advantages(rewards, values, dones, self.gamma, self.lam)
+            return masked_whiten_(advantages, torch.ones_like(rewards, dtype=torch.bool)), returns
+        mask = response_mask.bool()
+        if not bool((dones.bool() & mask)[:, :-1].any()):
+            return compute_gae_advantage_return(rewards, values, mask, self.gamma, self.lam)
+        advantages, returns = self._divided(rewards, values, dones.bool(), mask)
+        return masked_whiten_(advantages, mask), returns
+
+    def _divided(
+        self, rewards: torch.Tensor, values: torch.Tensor, dones: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The policy's tokens side by side; what follows them is an episode of nothing.
+        order = torch.argsort((~mask).int(), dim=1, stable=True)
+        last = mask.sum(1, keepdim=True) - 1
+        is_last = torch.arange(mask.shape[1], device=mask.device) == last
+        sides = [torch.where(mask, x, 0.0).gather(1, order) for x in (rewards, values)]
+        ends = (dones & mask).gather(1, order) | is_last
+        found = estimate_advantages(sides[0], sides[1], ends, self.gamma, self.lam)
+        advantages, returns = (
+            torch.where(mask, torch.zeros_like(x).scatter(1, order, x), 0.0) for x in found
+        )
+        return advantages, returns
+
+    def compute_ppo_loss(
+        self,
+        old_log_probs: torch.Tensor,
+        new_log_probs: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+    ) -> tuple[torch.Tensor, Metrics]:
+        """The clipped policy loss, and its metrics."""
+        loss, metrics = compute_policy_loss(
+            old_log_probs, new_log_probs, advantages, response_mask, self.clip_ratio
+        )
+        return loss, {"policy_loss": loss.detach(), **metrics}
+
+    def compute_value_loss(
+        self,
+        values: torch.Tensor,
+        returns: torch.Tensor,
+        response_mask: torch.Tensor,
+        old_values: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, Metrics]:
+        """Half the squared error; clipped around the old values where they are given."""
+        clip = self.learner.options.value_clip if old_values is not None else None
+        loss, metrics = compute_value_loss(
+            values,
+            returns,
+            values.detach() if old_values is None else old_values,
+            response_mask,
+            float("inf") if clip is None else clip,
+        )
+        return loss, {"value_loss": loss.detach(), **metrics}
+
+    def update(self, batch: PPOBatch | Mapping[str, Any], num_epochs: int = 4) -> dict[str, float]:
+        """Learn from a batch of episodes; metrics of all epochs.
+
+        It needs `input_ids`, `response_mask` and `old_log_probs`, and either `advantages` or
+        `rewards` (a token's, or one number an episode). Values and advantages are computed once,
+        before the first epoch: they belong to the policy that sampled.
+        """
+        data = self._with_advantages(_only_log_probs(PPOBatch.of(batch)))
+        learner = self.learner
+        learner.options = dataclasses.replace(learner.options, update_epochs=num_epochs)
+        return learner.update(data)
+
+    def _with_advantages(self, batch: PPOBatch) -> PPOBatch:
+        if batch.advantages is not None and (
+            batch.returns is not None or not self.learner.model.has_critic
+        ):
+            return batch
+        if not self.learner.model.has_critic:
+            raise ConfigError(
+                "a batch without advantages needs a critic to estimate them. Give PPOTrainer a "
+                "value_model, or the batch its advantages."
+            )
+        batch = batch.to(self.learner.model.device)
+        if batch.values is None:
+            batch = dataclasses.replace(batch, values=self.learner.score(batch).values)
+        dones = torch.zeros_like(batch.response_mask) if batch.dones is None else batch.dones
+        advantages, returns = self.compute_gae_advantages(
+            batch.need("rewards").float(), batch.need("values"), dones, batch.response_mask
+        )
+        if batch.advantages is not None:
+            advantages = batch.advantages
+        return dataclasses.replace(batch, advantages=advantages, returns=returns)
+
+
+class DataParallelPPOActor:
+    """The policy of one worker: its log-probs and its update.
+
+    `config` is a `ConfigStore` or `LearnerOptions`; the model a causal language model of
+    transformers or a `PolicyValueModel`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        config: ConfigStore | LearnerOptions | None = None,
+        *,
+        reference: Any = None,
+    ) -> None:
+        options = LearnerOptions.from_config(config) if isinstance(config, ConfigStore) else config
+        self.learner = Learner(_joined(model, None), options, reference=reference)
+
+    def forward(self, data: PPOBatch | Mapping[str, Any]) -> Outputs:
+        """Log-probs and entropy of the policy's tokens [B, T], with gradients."""
+        batch = PPOBatch.of(data)
+        return self.learner.model(batch.input_ids, batch.attention_mask, batch.response_mask)  # type: ignore[no-any-return]
+
+    __call__ = forward
+
+    def compute_log_prob(self, data: PPOBatch | Mapping[str, Any]) -> torch.Tensor:
+        """Log-probs of the policy's tokens, without gradients, as wide as the response mask."""
+        batch = PPOBatch.of(data)
+        width = torch.as_tensor(data["response_mask"]).shape[1]
+        return self.learner.score(batch).log_probs[:, -width:]
+
+    def update_policy(self, data: PPOBatch | Mapping[str, Any]) -> dict[str, float]:
+        """Learn from a batch with advantages; metrics."""
+        return self.learner.update(_only_log_probs(PPOBatch.of(data)))
+
+
+def _joined(policy_model: Any, value_model: Any) -> PolicyValueModel:
+    if isinstance(policy_model, PolicyValueModel):
+        return policy_model
+    return PolicyValueModel(policy_model, value_model)
+
+
+def _only_log_probs(batch: PPOBatch) -> PPOBatch:
+    """A batch with one kind of log-probs knows no sampler apart: they are what was sampled from,
+    so that the gap is measured against them."""
+    if batch.sampler_log_probs is not None or batch.old_log_probs is None:
+        return batch
+    return dataclasses.replace(batch, sampler_log_probs=batch.old_log_probs, old_log_probs=None)

@@ -1,0 +1,86 @@
+"""The figures of an update, gathered on the device and read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TypeAlias
+
+import torch
+
+from turnwise.algo.losses.tiled import Metrics
+
+Figure: TypeAlias = torch.Tensor | float
+
+COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
+"""Told even when they are 0."""
+
+
+class Tally:
+    """Sums, weighted means, maxima and counts under their names."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, torch.Tensor] = {}
+        self._weighted: dict[str, tuple[torch.Tensor, float]] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, name: str, value: torch.Tensor) -> None:
+        """One share of a total."""
+        value = value.detach().double()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+
+    def average(self, name: str, value: Figure, weight: float) -> None:
+        """One part of a mean."""
+        total, weights = self._weighted.get(name, (torch.zeros((), dtype=torch.float64), 0.0))
+        value = torch.as_tensor(value, dtype=torch.float64).detach()
+        self._weighted[name] = (total.to(value.device) + value * weight, weights + weight)
+
+    def most(self, name: str, value: torch.Tensor) -> None:
+        """A maximum so far."""
+        value = value.detach().double()
+        known = self._maxima.get(name)
+        self._maxima[name] = value if known is None else torch.maximum(known, value)
+
+    def note(self, name: str, value: Figure) -> None:
+        """A number that is said once."""
+        self.average(name, value, 1.0)
+
+    def note_all(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self.note(name, value)
+
+    def count(self, name: str, by: int = 1) -> None:
+        self._counts[name] += by
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the optimiser has made."""
+        return self._counts["num_steps"]
+
+    def total(self, name: str) -> torch.Tensor:
+        return self._sums[name]
+
+    def mean(self, name: str) -> torch.Tensor:
+        total, weight = self._weighted[name]
+        return total / weight
+
+    def join(self, minibatch: Tally, num_tokens: int) -> None:
+        """Take in a minibatch: its totals as one value each, its means by their weights."""
+        for name, value in minibatch._sums.items():
+            self.average(name, value, 1.0)
+        for name, (total, weight) in minibatch._weighted.items():
+            self.average(name, total / weight, weight)
+        self.count("num_tokens", num_tokens)
+
+    def numbers(self) -> dict[str, float]:
+        """All of them as plain numbers, in one transfer."""
+        found = {name: total / weight for name, (total, weight) in self._weighted.items()}
+        found |= self._maxima
+        values = torch.stack(_together(found)).tolist()
+        counts = {name: float(self._counts[name]) for name in {*COUNTS, *self._counts}}
+        return dict(zip(found, values, strict=True)) | dict(sorted(counts.items()))
+
+
+def _together(figures: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    device = next((x.device for x in figures.values() if x.is_cuda), torch.device("cpu"))
+    return [x.to(device) for x in figures.values()]

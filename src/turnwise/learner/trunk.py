@@ -1,0 +1,172 @@
+"""The hidden states of packed episodes, from an unmodified Hugging Face model.
+
+Dropout stays off while learning: the ratio of PPO compares two policies, not two draws of noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from turnwise.errors import TurnwiseError
+from turnwise.learner.attention import NAME, Episodes, attending, attention_configs
+from turnwise.learner.log_probs import Head
+from turnwise.learner.packing import Pack, make_packs
+
+Layout: TypeAlias = Literal["packed", "padded"]
+
+
+class UnsupportedModel(TurnwiseError, TypeError):
+    """A model that the learner cannot compute with."""
+
+
+class Trunk:
+    """A causal language model up to its last hidden state, and the head on top of it.
+
+    `layout` None: packed where the model takes our attention, else padded. Neither is believed by
+    a model's name: two episodes are computed and compared with a plain forward.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        layout: Layout | None = None,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        self.model = _without_wrapper(model).eval()
+        self._configs = attention_configs(self.model)
+        self._body = self.model.get_decoder()
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            self._enable_checkpointing()
+        self.layout: Layout
+        self._scale, self._softcap = self._measure_head()
+        gap = float("inf")
+        tried: list[Layout] = [layout] if layout is not None else ["packed", "padded"]
+        for self.layout in tried:
+            try:
+                gap = self._gap_to_plain_forward()
+            except (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError):
+                continue
+            if gap <= self._tolerance:
+                return
+        raise UnsupportedModel(
+            f"the learner cannot compute with {type(self.model).__name__}: its logits are "
+            f"{gap:.2g} away from those of a plain forward"
+        )
+
+    @property
+    def head(self) -> Head:
+        """The head as it is now; a trainer may have put other weights into it."""
+        embedding = self.model.get_output_embeddings()
+        return Head(embedding.weight, embedding.bias, self._scale, self._softcap)
+
+    @property
+    def width(self) -> int:
+        """Numbers in a hidden state."""
+        return int(self.model.get_output_embeddings().in_features)
+
+    def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
+        """After each token of a pack: ids [N]; [N, D]."""
+        with self._checkpointing():
+            if self.layout == "packed":
+                return self._packed(ids, pack)
+            return self._padded(ids, pack)
+
+    def _packed(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
+        with attending(self._configs, NAME):
+            output = self._body(
+                input_ids=ids[None],
+                position_ids=pack.positions[None],
+                use_cache=False,
+                episodes=Episodes(pack.lengths),
+            )
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
+
+    def _padded(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
+        shape = (len(pack.lengths), max(pack.lengths))
+        at = (pack.row_of, pack.positions)
+        grid = ids.new_zeros(shape).index_put_(at, ids)
+        present = ids.new_zeros(shape).index_put_(at, torch.ones_like(ids))
+        output = self._body(input_ids=grid, attention_mask=present, use_cache=False)
+        hidden: torch.Tensor = output.last_hidden_state[at]
+        return hidden
+
+    def _enable_checkpointing(self) -> None:
+        self.model.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
+
+    @contextmanager
+    def _checkpointing(self) -> Iterator[None]:
+        """Transformers checkpoints layers in training mode only; what is inside them stays as it
+        is, so that dropout stays off."""
+        layers = _checkpointed_layers(self.model) if self.gradient_checkpointing else []
+        try:
+            for layer in layers:
+                layer.training = True
+            yield
+        finally:
+            for layer in layers:
+                layer.training = False
+
+    @property
+    def _tolerance(self) -> float:
+        return 1e-3 if self.model.dtype in (torch.float32, torch.float64) else 0.1
+
+    @torch.no_grad()
+    def _measure_head(self) -> tuple[float, float | None]:
+        """Whether the model scales or bounds its logits after the head."""
+        embedding = self.model.get_output_embeddings()
+        if type(embedding) is not torch.nn.Linear:
+            raise UnsupportedModel(
+                f"the learner takes a linear output layer, {type(self.model).__name__} has "
+                f"{type(embedding).__name__}. Adapters go on the layers below it."
+            )
+        config = self.model.config.get_text_config()
+        softcap = getattr(config, "final_logit_softcapping", None)
+        if softcap is not None:
+            return 1.0, float(softcap)
+        ids = self._probe(5, 1)[None]
+        own = self.model(ids, use_cache=False).logits.double()
+        plain = embedding(self._body(ids, use_cache=False).last_hidden_state).double()
+        scale = float((own * plain).sum() / plain.square().sum().clamp(min=1e-30))
+        # What rounding leaves is no scale.
+        return (1.0 if abs(scale - 1.0) < 1e-2 else scale), None
+
+    @torch.no_grad()
+    def _gap_to_plain_forward(self) -> float:
+        """Of two episodes of different length computed together, in logits."""
+        episodes = [self._probe(11, 7), self._probe(4, 5)]
+        present = torch.zeros(2, 11, dtype=torch.bool)
+        for row, episode in enumerate(episodes):
+            present[row, : len(episode)] = True
+        (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(2), budget=15)
+        pack = pack.to(self.model.device)
+        hidden = self.hidden(torch.cat(episodes), pack)
+        got = self.head.logits(hidden).float()
+        plain = [self.model(episode[None], use_cache=False).logits[0] for episode in episodes]
+        expected = torch.cat(plain).float()
+        return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
+
+    def _probe(self, length: int, factor: int) -> torch.Tensor:
+        num_words = int(self.model.get_input_embeddings().num_embeddings)
+        probe: torch.Tensor = torch.arange(length, device=self.model.device) * factor + 3
+        return probe % num_words
+
+
+def _without_wrapper(model: Any) -> Any:
+    """The model inside peft's wrapper; its adapters sit in its layers all the same."""
+    unwrap = getattr(model, "get_base_model", None)
+    return model if unwrap is None else unwrap()
+
+
+def _checkpointed_layers(model: Any) -> list[Any]:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

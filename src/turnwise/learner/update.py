@@ -1,0 +1,269 @@
+"""The update: epochs over minibatches, each one step of the optimiser, computed in packs.
+
+The sizes of a minibatch are known before its first pack is computed, so that each pack's loss is
+its share of the whole: how a minibatch is cut into packs does not change the step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from turnwise.algo.correction import compute_importance_weights, measure_log_prob_gap
+from turnwise.algo.losses.value import explained_variance
+from turnwise.algo.masked import BatchTotals
+from turnwise.errors import ConfigError
+from turnwise.learner.batch import PPOBatch
+from turnwise.learner.lora import has_adapters, without_adapters
+from turnwise.learner.model import Outputs, PolicyValueModel
+from turnwise.learner.objective import compute_objective
+from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
+from turnwise.learner.options import LearnerOptions
+from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.tally import COUNTS, Tally
+
+
+class Learner:
+    """Turns batches of episodes into new weights, in place.
+
+    `reference` is the model that a KL term compares with; where the policy has adapters it is the
+    policy without them, and none need be given.
+    """
+
+    def __init__(
+        self,
+        model: PolicyValueModel,
+        options: LearnerOptions | None = None,
+        *,
+        reference: Any = None,
+    ) -> None:
+        self.model = model
+        self.options = options or LearnerOptions()
+        self.optimizer = MasterAdamW(
+            model.named_parameters(), weight_decay=self.options.weight_decay
+        )
+        self.num_updates = 0
+        self._reference: PolicyValueModel | None = None
+        if reference is not None:
+            for parameter in reference.parameters():
+                parameter.requires_grad_(False)
+            self._reference = PolicyValueModel(
+                reference, None, temperature=model.temperature, layout=model.layout
+            )
+
+    @torch.no_grad()
+    def score(self, batch: PPOBatch) -> Outputs:
+        """Log-probs, entropy and values as the model has them now: [B, T] on its device."""
+        return self._score(self.model, batch)
+
+    @torch.no_grad()
+    def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
+        """The reference's log-probs [B, T]."""
+        if self._reference is not None:
+            return self._score(self._reference, batch).log_probs
+        if not has_adapters(self.model.policy):
+            raise ConfigError("a KL term needs a reference model, and the learner has none")
+        with without_adapters(self.model.policy):
+            return self._score(self.model, batch).log_probs
+
+    def _score(self, model: PolicyValueModel, batch: PPOBatch) -> Outputs:
+        device, shape = model.device, batch.input_ids.shape
+        grids = [torch.zeros(shape, device=device) for _ in range(3)]
+        last_values = torch.zeros(len(batch), device=device)
+        ids = batch.input_ids.to(device)
+        for pack in self._packs(batch, torch.arange(len(batch))):
+            rows = pack.rows.to(device)
+            outputs = model.forward_pack(ids, pack)
+            for grid, part in zip(grids, (outputs.log_probs, outputs.entropy), strict=False):
+                grid[rows] = part.to(grid.dtype)
+            if outputs.values is not None and outputs.last_values is not None:
+                grids[2][rows] = outputs.values.to(grids[2].dtype)
+                last_values[rows] = outputs.last_values.to(last_values.dtype)
+        if not model.has_critic:
+            return Outputs(grids[0], grids[1], None, None)
+        return Outputs(grids[0], grids[1], grids[2], last_values)
+
+    def update(self, batch: PPOBatch) -> dict[str, float]:
+        """Learn from a batch; what happened, in numbers.
+
+        `gap_*` is the distance between the sampler's log-probs and the learner's own before the
+        first step: over the batch where they were recomputed, else over the first minibatch.
+        """
+        batch = batch.to(self.model.device)
+        tally = Tally()
+        weights = self._importance_weights(batch, tally)
+        if batch.values is not None and batch.returns is not None:
+            tally.note(
+                "explained_variance",
+                explained_variance(batch.values, batch.returns, batch.response_mask),
+            )
+        for epoch in range(self.options.update_epochs):
+            if not self._run_epoch(epoch, batch, weights, tally):
+                break
+        tally.note("learning_rate", self.learning_rate)
+        self.num_updates += 1
+        return tally.numbers()
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        options = self.options
+        return learning_rate_at(
+            self.num_updates,
+            options.learning_rate,
+            schedule=options.lr_schedule,
+            warmup_steps=options.warmup_steps,
+            total_steps=options.total_steps,
+        )
+
+    def imitate(self, batch: PPOBatch) -> dict[str, float]:
+        """Supervised learning on the same streams and masks: make their tokens likely."""
+        ones = torch.ones(batch.input_ids.shape)
+        target = PPOBatch(
+            batch.input_ids,
+            batch.response_mask,
+            batch.attention_mask,
+            old_log_probs=torch.zeros_like(ones),
+            advantages=ones,
+        )
+        before = self.options
+        # −log π, a mean over tokens.
+        self.options = dataclasses.replace(
+            before,
+            policy_loss="gpg",
+            policy_loss_options={},
+            kl_loss_coef=0.0,
+            entropy_coef=0.0,
+            target_kl=None,
+        )
+        try:
+            metrics = self.update(target)
+        finally:
+            self.options = before
+        kept = ("policy_loss", "entropy", "grad_norm", "learning_rate", *COUNTS)
+        return {name: metrics[name] for name in kept if name in metrics}
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """The optimiser, and how far the learner has come; the model is saved by itself."""
+        count = torch.tensor(self.num_updates)
+        return {"num_updates": count, **self.optimizer.state_tensors()}
+
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `state_tensors` gave."""
+        rest = dict(tensors)
+        self.num_updates = int(rest.pop("num_updates"))
+        self.optimizer.load_state_tensors(rest)
+
+    def _importance_weights(self, batch: PPOBatch, tally: Tally) -> torch.Tensor | None:
+        old, sampler = batch.old_log_probs, batch.sampler_log_probs
+        if old is None or sampler is None:
+            return None
+        tally.note_all(measure_log_prob_gap(sampler, old, batch.response_mask))
+        if self.options.importance_level is None:
+            return None
+        weights, metrics = compute_importance_weights(
+            sampler,
+            old,
+            batch.response_mask,
+            level=self.options.importance_level,
+            bounds=self.options.importance_bounds,
+        )
+        tally.note_all(metrics)
+        return weights
+
+    def _run_epoch(
+        self, epoch: int, batch: PPOBatch, weights: torch.Tensor | None, tally: Tally
+    ) -> bool:
+        """One pass over the batch; False: the policy has moved far enough."""
+        for rows in self._minibatches(epoch, len(batch)):
+            packs = self._packs(batch, rows)
+            num_tokens = sum(pack.num_policy_tokens for pack in packs)
+            if not num_tokens:
+                continue
+            part = Tally()
+            self.optimizer.zero_grad()
+            totals = self._totals(packs, num_tokens)
+            for pack in packs:
+                if pack.num_policy_tokens:
+                    self._add_gradient(batch, pack, totals, weights, part, tally)
+            tally.join(part, num_tokens)
+            target = self.options.target_kl
+            if target is not None and float(part.mean("kl")) > 1.5 * target:
+                self.optimizer.zero_grad()
+                tally.count("num_early_stops")
+                return False
+            self._step(part.total("loss"), tally)
+        return True
+
+    def _add_gradient(
+        self,
+        batch: PPOBatch,
+        pack: Pack,
+        totals: BatchTotals,
+        weights: torch.Tensor | None,
+        part: Tally,
+        tally: Tally,
+    ) -> None:
+        rows = pack.rows.to(batch.input_ids.device)
+        episodes = batch.select(rows)
+        outputs = self.model.forward_pack(batch.input_ids, pack)
+        loss, terms, figures = compute_objective(
+            outputs, episodes, self.options, totals, None if weights is None else weights[rows]
+        )
+        loss.backward()  # type: ignore[no-untyped-call]
+        for name, term in terms.items():
+            part.add(name, term)
+        for name, figure in figures.items():
+            part.average(name, figure, pack.num_policy_tokens)
+        if batch.old_log_probs is None and not tally.num_steps:
+            mask = episodes.response_mask
+            sampler = episodes.need("sampler_log_probs")
+            gap = measure_log_prob_gap(sampler, outputs.log_probs, mask)
+            tally.most("gap_max", gap.pop("gap_max"))
+            for name, value in gap.items():
+                tally.average(name, value, pack.num_policy_tokens)
+
+    def _step(self, loss: torch.Tensor, tally: Tally) -> None:
+        """One step of the optimiser, unless something is not a finite number."""
+        norm, value = torch.stack([self.optimizer.gradient_norm(), loss]).tolist()
+        if not (math.isfinite(norm) and math.isfinite(value)):
+            self.optimizer.zero_grad()
+            tally.count("num_skipped_steps")
+            return
+        limit = self.options.max_grad_norm
+        scale = 1.0 if limit is None or norm <= limit else limit / norm
+        self.optimizer.step(self.learning_rate, scale)
+        self.optimizer.zero_grad()
+        tally.average("grad_norm", norm, 1)
+        tally.count("num_steps")
+
+    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
+        """Rows in an order that follows from seed, update and epoch: nothing to save."""
+        size = self.options.mini_batch_size or num_rows
+        if size >= num_rows:
+            yield torch.arange(num_rows)
+            return
+        entropy = np.random.SeedSequence((self.options.seed, self.num_updates, epoch))
+        generator = torch.Generator()
+        generator.manual_seed(int(entropy.generate_state(1)[0]))
+        yield from torch.split(torch.randperm(num_rows, generator=generator), size)
+
+    def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
+        assert batch.attention_mask is not None
+        return make_packs(
+            batch.attention_mask.cpu(),
+            batch.response_mask.cpu(),
+            rows,
+            self.options.micro_batch_tokens,
+        )
+
+    def _totals(self, packs: list[Pack], num_tokens: int) -> BatchTotals:
+        counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]
+        num_sequences = sum(int((count > 0).sum()) for count in counts)
+        longest = max(int(count.max()) for count in counts if len(count))
+        return BatchTotals(num_tokens, num_sequences, self.options.horizon or longest)
