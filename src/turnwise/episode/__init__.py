@@ -1,0 +1,38 @@
+"""Episodes: where model, tools and environment meet, and the collector that runs many."""
+
+from turnwise.episode.collector import (
+    Collection,
+    EpisodeCollector,
+    EpisodeFailed,
+    EpisodeTask,
+    ErrorPolicy,
+    collect,
+    collect_async,
+)
+from turnwise.episode.episode import Episode, run_episode, run_episode_async
+from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.seeds import derive_seed
+from turnwise.episode.setup import EpisodeSetup, make_setup
+from turnwise.episode.summary import EpisodeSummary
+from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
+
+__all__ = [
+    "AgentRecord",
+    "Collection",
+    "Episode",
+    "EpisodeCollector",
+    "EpisodeFailed",
+    "EpisodeLimits",
+    "EpisodeResult",
+    "EpisodeSetup",
+    "EpisodeSummary",
+    "EpisodeTask",
+    "ErrorPolicy",
+    "TurnRecord",
+    "collect",
+    "collect_async",
+    "derive_seed",
+    "make_setup",
+    "run_episode",
+    "run_episode_async",
+]

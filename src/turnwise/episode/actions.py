@@ -1,0 +1,196 @@
+"""What an agent's words do: tool calls, a step in the environment, or a message back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from turnwise.chat import Message
+from turnwise.deadlines import call_with_deadline
+from turnwise.env import BaseEnvironment, StepResult
+from turnwise.episode.limits import Clock, EpisodeLimits
+from turnwise.episode.opening import Abilities
+from turnwise.episode.parts import Parts
+from turnwise.episode.world import World, readable
+from turnwise.errors import EnvironmentFault
+from turnwise.tools import (
+    ActionParser,
+    ToolCall,
+    ToolContext,
+    ToolDefinition,
+    ToolFailure,
+    ToolRegistry,
+    ToolResult,
+    get_parser,
+)
+from turnwise.types import EpisodeStatus
+
+ParserChoice: TypeAlias = ActionParser | str
+"""A parser, or its name; `auto`: the one that fits the chat template."""
+
+_OVER_LIMIT = "No tool calls are left. Answer without tools."
+_STEP = "environment_step"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a turn."""
+
+    observation: str = ""
+    """What there is to read now."""
+    messages: list[Message] = field(default_factory=list)
+    """The same for the conversation."""
+    state: str = ""
+    """The state before."""
+    reward: float = 0.0
+    status: EpisodeStatus | None = None
+    """How the episode ended by it; None: it goes on."""
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    calls: list[ToolCall] = field(default_factory=list)
+    results: list[ToolResult] = field(default_factory=list)
+    malformed: str | None = None
+
+
+class Actions:
+    """Carries out what an agent says, in one episode."""
+
+    def __init__(
+        self,
+        abilities: Abilities,
+        limits: EpisodeLimits,
+        parts: Parts,
+        clock: Clock,
+        world: World | None = None,
+        tools: ToolRegistry | None = None,
+        parser: ParserChoice = "auto",
+    ) -> None:
+        self._abilities = abilities
+        self._limits = limits
+        self._parts = parts
+        self._clock = clock
+        self._world = world
+        self._choice = parser
+        self._tools = tools
+        self._num_calls = 0
+        self.parser: ActionParser | None = None
+        self.definitions: Sequence[ToolDefinition] = ()
+        self.context: ToolContext | None = None
+
+    def begin(self) -> None:
+        """The environment is there: its own tools join the others."""
+        if self._tools is None:
+            return
+        environment = None if self._world is None else self._world.environment
+        if environment is not None:
+            self._tools = self._tools.bind(environment)
+        self.definitions = self._tools.definitions
+        self.context = self._tools.open_context(environment)
+        if isinstance(self._choice, str):
+            template = self._abilities.chat.template
+            self.parser = get_parser(self._choice, template=template, definitions=self.definitions)
+        else:
+            self.parser = self._choice
+
+    async def act(self, text: str) -> Outcome:
+        """Do what the text says: calls if there are any, else it is an action as it stands."""
+        if self.parser is None:
+            return await self._step(text)
+        with self._parts.part("tools"):
+            parsed = self.parser.parse(text)
+        if parsed.is_empty:
+            return await self._step(text)
+        outcome = Outcome(state=await self._state(), malformed=parsed.malformed)
+        answers: list[tuple[str, str]] = []
+        for call in parsed.calls:
+            answers.append((call.name, await self._call(call, outcome)))
+            if outcome.status is not None:
+                break
+        if parsed.malformed is not None and outcome.status is None:
+            answers.append(("", f"A call could not be read: {parsed.malformed}"))
+            outcome.info.setdefault("invalid_action", True)
+        outcome.observation = "\n\n".join(text for _, text in answers)
+        outcome.messages = self._abilities.answers(answers)
+        environment = self._environment
+        if outcome.status is None and environment is not None and environment.done:
+            outcome.status, outcome.done = EpisodeStatus.DONE, True
+        return outcome
+
+    async def close(self, timeout: float | None) -> None:
+        if self.context is not None:
+            await self.context.aclose(10.0 if timeout is None else timeout)
+
+    @property
+    def _environment(self) -> BaseEnvironment | None:
+        return None if self._world is None else self._world.environment
+
+    async def _state(self) -> str:
+        if self._world is None:
+            return ""
+        with self._parts.part("environment"):
+            return await self._world.describe(self._clock.within(self._limits.step_timeout))
+
+    async def _step(self, text: str) -> Outcome:
+        if self._world is None:  # nobody to act upon: it was the answer
+            return Outcome(status=EpisodeStatus.DONE, done=True)
+        with self._parts.part("environment"):
+            timeout = self._clock.within(self._limits.step_timeout)
+            state, step = await self._world.step(text, timeout)
+        message = {"role": "user", "content": step.observation}
+        outcome = Outcome(step.observation, [message], state)
+        _take_step(outcome, step)
+        return outcome
+
+    async def _call(self, call: ToolCall, outcome: Outcome) -> str:
+        """Carry out one call; the text is what the model is told."""
+        outcome.calls.append(call)
+        limit = self._limits.max_tool_calls
+        if limit is not None and self._num_calls >= limit:
+            call.success, call.result = False, _OVER_LIMIT
+            return _OVER_LIMIT
+        self._num_calls += 1
+        with self._parts.part("tools"):
+            result = await self._execute(call)
+        outcome.results.append(result)
+        call.success, call.result = result.success, result.value
+        if result.failure is ToolFailure.ENVIRONMENT:
+            with self._parts.part("environment"):
+                raise EnvironmentFault(result.text)
+        if result.step is not None:
+            _take_step(outcome, result.step)
+        return readable(result.text)
+
+    async def _execute(self, call: ToolCall) -> ToolResult:
+        assert self._tools is not None
+        timeout = self._clock.within(self._limits.tool_timeout)
+        result = await call_with_deadline(
+            self._tools.execute_async,
+            call,
+            self.context,
+            timeout=timeout,
+            waiting_for=f"tool {call.name}",
+        )
+        assert isinstance(result, ToolResult)
+        return result
+
+
+def as_call(text: str, outcome: Outcome) -> ToolCall:
+    """A turn as a call, also where it was none: a step in the environment, or a failed attempt."""
+    if outcome.calls:
+        return outcome.calls[-1]
+    if outcome.malformed is not None:
+        return ToolCall("", {}, outcome.observation, success=False)
+    return ToolCall(_STEP, {"action": text}, outcome.observation, success=True)
+
+
+def _take_step(outcome: Outcome, step: StepResult) -> None:
+    outcome.reward += step.reward
+    outcome.info = {**outcome.info, **step.info}
+    outcome.done = step.terminated
+    if step.terminated:
+        outcome.status = EpisodeStatus.DONE
+    elif step.info.get("truncated"):
+        outcome.status = EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+    elif step.truncated:
+        outcome.status = EpisodeStatus.TRUNCATED_BY_TURNS

@@ -1,0 +1,268 @@
+"""Many episodes at once on one engine: none waits for another, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import typing
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, overload
+
+from turnwise.chat import ChatFormat
+from turnwise.config import EnvironmentConfig
+from turnwise.deadlines import run_sync
+from turnwise.env import environment_factory
+from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
+from turnwise.episode.actions import ParserChoice
+from turnwise.episode.episode import Episode
+from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.seeds import derive_seed
+from turnwise.episode.setup import make_setup
+from turnwise.episode.summary import EpisodeSummary
+from turnwise.episode.types import EpisodeResult
+from turnwise.episode.world import EnvironmentCalls
+from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.inference import SamplingParams
+from turnwise.inference.protocol import Engine
+from turnwise.reward import RewardFn
+from turnwise.reward.compute import DEFAULT_CONCURRENCY
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.types import RolloutData
+
+ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
+"""What to do with an episode that failed: play it again with a fresh environment (and keep the
+failure if it fails each time), leave out its whole group, or stop."""
+
+_LOG = logging.getLogger("turnwise")
+
+
+class EpisodeFailed(TurnwiseError, RuntimeError):
+    """An episode failed, and the policy is to stop then."""
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """One episode that is asked for."""
+
+    seed: int
+    group: int = 0
+    member: int = 0
+    prompt: str = ""
+    """Stands before the first observation."""
+
+
+@dataclass
+class Collection(Sequence[EpisodeResult]):
+    """The episodes that were asked for, in that order; a sequence of results."""
+
+    results: list[EpisodeResult] = field(default_factory=list)
+    dropped: list[EpisodeResult] = field(default_factory=list)
+    """Those left out, whole groups of them, by the policy `drop_group`."""
+
+    @overload
+    def __getitem__(self, index: int) -> EpisodeResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[EpisodeResult]: ...
+    def __getitem__(self, index: int | slice) -> EpisodeResult | list[EpisodeResult]:
+        return self.results[index]
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[EpisodeResult]:
+        return iter(self.results)
+
+    @property
+    def rollout(self) -> RolloutData:
+        """The same as text, for reward functions: one trajectory for each agent."""
+        return RolloutData([agent.trajectory for r in self.results for agent in r.agents])
+
+    @property
+    def summary(self) -> EpisodeSummary:
+        """Of all that were played, dropped ones included."""
+        return EpisodeSummary.of([*self.results, *self.dropped])
+
+
+class EpisodeCollector:
+    """Plays episodes of one kind of environment, many at a time.
+
+    `environment` is a name, a class, a factory or an instance: each episode gets a fresh one.
+    Two runs with the same seeds give the same episodes, however many run at once and however long
+    their environments take, if the engine is deterministic.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        environment: EnvironmentSource,
+        *,
+        config: EnvironmentConfig | dict[str, Any] | None = None,
+        chat_format: ChatFormat | None = None,
+        limits: EpisodeLimits | None = None,
+        sampling: SamplingParams | None = None,
+        tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+        parser: ParserChoice = "auto",
+        system_prompt: str | None = None,
+        reward_fn: RewardFn | None = None,
+        seed: int = 0,
+        max_concurrency: int = 512,
+        reward_concurrency: int | None = None,
+        on_error: ErrorPolicy = "retry",
+        num_retries: int = 2,
+        environment_calls: EnvironmentCalls = "auto",
+        report_after: float = 30.0,
+    ) -> None:
+        if on_error not in typing.get_args(ErrorPolicy):
+            raise ConfigError(
+                f"on_error got {on_error!r}, expected 'retry', 'drop_group' or 'fail'"
+            )
+        if max_concurrency < 1 or num_retries < 0 or report_after <= 0:
+            raise ConfigError(
+                f"got max_concurrency={max_concurrency}, num_retries={num_retries}, "
+                f"report_after={report_after}; expected at least 1, at least 0, and more than 0"
+            )
+        self.setup = make_setup(
+            engine,
+            chat_format=chat_format,
+            limits=limits,
+            sampling=sampling,
+            tools=tools,
+            parser=parser,
+            system_prompt=system_prompt,
+            seed=seed,
+            reward_fn=reward_fn,
+            environment_calls=environment_calls,
+        )
+        self._make: EnvironmentFactory = environment_factory(environment, config)
+        self._max_concurrency = max_concurrency
+        # A plain reward function may keep state that is not safe to share.
+        together = DEFAULT_CONCURRENCY if self.setup.reward.is_async else 1
+        self._reward_concurrency = reward_concurrency or together
+        self._on_error = on_error
+        self._num_tries = 1 + (num_retries if on_error == "retry" else 0)
+        self._report_after = report_after
+        self._num_groups = 0
+
+    async def collect(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
+        """Play groups of episodes: so many, or one for each of these seeds.
+
+        The members of a group start from the same seed and differ in what is sampled. Seeds that
+        are not given follow from the collector's own, and are new in each call.
+        """
+        return await self.play(self.tasks(groups, group_size))
+
+    def collect_sync(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
+        """`collect` for ordinary code."""
+        return run_sync(self.collect(groups, group_size))
+
+    def tasks(self, groups: int | Sequence[int], group_size: int = 1) -> list[EpisodeTask]:
+        """The episodes of these groups."""
+        if group_size < 1:
+            raise ConfigError(f"group_size got {group_size}, expected at least 1")
+        if isinstance(groups, int):
+            first, self._num_groups = self._num_groups, self._num_groups + groups
+            numbers = range(first, self._num_groups)
+            groups = [derive_seed(self.setup.seed, "group", number) for number in numbers]
+        return [
+            EpisodeTask(seed, group, member)
+            for group, seed in enumerate(groups)
+            for member in range(group_size)
+        ]
+
+    async def play(self, tasks: Iterable[EpisodeTask]) -> Collection:
+        """Play these episodes, at most `max_concurrency` at a time."""
+        asked = list(tasks)
+        results: list[EpisodeResult | None] = [None] * len(asked)
+        waiting = iter(enumerate(asked))
+
+        async def work() -> None:
+            for place, task in waiting:  # shared: whoever is free takes the next one
+                results[place] = await self._play(task)
+
+        self.setup.reward_limit = asyncio.Semaphore(self._reward_concurrency)
+        async with self._watched():
+            await _together(work() for _ in range(min(self._max_concurrency, len(asked))))
+        played = [result for result in results if result is not None]
+        return Collection(played) if self._on_error != "drop_group" else _without_failed(played)
+
+    async def _play(self, task: EpisodeTask) -> EpisodeResult:
+        """One episode, as often as the policy allows."""
+        for attempt in range(1, self._num_tries + 1):
+            episode = Episode(
+                self.setup,
+                self._make,
+                seed=task.seed,
+                group=task.group,
+                member=task.member,
+                attempt=attempt,
+                prompt=task.prompt,
+            )
+            result = await episode.run()
+            if not result.status.is_error:
+                break
+            if self._on_error == "fail":
+                raise EpisodeFailed(
+                    f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
+                )
+            _LOG.info(
+                "try %d of %d with seed %d failed: %s: %s",
+                *(attempt, self._num_tries, task.seed, result.status, result.error),
+            )
+        return result
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """While it runs, say what is waited for if nothing moves."""
+        self.setup.waits.counts.clear()
+        watch = asyncio.create_task(self.setup.waits.watch(self._report_after))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watch
+
+
+async def _together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
+    """Run all at once. The first error ends the others, each of which cleans up."""
+    failure: BaseException | None = None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for one in work:
+                group.create_task(one)
+    except BaseExceptionGroup as errors:
+        failure = errors.exceptions[0]
+    if failure is not None:
+        raise failure
+
+
+def _without_failed(results: Sequence[EpisodeResult]) -> Collection:
+    failed = {result.group for result in results if result.status.is_error}
+    return Collection(
+        [result for result in results if result.group not in failed],
+        [result for result in results if result.group in failed],
+    )
+
+
+async def collect_async(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """Play groups of episodes; `options` are those of `EpisodeCollector`."""
+    return await EpisodeCollector(engine, environment, **options).collect(groups, group_size)
+
+
+def collect(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """`collect_async` for ordinary code."""
+    return run_sync(collect_async(engine, environment, groups, group_size, **options))

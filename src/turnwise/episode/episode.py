@@ -1,0 +1,309 @@
+"""One episode: an agent or several, one environment, and every way in which it can end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from turnwise.chat import ChatFormat, Message
+from turnwise.deadlines import run_sync
+from turnwise.env import BaseEnvironment, environment_factory
+from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
+from turnwise.episode.actions import Actions, Outcome, ParserChoice
+from turnwise.episode.agent import Agent
+from turnwise.episode.limits import Clock, EpisodeLimits
+from turnwise.episode.parts import Parts
+from turnwise.episode.setup import EpisodeSetup, make_setup
+from turnwise.episode.types import EpisodeResult, TurnRecord
+from turnwise.episode.world import EnvironmentCalls, World
+from turnwise.errors import DeadlineExceeded, EnvironmentFault, TurnwiseError
+from turnwise.inference import FinishReason, SamplingParams
+from turnwise.inference.protocol import Engine
+from turnwise.reward import RewardFn
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.types import EpisodeStatus
+
+_LOG = logging.getLogger("turnwise")
+_ALONE = "agent"
+
+
+class Episode:
+    """One episode on one environment of its own. `run` it once.
+
+    `source` makes the environment, which is closed at the end; one that was made elsewhere is
+    left open. None: there is no environment, and the first turn without tool calls is the answer.
+    """
+
+    def __init__(
+        self,
+        setup: EpisodeSetup,
+        source: EnvironmentFactory | BaseEnvironment | None,
+        *,
+        seed: int = 0,
+        group: int = 0,
+        member: int = 0,
+        attempt: int = 1,
+        prompt: str = "",
+    ) -> None:
+        self._setup = setup
+        self._prompt = prompt
+        self.result = EpisodeResult(seed, group, member, attempt=attempt)
+        self._status: EpisodeStatus | None = None
+        self._agents: dict[str, Agent] = {}
+        self._clock = Clock(setup.limits.max_seconds)
+        self._parts = Parts(setup.waits)
+        self._world: World | None = None
+        if source is not None:
+            self._world = World(source, setup.style, setup.limits.max_observation)
+        self._actions = Actions(
+            setup.abilities,
+            setup.limits,
+            self._parts,
+            self._clock,
+            self._world,
+            setup.tools,
+            setup.parser,
+        )
+
+    async def run(self) -> EpisodeResult:
+        """Play to the end, whatever it is; afterwards nothing is open or held.
+
+        The one boundary at which failures become data. What is nobody's failure, such as a chat
+        template that cannot write these messages, flies; so does a cancellation.
+        """
+        try:
+            try:
+                await self._play()
+            except (Exception, SystemExit) as error:
+                self._take_failure(error)
+            self._write_down()
+            if self._status is not None and not self._status.is_error:
+                try:
+                    await self._score()
+                except Exception as error:
+                    self._take_failure(error)
+                    self._write_down()
+        finally:
+            await self._clean_up()
+        return self.result
+
+    async def _play(self) -> None:
+        told, prefix = await self._begin()
+        messages: list[Message] = []
+        speaker: Agent | None = None
+        while self._status is None:
+            agent = await self._agent_to_move(told, prefix)
+            if agent is speaker:
+                agent.hear(messages)
+            elif len(agent.record.turns) > 0:
+                agent.hear([{"role": "user", "content": told}])
+            speaker = agent
+            turn = await self._next_turn(agent)
+            if turn is None:
+                return
+            outcome = await self._actions.act(turn.text)
+            self._take_outcome(agent, turn, outcome)
+            told, messages = outcome.observation, outcome.messages
+
+    async def _begin(self) -> tuple[str, str]:
+        """The first thing to read, and the system prompt."""
+        if self._world is None:
+            self._actions.begin()
+            return "", ""
+        with self._parts.part("environment"):
+            timeout = self._clock.within(self._setup.limits.reset_timeout)
+            begun = await self._world.begin(self.result.seed, timeout)
+        with self._parts.part("tools"):
+            self._actions.begin()
+        return begun
+
+    async def _agent_to_move(self, told: str, prefix: str) -> Agent:
+        """Whose turn it is; one that has not spoken yet hears its opening first."""
+        name = self._player()
+        agent = self._agents.get(name)
+        if agent is not None:
+            return agent
+        if self._agents and self._world is not None:
+            with self._parts.part("environment"):
+                timeout = self._clock.within(self._setup.limits.step_timeout)
+                prefix = await self._world.prefix(timeout)
+        seeds = (self.result.seed, self.result.member)
+        agent = self._agents[name] = Agent(self._setup, name, seeds)
+        agent.record.trajectory.prompts = [prefix, told]
+        agent.record.trajectory.seed = self.result.seed
+        actions = self._actions
+        system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
+        first = "\n\n".join(filter(None, [self._prompt, told]))
+        messages = self._setup.abilities.open_with(
+            system, first, actions.definitions, actions.parser
+        )
+        agent.open(messages, actions.definitions)
+        return agent
+
+    def _player(self) -> str:
+        environment = None if self._world is None else self._world.environment
+        players = getattr(environment, "players", None)
+        if not isinstance(players, Sequence) or isinstance(players, str):
+            return _ALONE
+        current = getattr(environment, "current_player", None)
+        if not isinstance(current, str) or current not in players:
+            self._parts.failed_in = "environment"
+            raise EnvironmentFault(
+                f"{type(environment).__name__}.current_player is {current!r}, expected one of its "
+                f"players: {', '.join(map(str, players))}"
+            )
+        return current
+
+    async def _next_turn(self, agent: Agent) -> TurnRecord | None:
+        """Let the agent speak; None where there is no room or time for it, and the status says."""
+        self._parts.begin_turn()
+        if agent.room < 1:
+            length = len(agent.record.stream)
+            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no room after {length} tokens")
+            return None
+        if self._clock.is_over:
+            self._end(EpisodeStatus.TRUNCATED_BY_TIME)
+            return None
+        keep = () if self._actions.parser is None else self._actions.parser.special_tokens
+        with self._parts.part("engine"):
+            timeout = self._clock.within(self._setup.limits.generation_timeout)
+            turn = await agent.speak(timeout, keep)
+            if turn.finish_reason is FinishReason.DEADLINE:
+                raise DeadlineExceeded(f"the engine took longer than {timeout:g} s for a turn")
+        return turn
+
+    def _take_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
+        """Write down what came of a turn, and see whether the episode goes on."""
+        turn.state, turn.observation = outcome.state, outcome.observation
+        turn.calls, turn.tool_results = outcome.calls, outcome.results
+        turn.malformed, turn.info, turn.done = outcome.malformed, outcome.info, outcome.done
+        turn.reward = outcome.reward + agent.unplaced_reward
+        turn.seconds = self._parts.turn
+        agent.unplaced_reward = 0.0
+        if len(self._agents) > 1 or "rewards" in outcome.info:
+            self._share_rewards(agent, turn, outcome)
+        if outcome.status is not None:
+            self._end(outcome.status)
+        elif turn.finish_reason is FinishReason.CONTEXT or agent.room < 1:
+            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS)
+        elif self._is_out_of_turns():
+            self._end(EpisodeStatus.TRUNCATED_BY_TURNS)
+
+    def _is_out_of_turns(self) -> bool:
+        limit = self._setup.limits.max_turns
+        num_turns = sum(len(agent.record.turns) for agent in self._agents.values())
+        return limit is not None and num_turns >= limit
+
+    def _share_rewards(self, actor: Agent, turn: TurnRecord, outcome: Outcome) -> None:
+        """`info["rewards"]` is what each player earned; others get theirs on their last turn."""
+        rewards = outcome.info.get("rewards")
+        for name, other in self._agents.items():
+            if outcome.done and other.record.turns:
+                other.record.turns[-1].done = True
+            if not isinstance(rewards, Mapping) or name not in rewards:
+                continue
+            earned = float(rewards[name])
+            if other is actor:
+                turn.reward += earned - outcome.reward
+            elif other.record.turns:
+                other.record.turns[-1].reward += earned
+            else:
+                other.unplaced_reward += earned
+
+    def _end(self, status: EpisodeStatus, why: str | None = None) -> None:
+        self._status, self.result.error = status, why
+
+    def _take_failure(self, error: BaseException) -> None:
+        blame = self._parts.blame
+        if blame is None:
+            raise error
+        if isinstance(error, DeadlineExceeded) and self._clock.is_over and self._status is None:
+            self._end(EpisodeStatus.TRUNCATED_BY_TIME, str(error))
+            return
+        is_ours = isinstance(error, TurnwiseError)
+        self._end(blame, str(error) if is_ours else f"{type(error).__name__}: {error}")
+
+    def _write_down(self) -> None:
+        """The result, with the turns once more as reward functions see them."""
+        assert self._status is not None
+        players = getattr(self._world and self._world.environment, "players", None) or [_ALONE]
+        spoke = [self._agents[name] for name in players if name in self._agents]
+        result = self.result
+        result.status = self._status
+        result.agents = [agent.record for agent in spoke] or [Agent(self._setup).record]
+        for record in result.agents:
+            trajectory, turns = record.trajectory, record.turns
+            if turns and not turns[-1].seconds:  # the world has not answered
+                turns[-1].seconds = self._parts.turn
+                turns[-1].info = {"unanswered": True}
+            trajectory.states = [turn.state for turn in turns]
+            trajectory.actions = [turn.text for turn in turns]
+            trajectory.observations = [turn.observation for turn in turns]
+            trajectory.rewards = [turn.reward for turn in turns]
+            trajectory.dones = [turn.done for turn in turns]
+            trajectory.infos = [turn.info for turn in turns]
+            trajectory.status, trajectory.error = self._status, result.error
+            trajectory.seed = result.seed
+
+    async def _score(self) -> None:
+        environment = None if self._world is None else self._world.environment
+        with self._parts.part("reward"):
+            for record in self.result.agents:
+                record.reward = await self._setup.score(record.trajectory, environment)
+
+    async def _clean_up(self) -> None:
+        timeout = self._setup.limits.close_timeout
+        try:
+            for agent in self._agents.values():
+                agent.close()
+        except Exception as error:
+            _LOG.warning("ending a conversation with the engine failed: %s", error)
+        try:
+            await self._actions.close(timeout)
+        finally:
+            if self._world is not None:
+                await self._world.close(timeout)
+        self.result.seconds = {**self._parts.seconds, "total": self._clock.seconds}
+
+
+async def run_episode_async(
+    engine: Engine,
+    environment: EnvironmentSource | None,
+    *,
+    seed: int = 0,
+    prompt: str = "",
+    chat_format: ChatFormat | None = None,
+    limits: EpisodeLimits | None = None,
+    sampling: SamplingParams | None = None,
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+    parser: ParserChoice = "auto",
+    system_prompt: str | None = None,
+    reward_fn: RewardFn | None = None,
+    environment_calls: EnvironmentCalls = "auto",
+) -> EpisodeResult:
+    """Play one episode. An environment that is given as an object is played on, and left open."""
+    setup = make_setup(
+        engine,
+        chat_format=chat_format,
+        limits=limits,
+        sampling=sampling,
+        tools=tools,
+        parser=parser,
+        system_prompt=system_prompt,
+        reward_fn=reward_fn,
+        environment_calls=environment_calls,
+    )
+    source: EnvironmentFactory | BaseEnvironment | None
+    if environment is None or isinstance(environment, BaseEnvironment):
+        source = environment
+    else:
+        source = environment_factory(environment)
+    return await Episode(setup, source, seed=seed, prompt=prompt).run()
+
+
+def run_episode(
+    engine: Engine, environment: EnvironmentSource | None, **options: Any
+) -> EpisodeResult:
+    """`run_episode_async` for ordinary code, with the same options."""
+    return run_sync(run_episode_async(engine, environment, **options))

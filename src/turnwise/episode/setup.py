@@ -1,0 +1,129 @@
+"""What all episodes of a kind share: the engine, the chat format, the tools, the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from turnwise.chat import ChatFormat
+from turnwise.deadlines import is_async
+from turnwise.env import BaseEnvironment
+from turnwise.episode.actions import ParserChoice
+from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.opening import Abilities
+from turnwise.episode.waiting import Waits
+from turnwise.episode.world import CallStyle, EnvironmentCalls, same_process
+from turnwise.errors import ConfigError
+from turnwise.inference import SamplingParams
+from turnwise.inference.protocol import Engine
+from turnwise.reward import Reward, RewardFn
+from turnwise.reward.function import RewardFunction
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.types import Trajectory
+
+_LOG = logging.getLogger("turnwise")
+
+
+@dataclass
+class EpisodeSetup:
+    """What all episodes of a kind share; `make_setup` fills in what is not said."""
+
+    engine: Engine
+    chat: ChatFormat
+    limits: EpisodeLimits = field(default_factory=EpisodeLimits)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    tools: ToolRegistry | None = None
+    """None: the agent's words are its actions. An environment's own tools join a registry."""
+    parser: ParserChoice = "auto"
+    system_prompt: str = ""
+    """Stands before the environment's own."""
+    seed: int = 0
+    """Of the sampling, together with the episode's own."""
+    reward: RewardFunction = field(default_factory=lambda: RewardFunction.of(None))
+    reward_limit: asyncio.Semaphore | None = None
+    """How many rewards are computed at once; of the loop on which the episodes run."""
+    style: CallStyle = field(default_factory=CallStyle)
+    waits: Waits = field(default_factory=Waits)
+
+    def __post_init__(self) -> None:
+        self.abilities = Abilities(self.chat)
+
+    async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
+        """The reward of an episode that has just ended; its environment is still open."""
+        timeout = self.limits.reward_timeout
+        if self.reward_limit is None:
+            return await self.reward.score(trajectory, environment, timeout=timeout)
+        async with self.reward_limit:
+            return await self.reward.score(trajectory, environment, timeout=timeout)
+
+
+def make_setup(
+    engine: Engine,
+    *,
+    chat_format: ChatFormat | None = None,
+    limits: EpisodeLimits | None = None,
+    sampling: SamplingParams | None = None,
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+    parser: ParserChoice = "auto",
+    system_prompt: str | None = None,
+    seed: int = 0,
+    reward_fn: RewardFn | None = None,
+    environment_calls: EnvironmentCalls = "auto",
+) -> EpisodeSetup:
+    """A setup from what a user says."""
+    if environment_calls not in ("auto", "thread", "inline"):
+        raise ConfigError(
+            f"environment_calls got {environment_calls!r}, expected 'auto', 'thread' or 'inline'"
+        )
+    return EpisodeSetup(
+        engine,
+        chat_format or format_for(engine),
+        limits or EpisodeLimits(),
+        sampling or SamplingParams(),
+        tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
+        parser,
+        system_prompt or "",
+        seed,
+        _guarded(RewardFunction.of(reward_fn))
+        if reward_fn is not None
+        else RewardFunction.of(None),
+        style=CallStyle(environment_calls),
+    )
+
+
+def format_for(engine: Engine) -> ChatFormat:
+    """The chat format of an engine's tokenizer; plain text for one without a template."""
+    tokenizer = getattr(engine, "tokenizer", None)
+    if tokenizer is None:
+        raise ConfigError("this engine has no tokenizer. Pass chat_format=ChatFormat(tokenizer).")
+    if getattr(tokenizer, "chat_template", None):
+        return ChatFormat(tokenizer)
+    _LOG.warning(
+        "The tokenizer has no chat template; conversations are written as plain text. "
+        "Choose another with chat_format=ChatFormat(tokenizer, name)."
+    )
+    return ChatFormat(tokenizer, "plain")
+
+
+def _guarded(reward: RewardFunction) -> RewardFunction:
+    """The same function; a copy of the process that it may fork ends where it ends."""
+    function = reward.function
+
+    @functools.wraps(function, updated=())
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with same_process():
+            return function(*args, **kwargs)
+
+    @functools.wraps(function, updated=())
+    async def run_async(*args: Any, **kwargs: Any) -> Any:
+        with same_process():
+            try:
+                return await function(*args, **kwargs)
+            except SystemExit as error:  # it would end the loop with all its episodes
+                raise RuntimeError(f"it raised {error!r}") from error
+
+    return replace(reward, function=run_async if is_async(function) else run)

@@ -1,0 +1,238 @@
+"""One episode's environment: made, reset, stepped and closed, each within its time.
+
+A plain environment runs in threads, so that one that hangs can be left behind. One that declares
+itself `quick` runs right on the event loop: that is cheaper by far, and no deadline can cut it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from turnwise.deadlines import call_with_deadline, is_async
+from turnwise.env import BaseEnvironment, StepResult, reset_environment, step_environment
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.errors import EnvironmentFault
+
+T = TypeVar("T")
+
+EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
+"""Where plain environments run; `auto`: inline if the environment has `quick = True`."""
+
+_LOG = logging.getLogger("turnwise")
+
+
+class CallStyle:
+    """Where plain environments run; shared by all episodes of a kind, so that one look is enough."""
+
+    def __init__(self, calls: EnvironmentCalls = "auto") -> None:
+        self._calls = calls
+        self._is_quick = False
+
+    @property
+    def is_inline(self) -> bool:
+        return self._calls == "inline" or (self._calls == "auto" and self._is_quick)
+
+    def look_at(self, environment: BaseEnvironment) -> None:
+        self._is_quick = bool(getattr(environment, "quick", False))
+
+
+class World:
+    """An environment behind its deadlines.
+
+    `source` makes it, and then the world closes it; or is one that somebody else owns.
+    """
+
+    def __init__(
+        self,
+        source: EnvironmentFactory | BaseEnvironment,
+        style: CallStyle,
+        max_text: int | None = None,
+    ) -> None:
+        self.environment: BaseEnvironment | None = None
+        self._made: BaseEnvironment | None = None
+        self._source = source
+        self._style = style
+        self._max_text = max_text
+        self._is_closed = False
+        self._is_async = False
+        self._name = "the environment"
+
+    async def begin(self, seed: int | None, timeout: float | None) -> tuple[str, str]:
+        """Make the environment and reset it: the first observation, and the system prompt."""
+        if isinstance(self._source, BaseEnvironment):
+            environment = self._source
+        elif self._style.is_inline:
+            environment = self._make()
+        else:
+            environment = await call_with_deadline(
+                self._make, timeout=timeout, waiting_for="making the environment"
+            )
+        self.environment = environment
+        self._style.look_at(environment)
+        self._name = type(environment).__name__
+        self._is_async = is_async(environment.reset) or is_async(environment.step)
+
+        async def reset() -> tuple[str, str]:
+            observation = await reset_environment(environment, seed)
+            return self._readable(observation), self._prefix(environment)
+
+        return await self._call(reset, timeout, f"{self._name}.reset()")
+
+    async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
+        """Act: the state before, and what came of it."""
+        environment = self._open()
+
+        async def describe_and_step() -> tuple[str, StepResult]:
+            # One trip into a thread for both.
+            return self._describe(environment), await step_environment(environment, action)
+
+        what = f"{self._name}.step()"
+        state, result = await self._call(describe_and_step, timeout, what)
+        observation = self._readable(result.observation)
+        if observation is not result.observation:
+            result = StepResult(
+                observation, result.reward, result.terminated, result.truncated, result.info
+            )
+        return state, result
+
+    async def describe(self, timeout: float | None) -> str:
+        """The state in words."""
+        environment = self._open()
+
+        async def describe() -> str:
+            return self._describe(environment)
+
+        return await self._call(describe, timeout, f"{self._name}.get_state_description()")
+
+    async def prefix(self, timeout: float | None) -> str:
+        """The system prompt for whoever is to move now."""
+        environment = self._open()
+
+        async def prefix() -> str:
+            return self._prefix(environment)
+
+        return await self._call(prefix, timeout, f"{self._name}.get_prompt_prefix()")
+
+    async def close(self, timeout: float | None) -> None:
+        """Close what was made here. May be called twice; what goes wrong is logged."""
+        self._is_closed = True
+        environment, self._made = self._made, None
+        self.environment = None
+        if environment is None:
+            return
+        if type(environment).close is BaseEnvironment.close:
+            return  # nothing to do, and not worth a thread
+        try:
+            if self._style.is_inline and not is_async(environment.close):
+                with same_process():
+                    environment.close()
+            else:
+                await call_with_deadline(
+                    environment.close, timeout=timeout, waiting_for=f"{self._name}.close()"
+                )
+        except (Exception, SystemExit) as error:
+            _LOG.warning("%s.close() failed: %s", self._name, error)
+
+    def _make(self) -> BaseEnvironment:
+        assert not isinstance(self._source, BaseEnvironment)
+        with same_process():
+            environment = self._source()
+        if not isinstance(environment, BaseEnvironment):
+            raise EnvironmentFault(
+                f"the environment factory returned {type(environment).__name__}, expected a "
+                "BaseEnvironment"
+            )
+        self._made = environment
+        if self._is_closed:  # too late: nobody waits for it any more
+            environment.close()
+        return environment
+
+    def _open(self) -> BaseEnvironment:
+        if self.environment is None:
+            raise EnvironmentFault("there is no environment to act in")
+        return self.environment
+
+    def _describe(self, environment: BaseEnvironment) -> str:
+        return self._text(environment.get_state_description(), "get_state_description()")
+
+    def _prefix(self, environment: BaseEnvironment) -> str:
+        return self._text(environment.get_prompt_prefix(), "get_prompt_prefix()")
+
+    def _text(self, value: object, call: str) -> str:
+        if isinstance(value, str):
+            return self._readable(value)
+        raise EnvironmentFault(f"{self._name}.{call} returned {type(value).__name__}, expected str")
+
+    def _readable(self, text: str) -> str:
+        return readable(text, self._max_text)
+
+    async def _call(
+        self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None, what: str
+    ) -> T:
+        if self._is_async:
+            result: T = await call_with_deadline(_guarded(work), timeout=timeout, waiting_for=what)
+            return result
+        if self._style.is_inline:
+            with same_process():
+                return finish(work(), what)
+
+        def in_thread() -> T:
+            with same_process():
+                return finish(work(), what)
+
+        result = await call_with_deadline(in_thread, timeout=timeout, waiting_for=what)
+        return result
+
+
+def _guarded(work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[], Coroutine[Any, Any, T]]:
+    async def run() -> T:
+        with same_process():
+            try:
+                return await work()
+            except SystemExit as error:  # it would end the loop with all its episodes
+                raise RuntimeError(f"it raised {error!r}") from error
+
+    return run
+
+
+def finish(work: Coroutine[Any, Any, T], what: str) -> T:
+    """Run a coroutine that never waits, without an event loop."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise EnvironmentFault(f"{what} returns something to await. Write it as async def.")
+
+
+@contextmanager
+def same_process() -> Iterator[None]:
+    """User code that forks comes back twice; the copy must not play on with our files and model."""
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)
+
+
+def readable(text: str, max_length: int | None = None) -> str:
+    """A text that a tokenizer takes, of at most `max_length` characters and a note.
+
+    >>> readable("abcdef", 3)
+    'abc\\n[The rest was cut: it had 6 characters.]'
+    """
+    if max_length is not None and len(text) > max_length:
+        text = f"{text[:max_length]}\n[The rest was cut: it had {len(text)} characters.]"
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
