@@ -20,6 +20,7 @@ LAYERS = [
     {"models"},
     {"algo"},
     {"inference"},
+    {"episode"},
     {"data", "learner"},
     {"cli", "__main__"},
 ]

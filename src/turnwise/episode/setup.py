@@ -21,7 +21,7 @@ from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
 from turnwise.reward import Reward, RewardFn
-from turnwise.reward.function import RewardFunction
+from turnwise.reward.function import RewardFunction, step_rewards
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.types import Trajectory
 
@@ -88,9 +88,7 @@ def make_setup(
         parser,
         system_prompt or "",
         seed,
-        _guarded(RewardFunction.of(reward_fn))
-        if reward_fn is not None
-        else RewardFunction.of(None),
+        _guarded(RewardFunction.of(reward_fn)),
         style=CallStyle(environment_calls),
     )
 
@@ -112,6 +110,8 @@ def format_for(engine: Engine) -> ChatFormat:
 def _guarded(reward: RewardFunction) -> RewardFunction:
     """The same function; a copy of the process that it may fork ends where it ends."""
     function = reward.function
+    if function is step_rewards:
+        return reward
 
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from turnwise.deadlines import call_with_deadline, is_async
 from turnwise.env import BaseEnvironment, StepResult, reset_environment, step_environment
@@ -26,7 +26,7 @@ _LOG = logging.getLogger("turnwise")
 
 
 class CallStyle:
-    """Where plain environments run; shared by all episodes of a kind, so that one look is enough."""
+    """Where plain environments run; all episodes of a kind share it, so one look is enough."""
 
     def __init__(self, calls: EnvironmentCalls = "auto") -> None:
         self._calls = calls
@@ -174,8 +174,8 @@ class World:
         self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None, what: str
     ) -> T:
         if self._is_async:
-            result: T = await call_with_deadline(_guarded(work), timeout=timeout, waiting_for=what)
-            return result
+            result = await call_with_deadline(_guarded(work), timeout=timeout, waiting_for=what)
+            return cast(T, result)
         if self._style.is_inline:
             with same_process():
                 return finish(work(), what)
@@ -184,8 +184,7 @@ class World:
             with same_process():
                 return finish(work(), what)
 
-        result = await call_with_deadline(in_thread, timeout=timeout, waiting_for=what)
-        return result
+        return cast(T, await call_with_deadline(in_thread, timeout=timeout, waiting_for=what))
 
 
 def _guarded(work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[], Coroutine[Any, Any, T]]:
