@@ -104,7 +104,7 @@ def count_computed(engine, monkeypatch):
     """How many tokens each forward of an engine computes, fillers apart."""
     forward, counts = engine._runner.forward_packed, []
 
-    def count(ids, positions, packed, rows):
+    def count(ids, positions, packed, rows=None):
         counts.append(int((packed.slots < engine._runner.arena.spare).sum()))
         return forward(ids, positions, packed, rows)
 

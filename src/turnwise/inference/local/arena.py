@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 
@@ -30,6 +32,9 @@ class Arena:
         # One unit more than there are: rows that fill up a batch write there.
         shape = (2, num_layers, self.num_tokens + self.UNIT, num_heads, width)
         self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys: Sequence[torch.Tensor] = self.storage[0].unbind()
+        self.values: Sequence[torch.Tensor] = self.storage[1].unbind()
+        """Of each layer, views [tokens, heads, width]."""
         self._free: dict[int, set[int]] = {}
         """Starts of the free regions, by size in units."""
         self._roots: dict[int, int] = {}

@@ -38,7 +38,7 @@ Table: TypeAlias = tuple[torch.Tensor, int]
 and the number of rows of the longest."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """Single tokens whose regions lie evenly spaced in the arena: one batch without copying."""
 
@@ -49,16 +49,21 @@ class Run:
     """Tokens that are looked at: the sequences' own lengths, filled up to whole units."""
     mask: torch.Tensor
     """0 on those that count, −∞ on the others [rows, 1, 1, width]."""
+    keys: Sequence[torch.Tensor] = ()
+    values: Sequence[torch.Tensor] = ()
+    """What they look at, in each layer."""
 
-    def of(self, cache: torch.Tensor) -> torch.Tensor:
-        """The rows' part of one layer's keys or values, as a view [rows, K, width, D]."""
-        _, num_heads, size = cache.shape
+    def of(self, arena: Arena) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The rows' keys and values in each layer, as views [rows, K, width, D]."""
+        two, num_layers, _, num_heads, size = arena.storage.shape
         row = num_heads * size
-        return cache.as_strided(
-            (self.num_rows, num_heads, self.width, size),
-            (self.spacing * row, size, row, 1),
-            cache.storage_offset() + self.region * row,
+        views = arena.storage.as_strided(
+            (two, num_layers, self.num_rows, num_heads, self.width, size),
+            (*arena.storage.stride()[:2], self.spacing * row, size, row, 1),
+            self.region * row,
         )
+        keys, values = views
+        return keys.unbind(), values.unbind()
 
     def show(self, positions: torch.Tensor, window: int | None) -> None:
         """Let the rows see up to these positions."""
@@ -75,8 +80,7 @@ class Packed:
 
     segments: Sequence[Segment]
     """In the order of their rows: single tokens first, as `packing_order` sorts them."""
-    storage: torch.Tensor
-    """The arena: [2, layers, tokens, heads, width]."""
+    arena: Arena
     slots: torch.Tensor
     """Where in the arena each new token's key and value go [N]."""
     tables: list[Table] | None = None
@@ -86,25 +90,34 @@ class Packed:
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put the new tokens' keys and values [N, K, D] into the cache."""
-        keys, values = self.storage[:, layer]
-        keys.index_copy_(0, self.slots, key)
-        values.index_copy_(0, self.slots, value)
+        self.keys[layer].index_copy_(0, self.slots, key)
+        self.values[layer].index_copy_(0, self.slots, value)
+
+    @property
+    def keys(self) -> Sequence[torch.Tensor]:
+        """Of each layer, [tokens, K, D]."""
+        return self.arena.keys
+
+    @property
+    def values(self) -> Sequence[torch.Tensor]:
+        return self.arena.values
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
     ) -> torch.Tensor:
         """What each new token sees of its own sequence: query [N, H, D]; [N, H, D]."""
-        keys, values = self.storage[:, layer]
+        keys, values = self.keys[layer], self.values[layer]
         if query.is_cuda:
             return self._attend_by_kernel(query, keys, values, scale, window)
-        pieces, row = [], 0
         if window not in self.runs:
-            self.runs[window] = _runs(self.segments, window, query.dtype)
+            self.runs[window] = _runs(self.segments, window, self.arena)
+        pieces, row = [], 0
         for run in self.runs[window]:
-            pieces.append(_attend_run(query[row : row + run.num_rows], keys, values, run, scale))
+            rows = query if run.num_rows == len(query) else query.narrow(0, row, run.num_rows)
+            pieces.append(_attend_run(rows, run, layer, scale))
             row += run.num_rows
         for segment in self.segments[row:]:
-            rows = query[row : row + segment.num_new]
+            rows = query.narrow(0, row, segment.num_new)
             pieces.append(_attend_segment(rows, keys, values, segment, scale, window))
             row += segment.num_new
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -170,7 +183,7 @@ def packed_attention(
     return packed.attend(module.layer_idx, rows, scale, sliding_window)[None], None
 
 
-def _runs(segments: Sequence[Segment], window: int | None, dtype: torch.dtype) -> list[Run]:
+def _runs(segments: Sequence[Segment], window: int | None, arena: Arena) -> list[Run]:
     groups: list[list[Segment]] = []
     widths: list[int] = []
     for segment in segments:
@@ -185,8 +198,9 @@ def _runs(segments: Sequence[Segment], window: int | None, dtype: torch.dtype) -
     runs = []
     for group, width in zip(groups, widths, strict=True):
         spacing = group[1].region - group[0].region if len(group) > 1 else 0
-        mask = torch.empty(len(group), 1, 1, width, dtype=dtype)
+        mask = torch.empty(len(group), 1, 1, width, dtype=arena.storage.dtype)
         run = Run(group[0].region, spacing, len(group), width, mask)
+        run.keys, run.values = run.of(arena)
         run.show(torch.tensor([segment.past for segment in group]), window)
         runs.append(run)
     return runs
@@ -197,15 +211,15 @@ def _is_evenly_next(group: Sequence[Segment], segment: Segment) -> bool:
     return len(group) == 1 or distance == group[1].region - group[0].region
 
 
-def _attend_run(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, run: Run, scale: float
-) -> torch.Tensor:
+def _attend_run(query: torch.Tensor, run: Run, layer: int, scale: float) -> torch.Tensor:
+    num_rows, num_heads, size = query.shape
     # The heads of a group see the same keys: they are the rows of one small matrix product.
-    grouped = query.reshape(run.num_rows, keys.shape[1], -1, query.shape[-1])
+    key = run.keys[layer]
+    grouped = query.reshape(num_rows, key.shape[1], -1, size)
     output = F.scaled_dot_product_attention(
-        grouped, run.of(keys), run.of(values), attn_mask=run.mask, scale=scale
+        grouped, key, run.values[layer], attn_mask=run.mask, scale=scale
     )
-    return output.reshape(query.shape)
+    return output.reshape(num_rows, num_heads, size)
 
 
 def _attend_segment(

@@ -9,6 +9,7 @@ before it is used; other models run as they are.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,63 +61,118 @@ def _block(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
     return block
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """A layer's weights, taken out of its modules once: looking them up costs more than a norm."""
+
+    attention_norm: torch.Tensor
+    attention_inputs: Together
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    attention_output: nn.Linear
+    mlp_norm: torch.Tensor
+    mlp_inputs: Together
+    mlp_output: nn.Linear
+    window: int | None
+
+    @classmethod
+    def of(cls, layer: Any) -> _Layer:
+        query, key, value, gate, up = _projections(layer)
+        attention = layer.self_attn
+        has_norms = hasattr(attention, "q_norm")  # Qwen3
+        return cls(
+            layer.input_layernorm.weight,
+            Together([query, key, value]),
+            attention.q_norm.weight if has_norms else None,
+            attention.k_norm.weight if has_norms else None,
+            attention.o_proj,
+            layer.post_attention_layernorm.weight,
+            Together([gate, up]),
+            layer.mlp.down_proj,
+            getattr(attention, "sliding_window", None),
+        )
+
+
 class FusedForward:
     """Logits of packed tokens, as `Runner.forward_packed` gives them."""
 
     def __init__(self, model: Any) -> None:
-        self._model = model
+        self._body, self._head = model.model, model.lm_head
+        self.layers = [_Layer.of(layer) for layer in model.model.layers]
+        attention = model.model.layers[0].self_attn
+        self._width, self._scale = attention.head_dim, attention.scaling
+        self._num_kv = attention.k_proj.out_features // attention.head_dim
+        self._epsilon = model.model.norm.variance_epsilon
         self._ops: Any = _TorchOps
         if model.device.type == "cuda":
             from turnwise.inference.local.kernels import KernelOps
 
             self._ops = KernelOps
-        self.layers: list[tuple[Any, Together, Together]] = []
-        for layer in model.model.layers:
-            query, key, value, gate, up = _projections(layer)
-            self.layers.append((layer, Together([query, key, value]), Together([gate, up])))
+        self._rotations = self._make_rotations(model)
+
+    def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Cosines and sines of every position, where they do not depend on the text's length."""
+        config = model.config
+        kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+        if kind in {"dynamic", "longrope"} or config.max_position_embeddings > 2**17:
+            return None
+        positions = torch.arange(config.max_position_embeddings, device=model.device)
+        cos, sin = self._body.rotary_emb(self._body.norm.weight, position_ids=positions[None])
+        cos, sin = self._ops.signed(cos[0], sin[0])
+        return cos, sin
+
+    def _rotation(
+        self, stream: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._rotations is not None:
+            cos, sin = self._rotations
+            return cos[positions], sin[positions]
+        cos, sin = self._body.rotary_emb(stream, position_ids=positions[None])
+        cos, sin = self._ops.signed(cos[0], sin[0])
+        return cos, sin
 
     def __call__(
-        self, ids: torch.Tensor, positions: torch.Tensor, packed: Packed, rows: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        packed: Packed,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        body, ops = self._model.model, self._ops
-        stream = body.embed_tokens(ids)
-        cos, sin = body.rotary_emb(stream, position_ids=positions[None])
-        cos, sin = ops.halves(cos[0], sin[0])
+        ops, epsilon = self._ops, self._epsilon
+        stream = self._body.embed_tokens(ids)
+        cos, sin = self._rotation(stream, positions)
         change: torch.Tensor | None = None
-        for index, (layer, attention_inputs, mlp_inputs) in enumerate(self.layers):
-            hidden = ops.add_and_norm(stream, change, layer.input_layernorm)
-            projected = attention_inputs(hidden)
-            change = self._attention(layer.self_attn, index, projected, cos, sin, packed)
-            hidden = ops.add_and_norm(stream, change, layer.post_attention_layernorm)
-            change = layer.mlp.down_proj(ops.gate(mlp_inputs(hidden)))
-        kept, last = stream[rows], change[rows] if change is not None else None
-        logits: torch.Tensor = self._model.lm_head(ops.add_and_norm(kept, last, body.norm))
+        for index, layer in enumerate(self.layers):
+            hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
+            change = self._attention(layer, index, hidden, cos, sin, packed)
+            hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
+            change = layer.mlp_output(ops.gate(layer.mlp_inputs(hidden)))
+        if rows is not None:
+            stream, change = stream[rows], change[rows] if change is not None else None
+        last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
+        logits: torch.Tensor = self._head(last)
         return logits
 
     def _attention(
         self,
-        attention: Any,
+        layer: _Layer,
         index: int,
-        projected: torch.Tensor,
+        hidden: torch.Tensor,
         cos: torch.Tensor,
         sin: torch.Tensor,
         packed: Packed,
     ) -> torch.Tensor:
-        ops, num_rows, width = self._ops, len(projected), attention.head_dim
-        num_kv = attention.k_proj.out_features // width
-        heads = projected.view(num_rows, -1, width)
-        query, key, value = (
-            heads[:, : -2 * num_kv],
-            heads[:, -2 * num_kv : -num_kv],
-            heads[:, -num_kv:],
-        )
-        if hasattr(attention, "q_norm"):  # Qwen3
-            query = ops.add_and_norm(query.contiguous(), None, attention.q_norm)
-            key = ops.add_and_norm(key.contiguous(), None, attention.k_norm)
-        query = ops.rotate_and_store(query, key, value, cos, sin, packed, index)
-        window = getattr(attention, "sliding_window", None)
-        seen = packed.attend(index, query, attention.scaling, window)
-        output: torch.Tensor = attention.o_proj(seen.reshape(num_rows, -1))
+        ops, num_kv = self._ops, self._num_kv
+        heads = layer.attention_inputs(hidden).view(len(hidden), -1, self._width)
+        if layer.query_norm is not None and layer.key_norm is not None:
+            parts = [heads.shape[1] - 2 * num_kv, num_kv, num_kv]
+            query, key, value = torch.split(heads, parts, 1)
+            query = ops.add_and_norm(query.contiguous(), None, layer.query_norm, self._epsilon)
+            key = ops.add_and_norm(key.contiguous(), None, layer.key_norm, self._epsilon)
+            heads = torch.cat((query, key, value), 1)
+        query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
+        seen = packed.attend(index, query, self._scale, layer.window)
+        output: torch.Tensor = layer.attention_output(seen.view(len(hidden), -1))
         return output
 
 
@@ -124,11 +180,13 @@ class _TorchOps:
     """The few steps in plain torch."""
 
     @staticmethod
-    def add_and_norm(stream: torch.Tensor, change: torch.Tensor | None, norm: Any) -> torch.Tensor:
+    def add_and_norm(
+        stream: torch.Tensor, change: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
         """Add a layer's output to the stream, in place; the stream, normed."""
         if change is not None:
             stream += change
-        return F.rms_norm(stream, norm.weight.shape, norm.weight, norm.variance_epsilon)
+        return F.rms_norm(stream, weight.shape, weight, epsilon)
 
     @staticmethod
     def gate(gate_and_up: torch.Tensor) -> torch.Tensor:
@@ -136,26 +194,33 @@ class _TorchOps:
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    def halves(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The rotation (a cos − b sin, b cos + a sin), with its sign inside the sine."""
+    def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """For the rotation (a cos − b sin, b cos + a sin): its sign goes into the sine.
+
+        With an axis for the heads.
+        """
         half = sin.shape[-1] // 2
-        return cos, torch.cat((-sin[:, :half], sin[:, half:]), 1)
+        return cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
 
     @staticmethod
     def rotate_and_store(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: torch.Tensor,
+        num_kv: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
         packed: Packed,
         layer: int,
     ) -> torch.Tensor:
-        """Rotate queries and keys by their positions; keep keys and values; the queries."""
-        num_heads = query.shape[1]
-        both = torch.cat((query, key), 1)
+        """Rotate queries and keys by their positions; keep keys and values; the queries.
+
+        `heads` [N, H + 2 K, D] are queries, keys and values, in this order.
+        """
+        both = heads.narrow(1, 0, heads.shape[1] - num_kv)
         low, high = both.chunk(2, -1)
         turned = torch.cat((high, low), -1)
-        both.mul_(cos[:, None]).addcmul_(turned, sin[:, None])
-        packed.store(layer, both[:, num_heads:], value)
-        return both[:, :num_heads]
+        turned.mul_(sin).addcmul_(both, cos)
+        num_heads = heads.shape[1] - 2 * num_kv
+        packed.store(
+            layer, turned.narrow(1, num_heads, num_kv), heads.narrow(1, num_heads + num_kv, num_kv)
+        )
+        return turned.narrow(1, 0, num_heads)

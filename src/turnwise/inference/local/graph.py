@@ -29,7 +29,6 @@ class _State:
 
         self.longs = table(torch.int64, 3, size)
         self.ids, self.positions, self.slots = self.longs
-        self.rows = torch.arange(size, device=device)
         self.table = table(torch.int32, 4, size)
         self.table[0] = torch.arange(size)
         self.table[1] = 1
@@ -105,10 +104,10 @@ class DecodeGraphs:
         runner = self._runner
         state = _State(size, runner.device)
         self._load(state, [], size)
-        packed = Packed([], runner.arena.storage, state.slots, [(state.table, 1)])
+        packed = Packed([], runner.arena, state.slots, [(state.table, 1)])
 
         def step() -> None:
-            logits = runner.forward_packed(state.ids, state.positions, packed, state.rows)
+            logits = runner.forward_packed(state.ids, state.positions, packed)
             sample_and_advance(logits, state)
             state.step.add_(1)
 

@@ -208,34 +208,29 @@ def _add_and_norm_kernel(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
-    query, key, value, cos, sin, keys, values, slots, query_row, key_row, value_row, cache_row,
+    heads, cos, sin, keys, values, slots, heads_row, cache_row,
     num_heads, num_kv_heads, half: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
     """One head of one token: queries stay where they are, keys and values go into the cache."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, size)
     inside = at < half
-    slot = tl.load(slots + row)
+    source = heads + row * heads_row + head * 2 * half
+    low = tl.load(source + at, mask=inside, other=0.0)
+    high = tl.load(source + half + at, mask=inside, other=0.0)
+    slot = tl.load(slots + row) * cache_row
     if head < num_heads + num_kv_heads:
         c = tl.load(cos + row * 2 * half + at, mask=inside, other=0.0)
         s = tl.load(sin + row * 2 * half + at, mask=inside, other=0.0)
-        if head < num_heads:
-            source = query + row * query_row + head * 2 * half
-            target = source
-        else:
-            source = key + row * key_row + (head - num_heads) * 2 * half
-            target = keys + slot * cache_row + (head - num_heads) * 2 * half
-        low = tl.load(source + at, mask=inside, other=0.0)
-        high = tl.load(source + half + at, mask=inside, other=0.0)
+        target = source
+        if head >= num_heads:
+            target = keys + slot + (head - num_heads) * 2 * half
         tl.store(target + at, (low * c - high * s).to(low.dtype), mask=inside)
         tl.store(target + half + at, (high * c + low * s).to(low.dtype), mask=inside)
     else:
-        kv = head - num_heads - num_kv_heads
-        source = value + row * value_row + kv * 2 * half
-        target = values + slot * cache_row + kv * 2 * half
-        for part in tl.static_range(2):
-            x = tl.load(source + part * half + at, mask=inside, other=0.0)
-            tl.store(target + part * half + at, x, mask=inside)
+        target = values + slot + (head - num_heads - num_kv_heads) * 2 * half
+        tl.store(target + at, low, mask=inside)
+        tl.store(target + half + at, high, mask=inside)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -253,18 +248,20 @@ class KernelOps:
     """The steps of `fused.FusedForward`, each as one kernel."""
 
     @staticmethod
-    def halves(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return cos, sin
 
     @staticmethod
-    def add_and_norm(stream: torch.Tensor, change: torch.Tensor | None, norm: Any) -> torch.Tensor:
+    def add_and_norm(
+        stream: torch.Tensor, change: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+    ) -> torch.Tensor:
         width = stream.shape[-1]
         rows = stream.view(-1, width)
         output = torch.empty_like(rows)
         added = rows if change is None else change
         _add_and_norm_kernel[(len(rows),)](
-            rows, added, norm.weight, output, rows.stride(0), added.stride(0), width,
-            norm.variance_epsilon, triton.next_power_of_2(width), change is not None,
+            rows, added, weight, output, rows.stride(0), added.stride(0), width,
+            epsilon, triton.next_power_of_2(width), change is not None,
             num_warps=4 if width > 256 else 1,
         )  # fmt: skip
         return output.view(stream.shape)
@@ -278,19 +275,18 @@ class KernelOps:
 
     @staticmethod
     def rotate_and_store(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        heads: torch.Tensor,
+        num_kv: int,
         cos: torch.Tensor,
         sin: torch.Tensor,
         packed: Any,
         layer: int,
     ) -> torch.Tensor:
-        keys, values = packed.storage[:, layer]
-        num_heads, num_kv_heads, half = query.shape[1], key.shape[1], query.shape[2] // 2
-        _rotate_and_store_kernel[(len(query), num_heads + 2 * num_kv_heads)](
-            query, key, value, cos, sin, keys, values, packed.slots,
-            query.stride(0), key.stride(0), value.stride(0), keys.stride(0),
-            num_heads, num_kv_heads, half, triton.next_power_of_2(half), num_warps=1,
+        keys, values = packed.keys[layer], packed.values[layer]
+        num_rows, num_all, width = heads.shape
+        _rotate_and_store_kernel[(num_rows, num_all)](
+            heads, cos, sin, keys, values, packed.slots, heads.stride(0), keys.stride(0),
+            num_all - 2 * num_kv, num_kv, width // 2, triton.next_power_of_2(width // 2),
+            num_warps=1,
         )  # fmt: skip
-        return query
+        return heads[:, : num_all - 2 * num_kv]

@@ -97,7 +97,7 @@ class Runner:
             slots += range(segment.region + segment.past, segment.region + end)
             kept[i] = len(ids) - 1
         table = torch.tensor([ids, positions, slots]).to(self.device, non_blocking=True)
-        packed = Packed([segments[i] for i in order], self.arena.storage, table[2])
+        packed = Packed([segments[i] for i in order], self.arena, table[2])
         wanted = [kept[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
         rows = wanted or [0]
         fill = self.filled(len(rows)) - len(rows)
@@ -105,9 +105,13 @@ class Runner:
         return self.forward_packed(table[0], table[1], packed, at)[: len(wanted)]
 
     def forward_packed(
-        self, ids: torch.Tensor, positions: torch.Tensor, packed: Packed, rows: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        packed: Packed,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [rows, V] after the tokens in these rows; all are put into the cache."""
+        """Logits [rows, V] after the tokens in these rows, or in all; all go into the cache."""
         if self._fused is not None:
             return self._fused(ids, positions, packed, rows)
         with self._attention():
@@ -115,7 +119,7 @@ class Runner:
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
-                logits_to_keep=rows,
+                logits_to_keep=0 if rows is None else rows,
                 packed=packed,
             )
         logits: torch.Tensor = output.logits[0]
@@ -160,8 +164,9 @@ class Runner:
                 layers.append((module, module.weight, module.in_features))
             elif isinstance(module, Conv1D):
                 layers.append((module, module.weight, module.weight.shape[0]))
-        for _, *joined in self._fused.layers if self._fused is not None else ():
-            layers += [(part, part.weight, part.weight.shape[1]) for part in joined]
+        for layer in self._fused.layers if self._fused is not None else ():
+            for part in (layer.attention_inputs, layer.mlp_inputs):
+                layers.append((part, part.weight, part.weight.shape[1]))
         return stable_sizes(layers)
 
     @property

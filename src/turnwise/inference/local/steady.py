@@ -33,15 +33,12 @@ class SteadyDecode:
             ]
         )
         self._ids, self._positions, self._slots = table
-        self._packed = Packed(segments, runner.arena.storage, self._slots)
-        self._every = torch.arange(len(segments))
+        self._packed = Packed(segments, runner.arena, self._slots)
 
     def step(self) -> tuple[list[int], list[float]]:
         """Sample every row's next token: ids and log-probs, in the order of `rows`."""
         rows, num_rows = self.rows, len(self.rows)
-        logits = self._runner.forward_packed(self._ids, self._positions, self._packed, self._every)[
-            :num_rows
-        ]
+        logits = self._runner.forward_packed(self._ids, self._positions, self._packed)[:num_rows]
         ids, log_probs = draw_tokens(logits, [row.turn for row in rows])
         self._ids[:num_rows] = ids
         self._positions[:num_rows] += 1
