@@ -193,11 +193,11 @@ def test_an_inline_tool_may_give_something_to_wait_for() -> None:
 @pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=20.0"])
 def test_the_users_interrupt_gets_through(how: str) -> None:
     script = (
-        "import time\n"
+        "import os, time\n"
         "from turnwise.tools import ToolRegistry, tool\n"
         f"@tool({how})\n"
         "def nap():\n"
-        "    print('ready', flush=True)\n"
+        "    os.write(1, b'ready\\n')\n"  # not print: its lock may be held at the end
         "    time.sleep(20)\n"
         "try:\n"
         "    ToolRegistry([nap]).execute_tool('nap')\n"
