@@ -66,10 +66,13 @@ def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(way_in: str) -> Iterator[None]:
-    before = (_mounts(), _open_files(), threading.active_count(), _temporary_files())
+    mounts, num_files, num_threads = _mounts(), _open_files(), threading.active_count()
     yield
     assert not separate_processes()
-    assert (_mounts(), _open_files(), threading.active_count(), _temporary_files()) == before
+    assert not _temporary_files()
+    assert _mounts() == mounts
+    assert _open_files() <= num_files
+    assert threading.active_count() <= num_threads
 
 
 @pytest.fixture
@@ -606,4 +609,4 @@ def _open_files() -> int:
 
 
 def _temporary_files() -> list[str]:
-    return [name for name in os.listdir("/tmp") if name.startswith("turnwise-code")]
+    return [name for name in os.listdir("/tmp") if name.startswith(f"turnwise-code-{os.getpid()}")]

@@ -84,8 +84,9 @@ def run_code(
         # With isolation it sees none of our folders: its own is in memory and goes with it.
         folder = WORK_FOLDER
         if not isolated:
+            name = f"turnwise-code-{os.getpid()}-"
             folder = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="turnwise-code-", ignore_cleanup_errors=True)
+                tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
             )
         process, status = _start(folder, None if isolated else folder)
         stack.callback(os.close, status)
