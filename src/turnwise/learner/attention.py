@@ -20,19 +20,52 @@ NAME = "turnwise_episodes"
 """What transformers knows this attention by."""
 
 
+@dataclass(frozen=True)
+class Bucket:
+    """Episodes of like length as rows: few steps for many short ones.
+
+    They are filled up at their ends, which no token before sees.
+    """
+
+    tokens: torch.Tensor
+    """[n, L], which of the N tokens stands where."""
+    is_real: torch.Tensor
+    """[n, L] bool, not set where a row is only filled up."""
+
+
 @dataclass
 class Episodes:
-    """Where the episodes of one forward begin and end."""
+    """Where the episodes of one forward begin and end; what follows from it is made once for all
+    layers."""
 
     lengths: Sequence[int]
     _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
 
     def offsets(self, device: torch.device) -> torch.Tensor:
-        """Where each begins, and where the last one ends [b + 1]; made once for all layers."""
+        """Where each begins, and where the last one ends [b + 1]."""
         if device not in self._offsets:
             ends = list(accumulate(self.lengths, initial=0))
             self._offsets[device] = torch.tensor(ends, dtype=torch.int32).to(device)
         return self._offsets[device]
+
+    def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
+        """The episodes in buckets, and where each of the N tokens comes in them [N]."""
+        if device not in self._buckets:
+            starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
+            lengths = torch.tensor(list(self.lengths))
+            unit = torch.where(lengths <= 128, 16, 64)
+            sizes = -(-lengths // unit) * unit
+            buckets = []
+            for size in torch.unique(sizes):
+                chosen = (sizes == size).nonzero().squeeze(1)
+                at = torch.arange(int(lengths[chosen].max()))
+                is_real = at < lengths[chosen, None]
+                tokens = torch.where(is_real, starts[chosen, None] + at, 0)
+                buckets.append(Bucket(tokens.to(device), is_real.to(device)))
+            order = torch.cat([b.tokens[b.is_real] for b in buckets]).argsort()
+            self._buckets[device] = (buckets, order)
+        return self._buckets[device]
 
 
 def episode_attention(
@@ -54,12 +87,17 @@ def episode_attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if _has_kernel(query):
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
-    apart = [torch.split(x, list(episodes.lengths), 2) for x in (query, key, value)]
-    pieces = [_attend_one(q, k, v, scale, sliding_window) for q, k, v in zip(*apart, strict=True)]
-    return torch.cat(pieces, 2).transpose(1, 2), None
+    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]
+    buckets, order = episodes.buckets(query.device)
+    pieces = []
+    for bucket in buckets:
+        rows = [x[bucket.tokens].transpose(1, 2) for x in tokens]
+        seen = _attend(rows[0], rows[1], rows[2], scale, sliding_window)
+        pieces.append(seen.transpose(1, 2)[bucket.is_real])
+    return torch.cat(pieces)[order][None], None
 
 
-def _attend_one(
+def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
     length = query.shape[2]

@@ -6,7 +6,7 @@ Dropout stays off while learning: the ratio of PPO compares two policies, not tw
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -98,8 +98,18 @@ class Trunk:
         return hidden
 
     def _enable_checkpointing(self) -> None:
+        def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+            # Layers are computed again during the backward, where our attention is off.
+            if self.layout == "packed":
+                return nullcontext(), attending(self._configs, NAME)
+            return nullcontext(), nullcontext()
+
         self.model.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False}
+            gradient_checkpointing_kwargs={
+                "use_reentrant": False,
+                "preserve_rng_state": False,  # nothing here is random
+                "context_fn": contexts,
+            }
         )
 
     @contextmanager

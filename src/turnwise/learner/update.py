@@ -73,17 +73,18 @@ class Learner:
 
     def _score(self, model: PolicyValueModel, batch: PPOBatch) -> Outputs:
         device, shape = model.device, batch.input_ids.shape
-        grids = [torch.zeros(shape, device=device) for _ in range(3)]
-        last_values = torch.zeros(len(batch), device=device)
+        dtype = torch.promote_types(model.policy.dtype, torch.float32)
+        grids = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(3)]
+        last_values = torch.zeros(len(batch), device=device, dtype=dtype)
         ids = batch.input_ids.to(device)
         for pack in self._packs(batch, torch.arange(len(batch))):
             rows = pack.rows.to(device)
             outputs = model.forward_pack(ids, pack)
             for grid, part in zip(grids, (outputs.log_probs, outputs.entropy), strict=False):
-                grid[rows] = part.to(grid.dtype)
+                grid[rows] = part
             if outputs.values is not None and outputs.last_values is not None:
-                grids[2][rows] = outputs.values.to(grids[2].dtype)
-                last_values[rows] = outputs.last_values.to(last_values.dtype)
+                grids[2][rows] = outputs.values.to(dtype)
+                last_values[rows] = outputs.last_values.to(dtype)
         if not model.has_critic:
             return Outputs(grids[0], grids[1], None, None)
         return Outputs(grids[0], grids[1], grids[2], last_values)

@@ -1,0 +1,156 @@
+"""The model: packed episodes give what each gives alone, in every family."""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GraniteConfig, MistralConfig
+
+from inference.tiny_models import CONFIGS, SHAPE, make_model
+from learner.episodes import double_model, largest_difference, random_batch, weights
+from turnwise import ConfigError
+from turnwise.learner import PolicyValueModel
+
+
+def made(config):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        parameter.data.mul_(4.0)
+    return model.eval()
+
+
+def plain_outputs(policy, batch, temperature=1.0):
+    """Each episode by itself, through the model's own forward."""
+    log_probs, entropy = (torch.zeros(batch.input_ids.shape) for _ in range(2))
+    for row, mask in enumerate(batch.response_mask):
+        present = batch.attention_mask[row]
+        ids = batch.input_ids[row][present]
+        with torch.no_grad():
+            logits = policy(ids[None]).logits[0, :-1].float() / temperature
+        every = logits.log_softmax(-1)
+        chosen = every.gather(1, ids[1:, None]).squeeze(1)
+        columns = present.nonzero().squeeze(1)[1:]
+        log_probs[row, columns] = torch.where(mask[columns], chosen, 0.0)
+        spread = -(every.exp() * every).sum(-1)
+        entropy[row, columns] = torch.where(mask[columns], spread, 0.0)
+    return log_probs, entropy
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_log_probs_and_entropy_are_those_of_each_episode_alone(family, layout):
+    model = PolicyValueModel(make_model(family), None, layout=layout, temperature=0.8)
+    batch = random_batch()
+    batch.attention_mask[3] = batch.attention_mask[3].flip(0)  # padded on the left
+    batch.response_mask[3] = batch.response_mask[3].flip(0)
+    first = int(batch.attention_mask[3].int().argmax())
+    batch.response_mask[3, first] = False
+    outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+    expected = plain_outputs(model.policy, batch, temperature=0.8)
+    torch.testing.assert_close(outputs.log_probs.detach(), expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(outputs.entropy.detach(), expected[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_packed_and_padded_have_the_same_gradient(family):
+    policy = make_model(family).double()
+    batch = random_batch()
+    found = []
+    for layout in ("packed", "padded"):
+        policy.zero_grad()
+        outputs = PolicyValueModel(policy, None, layout=layout)(
+            batch.input_ids, batch.attention_mask, batch.response_mask
+        )
+        (outputs.log_probs.sum() + outputs.entropy.sum()).backward()
+        found.append({name: p.grad.clone() for name, p in policy.named_parameters()})
+    scale = max(float(gradient.abs().max()) for gradient in found[0].values())
+    assert largest_difference(*found) < 1e-6 * scale
+
+
+def test_a_sliding_window_is_kept():
+    policy = made(MistralConfig(**SHAPE, sliding_window=4))
+    batch = random_batch()
+    model = PolicyValueModel(policy, None, layout="packed")
+    outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+    expected, _ = plain_outputs(policy, batch)
+    torch.testing.assert_close(outputs.log_probs.detach(), expected, rtol=1e-4, atol=1e-4)
+    wide = copy.deepcopy(policy)
+    for config in {id(m.config): m.config for m in wide.modules() if hasattr(m, "config")}.values():
+        config.sliding_window = None
+    other, _ = plain_outputs(made(MistralConfig(**SHAPE, sliding_window=None)), batch)
+    assert float((other - expected).abs().max()) > 1e-2  # the window does matter here
+
+
+@pytest.mark.parametrize(
+    ("config", "layout"),
+    [
+        (Gemma2Config(**SHAPE, head_dim=8, final_logit_softcapping=5.0), "padded"),
+        (GraniteConfig(**SHAPE, logits_scaling=3.0), "packed"),
+    ],
+    ids=["gemma2", "granite"],
+)
+def test_models_that_bound_or_scale_their_numbers_are_computed_as_they_are(config, layout):
+    policy = made(config)
+    model = PolicyValueModel(policy, None)
+    assert model.layout == layout
+    batch = random_batch()
+    outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+    expected, _ = plain_outputs(policy, batch)
+    torch.testing.assert_close(outputs.log_probs.detach(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_episode_does_not_see_its_neighbours():
+    model = double_model()
+    batch = random_batch()
+    before = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+    ids = batch.input_ids.clone()
+    ids[1] = (ids[1] + 1) % 97
+    after = model(ids, batch.attention_mask, batch.response_mask)
+    others = torch.arange(len(ids)) != 1
+    torch.testing.assert_close(after.values[others], before.values[others], rtol=0, atol=1e-12)
+    assert not torch.allclose(after.values[1], before.values[1])
+
+
+def test_the_attention_of_the_model_is_its_own_again_afterwards():
+    policy = make_model("llama")
+    name = policy.config._attn_implementation
+    PolicyValueModel(policy, None)(random_batch().input_ids)
+    assert policy.config._attn_implementation == name
+
+
+def test_values_are_zero_at_first_and_of_the_state_before_the_token():
+    model = PolicyValueModel(make_model("llama"))
+    batch = random_batch()
+    assert not model(batch.input_ids, batch.attention_mask, batch.response_mask).values.any()
+    model = double_model("llama")
+    before = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+    ids = batch.input_ids.clone()
+    row, column = 0, int(batch.response_mask[0].nonzero()[-1])
+    ids[row, column] = (ids[row, column] + 1) % 97
+    after = model(ids, batch.attention_mask, batch.response_mask)
+    assert after.values[row, column] == before.values[row, column]
+    assert after.log_probs[row, column] != before.log_probs[row, column]
+    assert after.last_values[row] != before.last_values[row]
+
+
+def test_a_separate_critic_leaves_the_policy_alone():
+    model = double_model("llama", critic="separate")
+    batch = random_batch()
+    model(batch.input_ids, batch.attention_mask, batch.response_mask).values.sum().backward()
+    assert all(p.grad is None for p in model.policy.parameters())
+    assert any(p.grad is not None for p in model.critic.parameters())
+    shared = double_model("llama", critic=None)
+    assert weights(shared.policy).keys() == weights(model.policy).keys()
+
+
+def test_dropout_stays_off():
+    model = double_model("gpt2")  # has dropout by default
+    model.train()
+    ids = random_batch().input_ids
+    torch.testing.assert_close(model(ids).log_probs, model(ids).log_probs, rtol=0, atol=0)
+
+
+def test_an_unknown_critic_is_refused():
+    with pytest.raises(ConfigError, match="critic got 'twin'"):
+        PolicyValueModel(make_model("llama"), "twin")

@@ -1,0 +1,137 @@
+"""The optimiser: masters of half-precision weights, schedules, and a state that can be saved."""
+
+import pytest
+import torch
+from torch import nn
+
+from learner.episodes import double_model, largest_difference, random_batch, weights, with_targets
+from turnwise import ConfigError
+from turnwise.learner import Learner, LearnerOptions, MasterAdamW, learning_rate_at
+
+
+def named(*tensors):
+    return [(f"p{i}", nn.Parameter(x)) for i, x in enumerate(tensors)]
+
+
+def test_steps_too_small_for_bf16_add_up_in_the_master():
+    parameters = named(torch.ones(4, 4, dtype=torch.bfloat16))
+    optimizer = MasterAdamW(parameters)
+    parameter = parameters[0][1]
+    for _ in range(300):
+        parameter.sum().backward()
+        optimizer.step(1e-4)
+        optimizer.zero_grad()
+    # Each step of 1e-4 is lost in bf16, whose neighbour of 1 is 0.996.
+    assert float(parameter.detach().float().max()) == pytest.approx(0.97, abs=0.004)
+
+
+def test_half_precision_gradients_are_added_up_in_float32():
+    parameters = named(torch.zeros(1, 1, dtype=torch.bfloat16))
+    optimizer = MasterAdamW(parameters)
+    for _ in range(600):
+        parameters[0][1].sum().backward()
+    assert parameters[0][1].grad is None
+    assert float(optimizer.gradient_norm()) == 600.0  # bf16 would stay at 256
+
+
+def test_it_is_adamw_and_leaves_weights_where_they_lie():
+    torch.manual_seed(0)
+    block = torch.randn(6, 3)
+    parameters = named(block[:2], block[2:], torch.randn(3))
+    others = [nn.Parameter(p.detach().clone()) for _, p in parameters]
+    plain = torch.optim.AdamW(
+        [{"params": others[:2], "weight_decay": 0.1}, {"params": others[2:], "weight_decay": 0.0}],
+        lr=1e-2,
+    )
+    optimizer = MasterAdamW(parameters, weight_decay=0.1)
+    for step in range(5):
+        for many in ([p for _, p in parameters], others):
+            sum((p * (i + step + 1)).square().sum() for i, p in enumerate(many)).backward()
+        optimizer.step(1e-2)
+        plain.step()
+        optimizer.zero_grad()
+        plain.zero_grad()
+    for (_, parameter), other in zip(parameters, others, strict=True):
+        torch.testing.assert_close(parameter, other)
+    assert torch.equal(block[:2], parameters[0][1])  # still a view of the block
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_saved_state_goes_on_exactly(dtype):
+    def run(optimizer, parameters, steps):
+        for step in steps:
+            sum((p.float() * (step + 1)).square().sum() for _, p in parameters).backward()
+            optimizer.step(1e-2)
+            optimizer.zero_grad()
+
+    torch.manual_seed(0)
+    start = torch.randn(3, 2).to(dtype)
+    whole = named(start.clone())
+    optimizer = MasterAdamW(whole)
+    run(optimizer, whole, range(3))
+    saved = {name: x.clone() for name, x in optimizer.state_tensors().items()}
+    resumed = named(whole[0][1].detach().clone())
+    run(optimizer, whole, range(3, 6))
+    second = MasterAdamW(resumed)
+    second.load_state_tensors(saved)
+    run(second, resumed, range(3, 6))
+    assert torch.equal(whole[0][1], resumed[0][1])
+    assert largest_difference(optimizer.state_tensors(), second.state_tensors()) == 0.0
+
+
+def test_a_learner_resumes_exactly():
+    options = LearnerOptions(
+        learning_rate=1e-3, mini_batch_size=2, lr_schedule="linear", total_steps=6
+    )
+    learner = Learner(double_model(), options)
+    batch = with_targets(random_batch(), learner)
+    learner.update(batch)
+    state = {name: x.clone() for name, x in learner.state_tensors().items()}
+    model_state = {name: x.clone() for name, x in learner.model.state_dict().items()}
+    expected = learner.update(batch)
+    other = Learner(double_model(), options)
+    other.model.load_state_dict(model_state)
+    other.load_state_tensors(state)
+    assert other.update(batch) == expected
+    assert largest_difference(weights(other.model), weights(learner.model)) == 0.0
+
+
+def test_the_state_of_another_model_is_refused():
+    optimizer = MasterAdamW(named(torch.ones(2, 2)))
+    with pytest.raises(ConfigError, match="not of this model"):
+        optimizer.load_state_tensors({"exp_avg.other": torch.ones(2, 2)})
+
+
+def test_new_weights_reach_the_masters():
+    parameters = named(torch.ones(2, 2, dtype=torch.bfloat16))
+    optimizer = MasterAdamW(parameters)
+    parameters[0][1].data.fill_(5.0)
+    optimizer.refresh_masters()
+    parameters[0][1].sum().backward()
+    optimizer.step(1e-6)
+    assert float(parameters[0][1].detach().max()) == 5.0
+
+
+def test_nothing_to_train_is_an_error():
+    with pytest.raises(ConfigError, match="nothing to train"):
+        MasterAdamW([("p", nn.Parameter(torch.ones(1), requires_grad=False))])
+
+
+def test_schedules():
+    def rates(schedule):
+        return [
+            learning_rate_at(s, 2.0, schedule=schedule, warmup_steps=2, total_steps=10)
+            for s in range(12)
+        ]
+
+    assert rates("constant") == [1.0] + [2.0] * 11
+    linear, cosine = rates("linear"), rates("cosine")
+    for falling in (linear, cosine):
+        assert falling[:3] == [1.0, 2.0, 2.0]
+        assert falling[2:] == sorted(falling[2:], reverse=True)
+        assert falling[6] == pytest.approx(1.0)
+        assert falling[10] == falling[11] == 0.0
+    assert linear[4] < cosine[4]
+    assert learning_rate_at(7, 2.0) == 2.0
+    with pytest.raises(ConfigError, match="total_steps"):
+        learning_rate_at(0, 1.0, schedule="cosine")

@@ -1,0 +1,80 @@
+"""Packing: every token once, in order, within the budget, with its mask beside it."""
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from turnwise import ConfigError
+from turnwise.learner.packing import assign_to_packs, make_packs
+
+
+@st.composite
+def masks(draw):
+    """Rows with tokens in any columns, of which any but the first may be the policy's."""
+    num_rows, width = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    bits = st.lists(st.booleans(), min_size=width, max_size=width)
+    rows = st.lists(bits, min_size=num_rows, max_size=num_rows)
+    present = torch.tensor(draw(rows))
+    sampled = torch.tensor(draw(rows)) & present & (present.cumsum(1) > 1)
+    return present, sampled
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 50))
+def test_episodes_are_assigned_once_and_fit(lengths, budget):
+    packs = assign_to_packs(lengths, budget)
+    assert sorted(i for pack in packs for i in pack) == list(range(len(lengths)))
+    for pack in packs:
+        assert pack == sorted(pack)
+        assert sum(lengths[i] for i in pack) <= budget or len(pack) == 1
+    assert packs == assign_to_packs(lengths, budget)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(30, 60))
+def test_no_two_packs_could_have_been_one(lengths, budget):
+    sizes = [sum(lengths[i] for i in pack) for pack in assign_to_packs(lengths, budget)]
+    assert all(a + b > budget for n, a in enumerate(sizes) for b in sizes[:n])
+
+
+@settings(deadline=None)
+@given(masks(), st.integers(1, 20))
+def test_every_token_is_packed_once_in_its_order(both, budget):
+    present, sampled = both
+    names = torch.arange(present.numel()).view(present.shape)
+    packs = make_packs(present, sampled, torch.arange(len(present)), budget)
+    seen, trained = [], []
+    for pack in packs:
+        tokens = pack.take(names)
+        assert pack.num_tokens <= budget or len(pack.lengths) == 1
+        assert sum(pack.lengths) == pack.num_tokens == len(tokens)
+        for row, episode in zip(pack.rows, torch.split(tokens, list(pack.lengths)), strict=True):
+            assert episode.tolist() == names[row][present[row]].tolist()
+        assert pack.positions.tolist() == [i for n in pack.lengths for i in range(n)]
+        assert pack.row_of[pack.ends].tolist() == list(range(len(pack.lengths)))
+        assert (pack.positions[pack.ends] + 1).tolist() == list(pack.lengths)
+        seen += tokens.tolist()
+        trained += tokens[pack.targets].tolist()
+    assert sorted(seen) == names[present].tolist()
+    assert sorted(trained) == names[sampled].tolist()
+
+
+@settings(deadline=None)
+@given(masks(), st.integers(1, 20))
+def test_what_is_spread_stands_where_it_came_from(both, budget):
+    present, sampled = both
+    values = torch.arange(1.0, present.numel() + 1).view(present.shape)
+    for pack in make_packs(present, sampled, torch.arange(len(present)), budget):
+        grid = pack.spread(pack.take(values)[pack.targets], present.shape[1])
+        assert torch.equal(grid, torch.where(sampled, values, 0.0)[pack.rows])
+        # What predicts a token is the one before it, of the same episode.
+        assert torch.equal(pack.row_of[pack.sources], pack.row_of[pack.targets])
+
+
+def test_a_first_token_that_was_sampled_is_refused():
+    present = torch.ones(1, 3, dtype=torch.bool)
+    with pytest.raises(ConfigError, match="begins with a token"):
+        make_packs(present, present, torch.arange(1), 10)
+
+
+def test_a_budget_below_one_is_refused():
+    with pytest.raises(ConfigError, match="micro_batch_tokens got 0"):
+        assign_to_packs([1], 0)

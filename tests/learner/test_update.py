@@ -1,0 +1,305 @@
+"""The update: the same however it is computed, and the one that the formulas say."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+
+from learner.episodes import (
+    ALL_TERMS,
+    double_model,
+    largest_difference,
+    noise,
+    random_batch,
+    weights,
+    with_targets,
+)
+from turnwise import ConfigError
+from turnwise.algo import BatchTotals
+from turnwise.learner import Learner, LearnerOptions
+from turnwise.learner.objective import compute_objective
+
+MODES = [
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+]
+
+
+def updated(options, *, family="gpt2", num_updates=2, change=lambda batch: batch, **model_options):
+    """Weights and metrics after some updates on the same episodes."""
+    learner = Learner(double_model(family, **model_options), options)
+    batch = change(with_targets(random_batch(), learner))
+    metrics = [learner.update(batch) for _ in range(num_updates)]
+    return weights(learner.model), metrics
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_how_a_batch_is_cut_into_packs_does_not_change_the_update(mode):
+    options = dataclasses.replace(ALL_TERMS, loss_agg_mode=mode, update_epochs=2)
+    whole, metrics = updated(options)
+    for budget in (1, 20, 41):
+        cut, cut_metrics = updated(dataclasses.replace(options, micro_batch_tokens=budget))
+        assert largest_difference(whole, cut) < 1e-6
+        for first, second in zip(metrics, cut_metrics, strict=True):
+            assert second == pytest.approx(first, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_packed_padded_and_checkpointed_give_the_same_update(family):
+    whole, _ = updated(ALL_TERMS, family=family)
+    padded, _ = updated(ALL_TERMS, family=family, layout="padded")
+    again, _ = updated(ALL_TERMS, family=family, gradient_checkpointing=True)
+    assert largest_difference(whole, padded) < 1e-6
+    assert largest_difference(whole, again) < 1e-6
+
+
+@pytest.mark.parametrize(("switch", "num_times"), [(False, 1), (True, 2)])
+def test_checkpointing_does_compute_layers_again(switch, num_times):
+    model = double_model("llama", gradient_checkpointing=switch)
+    learner = Learner(model, ALL_TERMS)
+    batch = with_targets(random_batch(), learner)
+    calls = []
+    layer = model.policy.model.layers[0]
+    layer.input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+    learner.update(batch)
+    assert len(calls) == num_times
+
+
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo", "gpg", "geo_mean", "dppo_tv"])
+def test_other_policy_losses_do_not_mind_the_cut_either(loss):
+    options = LearnerOptions(learning_rate=1e-3, policy_loss=loss)
+    whole, _ = updated(options, critic=None)
+    cut, _ = updated(dataclasses.replace(options, micro_batch_tokens=1), critic=None)
+    assert largest_difference(whole, cut) < 1e-6
+
+
+def plain_ppo_step(model, batch, options):
+    """One step written down from the papers, on the model's own padded forward."""
+    policy, head = model.policy, model.value_head
+    hidden = policy(
+        batch.input_ids, attention_mask=batch.attention_mask.long(), output_hidden_states=True
+    )
+    every = hidden.logits[:, :-1].log_softmax(-1)
+    chosen = every.gather(2, batch.input_ids[:, 1:, None]).squeeze(2)
+    values = head(hidden.hidden_states[-1][:, :-1]).squeeze(2)
+    mask = batch.response_mask[:, 1:].double()
+
+    def mean(x):
+        return (x * mask).sum() / mask.sum()
+
+    old, advantages, returns, old_values, reference = (
+        x[:, 1:]
+        for x in (
+            batch.sampler_log_probs,
+            batch.advantages,
+            batch.returns,
+            batch.values,
+            batch.ref_log_probs,
+        )
+    )
+    ratio = (chosen - old).exp()
+    surrogate = torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    surrogate = torch.where(advantages < 0, torch.max(surrogate, 3 * advantages), surrogate)
+    near = old_values + (values - old_values).clamp(-0.2, 0.2)
+    value_loss = 0.5 * mean(torch.max((values - returns) ** 2, (near - returns) ** 2))
+    entropy = mean(-(every.exp() * every).sum(-1))
+    kl = mean(0.5 * (chosen - reference) ** 2)  # whose gradient is that of the KL
+    loss = (
+        -mean(surrogate)
+        - options.entropy_coef * entropy
+        + options.kl_loss_coef * kl
+        + options.value_coef * value_loss
+    )
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    adam = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": options.weight_decay}, {"params": others}],
+        lr=options.learning_rate,
+        weight_decay=0.0,
+        foreach=False,
+    )
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), options.max_grad_norm)
+    adam.step()
+    return [float(x.detach()) for x in (norm, value_loss, entropy)]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_one_step_is_that_of_an_independent_implementation(family):
+    model = double_model(family)
+    twin = copy.deepcopy(model)
+    learner = Learner(model, ALL_TERMS)
+    batch = with_targets(random_batch(), learner)
+    before = weights(model)
+    metrics = learner.update(batch)
+    norm, value_loss, entropy = plain_ppo_step(twin, batch, ALL_TERMS)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-6)
+    assert metrics["value_loss"] == pytest.approx(value_loss, rel=1e-6)
+    assert metrics["entropy"] == pytest.approx(entropy, rel=1e-6)
+    assert largest_difference(weights(model), weights(twin)) < 1e-6
+    assert largest_difference(weights(model), before) > 1e-4
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    model = double_model("gpt2")
+    learner = Learner(model, ALL_TERMS)
+    batch = with_targets(random_batch(), learner)
+    # k2, whose gradient is its own; "k3+" has another on purpose.
+    options = dataclasses.replace(ALL_TERMS, kl_estimate="k2")
+
+    def objective():
+        outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+        return compute_objective(outputs, batch, options, BatchTotals())[0]
+
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(objective(), parameters)
+    torch.manual_seed(5)
+    for _ in range(3):
+        direction = [torch.randn_like(p) for p in parameters]
+        expected = sum(float((g * d).sum()) for g, d in zip(gradients, direction, strict=True))
+        sides = []
+        for step in (1e-6, -2e-6):
+            for p, d in zip(parameters, direction, strict=True):
+                p.data.add_(d, alpha=step)
+            sides.append(float(objective().detach()))
+        for p, d in zip(parameters, direction, strict=True):
+            p.data.add_(d, alpha=1e-6)
+        assert (sides[0] - sides[1]) / 2e-6 == pytest.approx(expected, rel=1e-4)
+
+
+def test_what_stands_at_a_masked_token_changes_nothing():
+    def disturb(batch):
+        names = ("sampler_log_probs", "advantages", "returns", "values", "ref_log_probs")
+        spoilt = {name: torch.where(batch.response_mask, batch[name], torch.nan) for name in names}
+        return dataclasses.replace(batch, **spoilt)
+
+    clean, clean_metrics = updated(ALL_TERMS)
+    spoilt, spoilt_metrics = updated(ALL_TERMS, change=disturb)
+    assert largest_difference(clean, spoilt) == 0.0
+    assert clean_metrics == spoilt_metrics
+
+
+def test_what_stands_at_a_policy_token_does_change_it():
+    def shift(batch):
+        return dataclasses.replace(batch, advantages=batch.advantages + 1.0)
+
+    assert largest_difference(updated(ALL_TERMS)[0], updated(ALL_TERMS, change=shift)[0]) > 1e-6
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_what_is_not_finite_never_reaches_the_weights(poison):
+    learner = Learner(double_model(), ALL_TERMS)
+    good = with_targets(random_batch(), learner)
+    advantages = good.advantages.clone()
+    row, column = good.response_mask.nonzero()[0].tolist()
+    advantages[row, column] = poison
+    learner.update(good)
+    before, state = weights(learner.model), learner.optimizer.state_tensors()
+    state = {name: x.clone() for name, x in state.items()}
+    metrics = learner.update(dataclasses.replace(good, advantages=advantages))
+    assert (metrics["num_skipped_steps"], metrics["num_steps"]) == (1, 0)
+    assert largest_difference(weights(learner.model), before) == 0.0
+    assert largest_difference(learner.optimizer.state_tensors(), state) == 0.0
+    # And it goes on as if nothing had been.
+    after = learner.update(good)
+    assert after["num_skipped_steps"] == 0
+    assert largest_difference(weights(learner.model), updated(ALL_TERMS)[0]) == 0.0
+
+
+def test_minibatches_hold_every_episode_once_an_epoch_in_a_new_order():
+    options = LearnerOptions(mini_batch_size=4, seed=5)
+    learner = Learner(double_model(), options)
+    first, second = (list(learner._minibatches(epoch, 10)) for epoch in (0, 1))
+    assert [len(rows) for rows in first] == [4, 4, 2]
+    assert sorted(torch.cat(first).tolist()) == list(range(10))
+    assert torch.cat(first).tolist() != torch.cat(second).tolist()
+    metrics = learner.update(with_targets(random_batch(10), learner))
+    assert metrics["num_steps"] == 3
+
+
+def test_an_update_stops_when_the_policy_has_moved_far_enough():
+    options = LearnerOptions(learning_rate=0.02, update_epochs=50, value_coef=0.0)
+    learner = Learner(double_model(), options)
+    batch = random_batch()
+    scores = learner.score(batch)
+    batch = dataclasses.replace(batch, sampler_log_probs=scores.log_probs, advantages=noise(batch))
+    learner.options = dataclasses.replace(options, target_kl=0.01)
+    metrics = learner.update(batch)
+    assert metrics["num_early_stops"] == 1
+    assert 1 <= metrics["num_steps"] < 50
+
+
+def test_the_gap_is_measured_before_the_first_step():
+    learner = Learner(double_model(), dataclasses.replace(ALL_TERMS, update_epochs=3))
+    batch = with_targets(random_batch(), learner)
+    own = learner.score(batch).log_probs
+    gap = (own - batch.sampler_log_probs)[batch.response_mask]
+    metrics = learner.update(batch)
+    assert metrics["gap_mean"] == pytest.approx(float(gap.abs().mean()))
+    assert metrics["gap_max"] == pytest.approx(float(gap.abs().max()))
+    assert metrics["gap_kl"] == pytest.approx(float((gap.exp() - 1 - gap).mean()))
+
+
+def test_recomputed_log_probs_turn_the_importance_correction_on():
+    options = LearnerOptions(learning_rate=1e-3, importance_bounds=1.5, value_coef=0.0)
+    learner = Learner(double_model(critic=None), options)
+    batch = with_targets(random_batch(), learner)
+    own = learner.score(batch).log_probs
+    batch = dataclasses.replace(batch, old_log_probs=own)
+    ratio = (own - batch.sampler_log_probs).exp().clamp(max=1.5)
+    metrics = learner.update(batch)
+    assert metrics["is_mean"] == pytest.approx(float(ratio[batch.response_mask].mean()))
+    # The ratio of the loss is 1 at first, so the weights are factors of the advantages.
+    other = Learner(double_model(critic=None), options)
+    other.update(
+        dataclasses.replace(
+            batch, sampler_log_probs=own, old_log_probs=None, advantages=batch.advantages * ratio
+        )
+    )
+    assert largest_difference(weights(learner.model), weights(other.model)) < 1e-6
+
+
+def test_without_policy_tokens_nothing_happens():
+    learner = Learner(double_model(), ALL_TERMS)
+    batch = with_targets(random_batch(), learner)
+    before = weights(learner.model)
+    empty = dataclasses.replace(batch, response_mask=torch.zeros_like(batch.response_mask))
+    assert learner.update(empty)["num_steps"] == 0
+    assert largest_difference(weights(learner.model), before) == 0.0
+
+
+def test_what_an_update_misses_is_named():
+    learner = Learner(double_model(), LearnerOptions(kl_loss_coef=0.1))
+    batch = with_targets(random_batch(), learner)
+    with pytest.raises(ConfigError, match="needs ref_log_probs"):
+        learner.update(dataclasses.replace(batch, ref_log_probs=None))
+    with pytest.raises(ConfigError, match="needs advantages"):
+        learner.update(dataclasses.replace(batch, advantages=None))
+    with pytest.raises(ConfigError, match="needs a reference model"):
+        learner.reference_log_probs(batch)
+
+
+def test_the_reference_does_not_move():
+    policy = double_model(critic=None)
+    reference = copy.deepcopy(policy.policy)
+    learner = Learner(policy, ALL_TERMS, reference=reference)
+    batch = with_targets(random_batch(), learner)
+    before = learner.reference_log_probs(batch)
+    assert torch.equal(before, learner.score(batch).log_probs)
+    learner.update(batch)
+    assert torch.equal(before, learner.reference_log_probs(batch))
+    assert not torch.equal(before, learner.score(batch).log_probs)
+
+
+def test_imitation_is_the_mean_of_minus_log_p():
+    learner = Learner(double_model(), LearnerOptions(learning_rate=1e-2))
+    batch = random_batch()
+    losses = [learner.imitate(batch)["policy_loss"] for _ in range(20)]
+    fresh = Learner(double_model())
+    expected = -fresh.score(batch).log_probs[batch.response_mask].mean()
+    assert losses[0] == pytest.approx(float(expected))
+    assert losses[-1] < 0.5 * losses[0]
