@@ -19,9 +19,9 @@ def second(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("models") / "second", seed=1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def engine(first):
-    """One for all: there can be only one in a process at a time."""
+    """One for a whole file: there can be only one in a process at a time."""
     with VLLMInferenceEngine(str(first.folder), block_size=32, kv_cache_memory_bytes=2**28) as made:
         yield made
 

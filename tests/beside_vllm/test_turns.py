@@ -147,6 +147,6 @@ def test_generate_works_on_strings(engine):
 
 
 def test_a_second_engine_in_the_process_is_refused(engine, first):
-    with pytest.raises(ConfigError, match="another vLLM engine"):
+    with pytest.raises(ConfigError, match="has a vLLM engine already"):
         create_inference_engine(first.folder, backend="vllm")
     assert len(free_turn(engine).ids) == 60

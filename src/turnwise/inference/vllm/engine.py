@@ -17,6 +17,7 @@ from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.vllm.process import (
+    Seat,
     engine_settings,
     import_vllm,
     make_engine,
@@ -82,6 +83,7 @@ class VLLMInferenceEngine(WorkerEngine):
         )
         """What vLLM's engine was made with."""
         self._vllm: Any = None
+        self._seat: Seat | None = None
         self._turns: dict[str, Turn] = {}
         self._names = count()
         self._failure: str | None = None
@@ -147,6 +149,7 @@ class VLLMInferenceEngine(WorkerEngine):
         return self._in_thread(lambda: self._take(weights_path=str(folder)), drained=True).result()
 
     def _start(self) -> None:
+        self._seat = Seat()
         self._vllm = make_engine(self.settings)
         words = import_extra("vllm.sampling_params", "vllm")
         self._params_kind, self._delta = words.SamplingParams, words.RequestOutputKind.DELTA
@@ -156,6 +159,8 @@ class VLLMInferenceEngine(WorkerEngine):
         super()._work()
         if self._vllm is not None:  # taken down by the thread that put it up
             self._vllm.engine_core.shutdown()
+        if self._seat is not None:
+            self._seat.leave()
 
     def _under_way(self) -> Collection[Turn]:
         return self._turns.values()

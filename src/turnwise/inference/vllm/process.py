@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -74,14 +75,12 @@ def make_engine_args(settings: Mapping[str, Any]) -> Any:
 
 
 def make_engine(settings: Mapping[str, Any]) -> Any:
-    """vLLM's engine, up and loaded; to be called, and then used, in one thread."""
+    """vLLM's engine, up and loaded; to be called, used and shut down in one thread."""
     shared = cast(Any, torch.distributed)
-    is_alone = settings.get("tensor_parallel_size", 1) == 1  # else its workers are processes
-    if is_alone and shared.is_available() and shared.is_initialized():
+    if shared.is_available() and shared.is_initialized():
         raise ConfigError(
-            "torch.distributed is already set up in this process, by a trainer or by another vLLM "
-            "engine, and vLLM must set it up for itself. Close the other engine, or start vLLM as "
-            "a server and use VLLMServerEngine."
+            "torch.distributed is already set up in this process, and vLLM sets it up for itself. "
+            "Start vLLM as a server, and use VLLMServerEngine."
         )
     engine_kind = import_extra("vllm.v1.engine.llm_engine", "vllm").LLMEngine
     arguments = make_engine_args(settings)
@@ -89,6 +88,22 @@ def make_engine(settings: Mapping[str, Any]) -> Any:
         return engine_kind.from_engine_args(arguments)
     except Exception as error:  # a setting that cannot work, a model that it does not know, ...
         raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
+
+
+class Seat:
+    """There is one in a process: vLLM takes down what all its engines share with the first."""
+
+    _taken = threading.Lock()
+
+    def __init__(self) -> None:
+        if not self._taken.acquire(blocking=False):
+            raise ConfigError(
+                "this process has a vLLM engine already, and can have one at a time. Close it, or "
+                "start vLLM as a server and use VLLMServerEngine."
+            )
+
+    def leave(self) -> None:
+        self._taken.release()
 
 
 @contextmanager
