@@ -66,9 +66,9 @@ def _ppo(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _totals(  # type: ignore[no-untyped-def]
-    sums, totals, num_blocks, block: tl.constexpr, is_weighted: tl.constexpr
+    sums, num_blocks, block: tl.constexpr, is_weighted: tl.constexpr
 ):
-    """Means of the sums, and what is left to multiply the gradient by."""
+    """Means of the sums, put behind them, and what is left to multiply the gradient by."""
     column = tl.arange(0, 8)
     total = tl.zeros([8], tl.float64)
     for start in range(0, num_blocks, block):
@@ -80,7 +80,7 @@ def _totals(  # type: ignore[no-untyped-def]
     share = 1.0 / tl.maximum(tokens, 1.0)
     means = tl.where((column == 0) & is_weighted, total, total * share)
     means = tl.where(column == 5, tl.where(is_weighted, 1.0, share), means)
-    tl.store(totals + column, means.to(tl.float32), mask=column < 6)
+    tl.store(sums + num_blocks * 6 + column, means.to(tl.float32), mask=column < 6)
 
 
 def ppo_terms(
@@ -97,28 +97,29 @@ def ppo_terms(
     Without `row_weights` the loss is the mean over the tokens; their number is counted on the way.
     `clip` is (1 − ε_low, 1 + ε_high, c). Sums are added block by block, always in the same order.
     """
-    log_probs, old_log_probs, advantages = (
-        x.detach().contiguous() for x in (log_probs, old_log_probs, advantages)
-    )
+    if not (log_probs.is_contiguous() and old_log_probs.is_contiguous()):
+        log_probs, old_log_probs = log_probs.contiguous(), old_log_probs.contiguous()
     gradient = torch.empty_like(log_probs)
-    num_blocks = triton.cdiv(log_probs.numel(), _BLOCK)
-    sums = torch.empty(num_blocks, _NUM_SUMS, device=log_probs.device)
-    totals = torch.empty(_NUM_SUMS, device=log_probs.device)
+    size = log_probs.numel()
+    num_blocks = triton.cdiv(size, _BLOCK)
+    # One block of memory for the sums of every block and, behind them, their totals.
+    sums = torch.empty((num_blocks + 1) * _NUM_SUMS, dtype=torch.float32, device=log_probs.device)
+    totals = sums[num_blocks * _NUM_SUMS :]
     is_weighted = row_weights is not None
     _ppo[(num_blocks,)](
         log_probs,
         old_log_probs,
-        advantages,
+        advantages.contiguous(),
         mask.contiguous().view(torch.uint8),
         sums if row_weights is None else row_weights.float().contiguous(),
         gradient,
         sums,
-        log_probs.numel(),
+        size,
         log_probs.shape[1],
         *clip,
         max_log_ratio,
         block=_BLOCK,
         is_weighted=is_weighted,
     )
-    _totals[(1,)](sums, totals, num_blocks, block=256, is_weighted=is_weighted)
+    _totals[(1,)](sums, num_blocks, block=256, is_weighted=is_weighted)
     return gradient, totals
