@@ -187,7 +187,14 @@ def compare(model: Any, name: str, work: Work, options: argparse.Namespace) -> N
         engines["generate"] = lambda: run_generate(model, work)
     if options.generate_batch:
         engines["generate_batch"] = lambda: run_generate_batch(model, work)
-    speeds = {label: work.num_sampled / seconds(f, device, repeats) for label, f in engines.items()}
+    speeds = {}
+    for label, run in engines.items():
+        try:
+            speeds[label] = work.num_sampled / seconds(run, device, repeats)
+        except Exception as error:  # another's engine may not run everywhere; say so and go on
+            if label in locals_:
+                raise
+            print(f"{name:8} {label} does not run here: {type(error).__name__}: {error}"[:200])
     most = roof(model, work, device)
     turns = f"{work.num_turns} turns" if work.num_turns > 1 else "1 turn"
     for label, speed in speeds.items():

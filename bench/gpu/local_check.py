@@ -78,7 +78,8 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for name, config in CONFIGS.items():
             torch.manual_seed(0)
-            model = AutoModelForCausalLM.from_config(config).to("cuda", dtype).eval()
+            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+            model.to("cuda", dtype).eval()
             for kinds, params in (("plain", SAMPLING[:3]), ("all", SAMPLING)):
                 engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768)
                 fused = engine._runner._fused is not None
