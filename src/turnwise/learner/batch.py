@@ -105,7 +105,7 @@ class PPOBatch:
         _check_responses(ids, data.get("responses"))
         names = {field.name for field in dataclasses.fields(cls)}
         widened = {
-            name: _widened(name, torch.as_tensor(value), ids.shape[1])
+            name: _widened(name, torch.as_tensor(value), ids.shape[-1])
             for name, value in data.items()
             if name in names and value is not None
         }

@@ -1,0 +1,112 @@
+"""On a GPU: attention without padding in bf16, master weights, and bounded memory."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
+
+from learner.episodes import random_batch
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel
+from turnwise.learner.log_probs import Head, chosen_log_probs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+SHAPE = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SHAPE),
+    "window": MistralConfig(**SHAPE, sliding_window=5),
+}
+
+
+def made(name, dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name])
+    for parameter in model.parameters():
+        parameter.data.mul_(3.0)
+    return model.to("cuda", dtype).eval()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_bf16_is_as_near_to_float32_as_padded_bf16(name):
+    batch = random_batch(16, 40)
+    exact = PolicyValueModel(made(name, torch.float32), None, layout="padded")
+    found = {}
+    for layout in ("packed", "padded"):
+        model = PolicyValueModel(made(name), None, layout=layout)
+        outputs = model(batch.input_ids, batch.attention_mask, batch.response_mask)
+        outputs.log_probs.sum().backward()
+        found[layout] = (
+            outputs.log_probs.detach(),
+            {n: p.grad.float() for n, p in model.policy.named_parameters()},
+        )
+    outputs = exact(batch.input_ids, batch.attention_mask, batch.response_mask)
+    outputs.log_probs.sum().backward()
+    gaps, slants = {}, {}
+    for layout, (log_probs, gradients) in found.items():
+        gaps[layout] = float((log_probs - outputs.log_probs).abs().mean())
+        slants[layout] = max(
+            float((gradients[n] - p.grad).norm() / p.grad.norm())
+            for n, p in exact.policy.named_parameters()
+        )
+    assert gaps["packed"] < 2 * gaps["padded"] + 1e-3
+    assert slants["packed"] < 2 * slants["padded"] + 1e-3
+
+
+def test_float32_on_a_gpu_is_attended_without_the_kernel():
+    batch = random_batch(8, 20)
+    found = [
+        PolicyValueModel(made("window", torch.float32), None, layout=layout)(
+            batch.input_ids, batch.attention_mask, batch.response_mask
+        ).log_probs
+        for layout in ("packed", "padded")
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
+def test_bf16_weights_follow_their_masters():
+    learner = Learner(
+        PolicyValueModel(made("llama")),
+        LearnerOptions(learning_rate=1e-3, entropy_coef=0.01, micro_batch_tokens=100),
+    )
+    batch = random_batch(16, 40).to("cuda")
+    scores = learner.score(batch)
+    good = torch.where(batch.input_ids < 50, 1.0, -1.0)
+    batch = dataclasses.replace(
+        batch,
+        sampler_log_probs=scores.log_probs,
+        advantages=good,
+        returns=good,
+        values=scores.values,
+    )
+    metrics = [learner.update(batch) for _ in range(20)]
+    assert metrics[0]["gap_max"] < 0.2
+    assert all(m["num_steps"] == 1 for m in metrics)
+    assert metrics[-1]["value_loss"] < metrics[0]["value_loss"]
+    state = learner.state_tensors()
+    name = "policy.model.layers.0.mlp.up_proj.weight"
+    weight = dict(learner.model.named_parameters())[name]
+    assert torch.equal(weight, state[f"master.{name}"].bfloat16())
+
+
+def test_memory_of_log_probs_does_not_grow_with_the_vocabulary_times_the_tokens():
+    def peak(num_tokens):
+        hidden = torch.randn(num_tokens, 64, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(100_000, 64, device="cuda", dtype=torch.bfloat16)
+        targets = torch.randint(0, 100_000, (num_tokens,), device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        chosen, entropy = chosen_log_probs(
+            hidden.requires_grad_(), Head(weight.requires_grad_()), targets
+        )
+        (chosen.sum() + entropy.sum()).backward()
+        return torch.cuda.max_memory_allocated()
+
+    few, many = peak(2_000), peak(16_000)
+    assert many - few < 14_000 * 64 * 2 * 8  # the hidden states and their gradients, no logits
