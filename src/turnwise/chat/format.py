@@ -8,10 +8,13 @@ it (some drop earlier reasoning, some merge messages).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
+from turnwise.chat.encoding import quick_encoder
+from turnwise.chat.frames import Frames
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -70,14 +73,28 @@ class ChatFormat:
         `turn_ids` are the tokens of the turn; what the agent sampled of its own end (usually the
         end-of-turn token, not after a cut by length) is not added again.
         """
-        text = self.render([_QUESTION, _ANSWERED, *messages])
-        after = text[text.index(_ANSWER) + len(_ANSWER) :]
+        after = self._after_answer(messages)
         if not after.startswith(self.closing_text):
             return self._encode(after)  # a template that closes otherwise before such a message
         rest = self._encode(after[len(self.closing_text) :])
         if turn_ids and rest[:1] == list(turn_ids[-1:]) and rest[0] in self._next_role_ids:
             return rest[1:]  # the agent ended its turn with the next one's role
         return self.closing_ids[self._num_closed(turn_ids) :] + rest
+
+    def _after_answer(self, messages: Sequence[Message]) -> str:
+        """What the template writes behind an answer for these messages."""
+        if not all(isinstance(message.get("content"), str) for message in messages):
+            return self._render_after_answer(messages)
+        safe = [{**message, "content": self._cut(message["content"])} for message in messages]
+        return self._frames.write(safe)
+
+    @cached_property
+    def _frames(self) -> Frames:
+        return Frames(self.template, self._render_after_answer, self._cut)
+
+    def _render_after_answer(self, messages: Sequence[Message]) -> str:
+        text = self.render([_QUESTION, _ANSWERED, *messages])
+        return text[text.index(_ANSWER) + len(_ANSWER) :]
 
     def _num_closed(self, turn_ids: Sequence[int]) -> int:
         """How many of the closing tokens the agent has sampled itself."""
@@ -159,10 +176,10 @@ class ChatFormat:
         special, found = set(self.tokenizer.all_special_ids), []
         for role in ("user", "tool"):
             try:
-                text = self.render([_QUESTION, _ANSWERED, {"role": role, "content": "q"}])
+                text = self._render_after_answer([{"role": role, "content": "q"}])
             except ConfigError:  # a template need not know tools
                 continue
-            first = self._encode(text[text.index(_ANSWER) + len(_ANSWER) :])[:1]
+            first = self._encode(text)[:1]
             found += [i for i in first if i in special and i not in found]
         return found
 
@@ -187,13 +204,24 @@ class ChatFormat:
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
     def _encode(self, text: str) -> list[int]:
-        pieces = text.split(_CUT)
-        return [
-            i for piece in pieces for i in self.tokenizer.encode(piece, add_special_tokens=False)
-        ]
+        if _CUT not in text:
+            return self._encode_piece(text)
+        return [i for piece in text.split(_CUT) for i in self._encode_piece(piece)]
+
+    @cached_property
+    def _encode_piece(self) -> Callable[[str], list[int]]:
+        return quick_encoder(self.tokenizer)
+
+    @cached_property
+    def _special(self) -> re.Pattern[str]:
+        tokens = [token for token in self.tokenizer.all_special_tokens if len(token) > 1]
+        return re.compile("|".join([_CUT, *map(re.escape, tokens)]))
 
     def _cut(self, content: Any) -> str:
-        text = "" if content is None else str(content).replace(_CUT, "")
+        text = "" if content is None else str(content)
+        if self._special.search(text) is None:
+            return text
+        text = text.replace(_CUT, "")
         for token in self.tokenizer.all_special_tokens:
             if len(token) > 1:
                 text = text.replace(token, token[0] + _CUT + token[1:])

@@ -53,7 +53,7 @@ class EpisodeTask:
     """Stands before the first observation."""
 
 
-@dataclass
+@dataclass(repr=False)  # a long one would cost seconds: asyncio.run writes what it returns
 class Collection(Sequence[EpisodeResult]):
     """The episodes that were asked for, in that order; a sequence of results."""
 
@@ -73,6 +73,9 @@ class Collection(Sequence[EpisodeResult]):
 
     def __iter__(self) -> Iterator[EpisodeResult]:
         return iter(self.results)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.results)} episodes, {len(self.dropped)} dropped>"
 
     @property
     def rollout(self) -> RolloutData:

@@ -55,6 +55,8 @@ class EpisodeSetup:
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
         """The reward of an episode that has just ended; its environment is still open."""
         timeout = self.limits.reward_timeout
+        if self.reward.function is step_rewards:  # checked when they were earned
+            return Reward(trajectory.total_reward, tuple(trajectory.rewards))
         if self.reward_limit is None:
             return await self.reward.score(trajectory, environment, timeout=timeout)
         async with self.reward_limit:

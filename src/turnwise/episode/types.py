@@ -54,7 +54,7 @@ class TurnRecord:
         return self.tokens[1] - self.tokens[0]
 
 
-@dataclass
+@dataclass(repr=False)
 class AgentRecord:
     """One agent's side of an episode: its own stream, its own mask, its own rewards."""
 
@@ -92,8 +92,11 @@ class AgentRecord:
     def num_sampled_tokens(self) -> int:
         return sum(end - start for start, end in self.stream.turns)
 
+    def __repr__(self) -> str:
+        return f"<{self.name}: {len(self.turns)} turns, {len(self.stream)} tokens>"
 
-@dataclass
+
+@dataclass(repr=False)
 class EpisodeResult:
     """One episode, however it ended.
 
@@ -149,3 +152,8 @@ class EpisodeResult:
     def num_turns(self) -> int:
         """Of all agents together."""
         return sum(len(agent.turns) for agent in self.agents)
+
+    def __repr__(self) -> str:
+        error = "" if self.error is None else f" ({self.error})"
+        place = f"group {self.group}, member {self.member}, seed {self.seed}"
+        return f"<episode: {self.status}{error}, {self.num_turns} turns, {place}>"

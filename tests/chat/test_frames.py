@@ -1,0 +1,127 @@
+"""The quick way of adding messages gives the very tokens of the slow one, in every family."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from chat.families import FAMILIES, make_format
+from turnwise.chat import ChatFormat
+from turnwise.chat.frames import Frames
+
+# Pieces that templates and tokenizers may treat in ways of their own.
+PIECES = (
+    *("hello", " ", "  ", "\n", "\t", "</think>", "<think>", "<tool_response>", "tool", "user"),
+    *("<|im_end|>", "<|im_start|>", "</s>", "<s>", "[INST]", "<|eot_id|>", "<end_of_turn>"),
+    *("{{ x }}", "{% if %}", "&amp;", '"', "'", "\\", "é", "🍵", "ß", "\u200b", "1023", "\ufdd0"),
+)
+CONTENTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=6).map("".join)
+MESSAGES = st.lists(
+    st.tuples(st.sampled_from(["user", "tool", "system"]), CONTENTS), min_size=1, max_size=3
+)
+
+
+def slow(chat):
+    """The same format, rendering each time."""
+    plain = ChatFormat(chat.tokenizer)
+    plain._after_answer = plain._render_after_answer
+    plain._encode_piece = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
+    return plain
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=60, deadline=None)
+@given(messages=MESSAGES, is_closed=st.booleans())
+def test_increments_are_those_of_the_template(family, messages, is_closed):
+    chat = make_format(family)
+    told = [{"role": role, "content": content} for role, content in messages]
+    turn = [7, min(chat.stop_ids)] if is_closed else [7]
+    assert chat.increment_ids(told, turn) == slow(chat).increment_ids(told, turn)
+
+
+@pytest.mark.parametrize("family", ["chatml", "llama-2", "llama-3", "mistral", "gemma", "glm"])
+def test_ordinary_observations_are_not_rendered(family, monkeypatch):
+    chat = make_format(family)
+    chat.increment_ids([{"role": "user", "content": "find the pieces"}], [7])
+
+    def fail(*_, **__):
+        raise AssertionError("rendered")
+
+    monkeypatch.setattr(chat, "render", fail)
+    assert chat.increment_ids([{"role": "user", "content": "  higher\n"}], [7])
+
+
+def write(template, content):
+    """What a template makes of a text by frames, and whether it had to be rendered for it."""
+    from jinja2 import Environment
+
+    rendered = []
+
+    def render(messages):
+        rendered.append(messages)
+        return Environment().from_string(template).render(messages=messages)
+
+    frames = Frames(template, render, lambda text: text)
+    frames.write([{"role": "user", "content": "learn"}])
+    rendered.clear()
+    text = frames.write([{"role": "user", "content": content}])
+    was_rendered = bool(rendered)
+    assert text == render([{"role": "user", "content": content}])
+    return was_rendered
+
+
+LOOP = "{% for message in messages %}[BODY]{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ message.content | trim }}",
+        "{{ message.content | upper }}",
+        "{{ message.content | e }}",
+        "{{ message.content | tojson }}",
+        "{{ message.content[:1000] }}",
+        "{{ message.content.lstrip() }}",
+        "{{ message.content }}{{ message.content }}",
+        "{% if message.content %}{{ message.content }}{% else %}nothing{% endif %}",
+        "{{ message.content }}{{ strftime_now('%d') if false }}",
+    ],
+)
+def test_a_template_that_changes_the_text_is_rendered_each_time(body):
+    assert write(LOOP.replace("[BODY]", body), "hello")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{% if 'secret' in message.content %}!{% endif %}{{ message.content }}",
+        "{% if message.content == 'secret' %}!{% endif %}{{ message.content }}",
+        "{% if message.content.startswith('secret') %}!{% endif %}{{ message.content }}",
+        "{{ message.content.split('secret')[-1] }}",
+        "{{ message.content | replace('secret', '') }}",
+        "{% set hidden = ['secret'] %}{{ message.content.replace('secret', hidden[0][1:]) }}",
+    ],
+)
+def test_a_text_that_the_template_looks_for_is_rendered(body):
+    assert write(LOOP.replace("[BODY]", body), "secret")
+    assert not write(LOOP.replace("[BODY]", body), "public")
+
+
+def test_roles_are_not_looked_for_in_texts():
+    body = "{% if message.role == 'user' %}U:{% endif %}{{ message.content }}"
+    select = "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
+    assert not write(select + LOOP.replace("[BODY]", body), "the user")
+
+
+def test_other_fields_of_a_message_are_rendered():
+    chat = make_format("chatml")
+    ordinary = {"role": "user", "content": "hello"}
+    chat.increment_ids([ordinary], [7])
+    odd = {**ordinary, "tool_calls": []}
+    assert chat.increment_ids([odd], [7]) == slow(chat).increment_ids([odd], [7])
+
+
+def test_a_tokenizer_that_was_told_to_cut_still_gives_all_tokens():
+    chat = make_format("chatml")
+    message = [{"role": "user", "content": "hello " * 20}]
+    expected = chat.increment_ids(message, [7])
+    chat.tokenizer("hello there", truncation=True, max_length=2)
+    assert chat.increment_ids(message, [7]) == expected
