@@ -22,7 +22,7 @@ def quick_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    core = getattr(tokenizer, "_tokenizer", None)
+    core: Any = getattr(tokenizer, "_tokenizer", None)
     if type(core).__module__ != "tokenizers" or not hasattr(core, "encode_batch_fast"):
         return encode
 

@@ -11,6 +11,12 @@ from turnwise.episode.collector import (
 )
 from turnwise.episode.episode import Episode, run_episode, run_episode_async
 from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.manager import ManagedTurn, MultiTurnManager
+from turnwise.episode.multi_turn import (
+    EpisodeReport,
+    MultiTurnChatHarness,
+    MultiTurnInferenceEngine,
+)
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
@@ -23,11 +29,16 @@ __all__ = [
     "EpisodeCollector",
     "EpisodeFailed",
     "EpisodeLimits",
+    "EpisodeReport",
     "EpisodeResult",
     "EpisodeSetup",
     "EpisodeSummary",
     "EpisodeTask",
     "ErrorPolicy",
+    "ManagedTurn",
+    "MultiTurnChatHarness",
+    "MultiTurnInferenceEngine",
+    "MultiTurnManager",
     "TurnRecord",
     "collect",
     "collect_async",

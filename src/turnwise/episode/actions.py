@@ -54,11 +54,14 @@ class Outcome:
 
 
 class Actions:
-    """Carries out what an agent says, in one episode."""
+    """Carries out what an agent says, in one episode.
+
+    `abilities` are those of the chat template into which the answers go, if there is one.
+    """
 
     def __init__(
         self,
-        abilities: Abilities,
+        abilities: Abilities | None,
         limits: EpisodeLimits,
         parts: Parts,
         clock: Clock,
@@ -88,7 +91,7 @@ class Actions:
         self.definitions = self._tools.definitions
         self.context = self._tools.open_context(environment)
         if isinstance(self._choice, str):
-            template = self._abilities.chat.template
+            template = None if self._abilities is None else self._abilities.chat.template
             self.parser = get_parser(self._choice, template=template, definitions=self.definitions)
         else:
             self.parser = self._choice
@@ -111,7 +114,8 @@ class Actions:
             answers.append(("", f"A call could not be read: {parsed.malformed}"))
             outcome.info.setdefault("invalid_action", True)
         outcome.observation = "\n\n".join(text for _, text in answers)
-        outcome.messages = self._abilities.answers(answers)
+        if self._abilities is not None:
+            outcome.messages = self._abilities.answers(answers)
         environment = self._environment
         if outcome.status is None and environment is not None and environment.done:
             outcome.status, outcome.done = EpisodeStatus.DONE, True

@@ -294,12 +294,16 @@ async def run_episode_async(
         reward_fn=reward_fn,
         environment_calls=environment_calls,
     )
-    source: EnvironmentFactory | BaseEnvironment | None
+    return await Episode(setup, source_of(environment), seed=seed, prompt=prompt).run()
+
+
+def source_of(
+    environment: EnvironmentSource | None,
+) -> EnvironmentFactory | BaseEnvironment | None:
+    """An object as it is; a name, a class or a factory as what makes one."""
     if environment is None or isinstance(environment, BaseEnvironment):
-        source = environment
-    else:
-        source = environment_factory(environment)
-    return await Episode(setup, source, seed=seed, prompt=prompt).run()
+        return environment
+    return environment_factory(environment)
 
 
 def run_episode(
