@@ -107,7 +107,7 @@ class TrainingConfig(Section):
         None, "Episodes in one step of the optimiser; none: the whole batch."
     )
     micro_batch_tokens: Positive = setting(
-        16384, "Tokens computed at once: memory and speed depend on it, the result does not."
+        8192, "Tokens computed at once: memory and speed depend on it, the result does not."
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
     loss_agg_mode: LossAggregation | None = setting(

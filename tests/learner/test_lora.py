@@ -1,14 +1,26 @@
 """LoRA: the base stays, the adapters learn, the reference is the base."""
 
+import asyncio
+
 import pytest
 import torch
 
 from inference.tiny_models import make_model
 from learner.episodes import largest_difference, random_batch, weights, with_targets
 from turnwise import ConfigError, ConfigStore
-from turnwise.learner import add_lora, has_adapters, make_learner
+from turnwise.chat import TokenStream
+from turnwise.inference import GenerationRequest
+from turnwise.inference.local import LocalEngine
+from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner
 
 pytest.importorskip("peft")
+
+
+def sample_all(engine, requests):
+    async def gather():
+        return await asyncio.gather(*(engine.sample(request) for request in requests))
+
+    return asyncio.run(gather())
 
 
 def settings(**training):
@@ -62,6 +74,32 @@ def test_a_wrapped_model_is_taken_too():
     batch = with_targets(random_batch(), learner)
     assert learner.update(batch)["num_steps"] == 1
     assert not torch.equal(learner.reference_log_probs(batch), learner.score(batch).log_probs)
+
+
+def test_the_local_engine_samples_with_the_adapters_on():
+    config = settings(adv_estimator="grpo", kl_loss_coef=0.1)
+    model = make_model()
+    learner = make_learner(config, model)
+    engine = LocalEngine(model)
+    try:
+        for _ in range(2):
+            requests = [GenerationRequest([3, 1, seed], 8, seed=seed) for seed in range(6)]
+            streams = [TokenStream() for _ in requests]
+            for stream, request, result in zip(
+                streams, requests, sample_all(engine, requests), strict=True
+            ):
+                stream.add_context(request.prompt_ids)
+                stream.add_turn(result.ids, result.log_probs)
+            batch = PPOBatch.from_streams(streams)
+            batch.ref_log_probs = learner.reference_log_probs(batch)
+            batch.advantages = torch.where(batch.input_ids < 50, 1.0, -1.0)
+            metrics = learner.update(batch)
+            assert metrics["num_steps"] == 1
+            assert metrics["gap_max"] < 1e-4
+            engine.update_weights(None)
+    finally:
+        engine.close()
+    assert metrics["kl_ref"] > 0
 
 
 def test_a_copy_of_a_policy_with_adapters_is_no_critic():

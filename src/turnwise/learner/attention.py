@@ -6,6 +6,7 @@ padding: each episode sees itself.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -147,18 +148,15 @@ def _by_kernel(
     offsets, longest = episodes.offsets(query.device), max(episodes.lengths)
     # The kernel counts the tokens before this one, a window counts this one too.
     left = -1 if window is None or window >= longest else window - 1
-    seen: torch.Tensor = _varlen()(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
-        offsets,
-        offsets,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(left, 0),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+    options: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
+    if query.shape[1] != key.shape[1]:
+        if "enable_gqa" in inspect.signature(_varlen()).parameters:
+            options["enable_gqa"] = True
+        else:
+            num_shared = query.shape[1] // key.shape[1]
+            key, value = (x.repeat_interleave(num_shared, 1) for x in (key, value))
+    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]
+    seen: torch.Tensor = _varlen()(*tokens, offsets, offsets, longest, longest, **options)
     return seen[None]
 
 

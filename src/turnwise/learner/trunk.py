@@ -18,6 +18,9 @@ from turnwise.learner.packing import Pack, make_packs
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
+# What comes of a model that does not take our attention.
+_MISFITS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
+
 
 class UnsupportedModel(TurnwiseError, TypeError):
     """A model that the learner cannot compute with."""
@@ -45,19 +48,20 @@ class Trunk:
             self._enable_checkpointing()
         self.layout: Layout
         self._scale, self._softcap = self._measure_head()
-        gap = float("inf")
+        problem: Exception | None = None
         tried: list[Layout] = [layout] if layout is not None else ["packed", "padded"]
         for self.layout in tried:
             try:
                 gap = self._gap_to_plain_forward()
-            except (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError):
+            except _MISFITS as error:
+                problem = error
                 continue
             if gap <= self._tolerance:
                 return
+            problem = ValueError(f"its logits are {gap:.2g} away from those of a plain forward")
         raise UnsupportedModel(
-            f"the learner cannot compute with {type(self.model).__name__}: its logits are "
-            f"{gap:.2g} away from those of a plain forward"
-        )
+            f"the learner cannot compute with {type(self.model).__name__}: {problem}"
+        ) from problem
 
     @property
     def head(self) -> Head:
