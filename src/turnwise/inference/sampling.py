@@ -60,9 +60,11 @@ def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -
     set does not depend on the order of equals. A greedy row keeps the model's own log-probs at
     temperature 1: those of a choice without chance would all be 0 and say nothing.
     """
-    device = logits.device
-    heat = torch.tensor([p.temperature or 1.0 for p in params], device=device)
-    log_probs = torch.log_softmax(logits.float() / heat[:, None], -1)
+    logits = logits.float()
+    if any(p.temperature not in (0.0, 1.0) for p in params):
+        heat = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
+        logits = logits / heat[:, None]
+    log_probs = torch.log_softmax(logits, -1)
     filtered = [i for i, p in enumerate(params) if p.is_filtered]
     if filtered:
         chosen = [params[i] for i in filtered]
@@ -126,7 +128,7 @@ def choose_tokens(
     a request draws does not depend on its neighbours. The draw inverts the cumulative
     distribution.
     """
-    mass = log_probs.double().exp_().cumsum_(1)
+    mass = log_probs.exp().cumsum(1, dtype=torch.float64)
     point = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
     # The first token whose cumulated mass exceeds the point; one without mass never does.
     ids = torch.searchsorted(mass, point[:, None] * mass[:, -1:], right=True).squeeze(1)

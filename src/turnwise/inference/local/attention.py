@@ -87,6 +87,8 @@ class Packed:
     """The segments as kernels read them; made when first needed."""
     runs: dict[int | None, list[Run]] = field(default_factory=dict)
     """The single tokens in batches, by sliding window; made when first needed."""
+    masks: dict[tuple[int, int, int | None], torch.Tensor] = field(default_factory=dict)
+    """Of longer segments, by past, new tokens and window; made when first needed."""
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put the new tokens' keys and values [N, K, D] into the cache."""
@@ -118,9 +120,17 @@ class Packed:
             row += run.num_rows
         for segment in self.segments[row:]:
             rows = query.narrow(0, row, segment.num_new)
-            pieces.append(_attend_segment(rows, keys, values, segment, scale, window))
+            mask = self._mask(segment, window, query.shape[1] // keys.shape[1])
+            pieces.append(_attend_segment(rows, keys, values, segment, mask, scale))
             row += segment.num_new
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def _mask(self, segment: Segment, window: int | None, group: int) -> torch.Tensor:
+        """The same for every layer, and for segments of the same lengths."""
+        key = (segment.past, segment.num_new, window)
+        if key not in self.masks:
+            self.masks[key] = _causal_mask(segment, window, group, self.arena.storage.dtype)
+        return self.masks[key]
 
     def _attend_by_kernel(
         self,
@@ -227,32 +237,37 @@ def _attend_segment(
     keys: torch.Tensor,
     values: torch.Tensor,
     segment: Segment,
+    mask: torch.Tensor,
     scale: float,
-    window: int | None,
 ) -> torch.Tensor:
-    length = segment.past + segment.num_new
-    mask = None
-    if segment.past or window is not None:
-        mask = _causal_mask(segment.num_new, length, window)
-    seen = slice(segment.region, segment.region + length)
+    """A segment of several tokens, by itself."""
+    num_new, num_heads, size = query.shape
+    num_kv, length = keys.shape[1], segment.past + num_new
+    # As in a run: a group's heads are rows, here with the tokens below each other [1, K, G T, D].
+    grouped = query.view(num_new, num_kv, -1, size).permute(1, 2, 0, 3).reshape(1, num_kv, -1, size)
     output = F.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        keys[seen].transpose(0, 1)[None],
-        values[seen].transpose(0, 1)[None],
+        grouped,
+        keys.narrow(0, segment.region, length).transpose(0, 1)[None],
+        values.narrow(0, segment.region, length).transpose(0, 1)[None],
         attn_mask=mask,
-        is_causal=mask is None,
         scale=scale,
-        enable_gqa=query.shape[1] != keys.shape[1],
     )
-    return output[0].transpose(0, 1)
+    apart = output.view(num_kv, -1, num_new, size).permute(2, 0, 1, 3)
+    return apart.reshape(num_new, num_heads, size)
 
 
-def _causal_mask(num_new: int, length: int, window: int | None) -> torch.Tensor:
-    """Which of `length` tokens the last `num_new` of them see [T, L]."""
-    at = torch.arange(length - num_new, length)[:, None]
+def _causal_mask(
+    segment: Segment, window: int | None, group: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """0 where a new token sees one of its sequence, −∞ elsewhere; once for each head of a group
+    [G T, L]."""
+    length = segment.past + segment.num_new
+    at = torch.arange(segment.past, length)[:, None]
     other = torch.arange(length)[None]
-    seen = other <= at
-    return seen if window is None else seen & (other > at - window)
+    is_seen = other <= at
+    if window is not None:
+        is_seen &= other > at - window
+    return torch.where(is_seen, 0.0, -torch.inf).to(dtype).repeat(group, 1)
 
 
 def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:

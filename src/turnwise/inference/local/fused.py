@@ -172,7 +172,7 @@ class FusedForward:
             heads = torch.cat((query, key, value), 1)
         query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
         seen = packed.attend(index, query, self._scale, layer.window)
-        output: torch.Tensor = layer.attention_output(seen.view(len(hidden), -1))
+        output: torch.Tensor = layer.attention_output(seen.reshape(len(hidden), -1))
         return output
 
 
@@ -186,7 +186,12 @@ class _TorchOps:
         """Add a layer's output to the stream, in place; the stream, normed."""
         if change is not None:
             stream += change
-        return F.rms_norm(stream, weight.shape, weight, epsilon)
+        width = stream.shape[-1]
+        # torch's own rms_norm is a dozen steps on a CPU; this is five.
+        lengths = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
+        scale = lengths.square_().add_(width * epsilon).rsqrt_()
+        normed: torch.Tensor = stream * (weight * width**0.5)
+        return normed.mul_(scale)
 
     @staticmethod
     def gate(gate_and_up: torch.Tensor) -> torch.Tensor:
