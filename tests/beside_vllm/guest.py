@@ -37,9 +37,20 @@ saved = Saved(folder, AutoModelForCausalLM.from_config(experts).eval())
 saved.model.save_pretrained(folder)
 
 
+def refuses(words, function, *arguments):
+    try:
+        function(*arguments)
+    except ConfigError as error:
+        return words in str(error)
+    return False
+
+
 def states():
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
 
+
+# A start that fails says why, and leaves nothing behind.
+assert refuses("could not start", lambda: VLLMInferenceEngine(folder, kv_cache_memory_bytes=1024))
 
 # It starts without disturbing what the rest of the process draws and computes with.
 before, num_threads, set_num_threads = states(), torch.get_num_threads(), torch.set_num_threads
@@ -55,14 +66,6 @@ assert engine.tokenizer is None
 requests = make_requests(10, 20)
 for request, result in zip(requests, sample_all(engine, requests), strict=True):
     assert saved.gap(request, result) < TOLERANCE
-
-
-def refuses(words, function, *arguments):
-    try:
-        function(*arguments)
-    except ConfigError as error:
-        return words in str(error)
-    return False
 
 
 assert refuses("tokenizer", engine.generate, "hello")

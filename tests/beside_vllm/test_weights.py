@@ -40,9 +40,9 @@ def test_log_probs_become_those_of_the_new_model(engine, first, second, source):
     torch.testing.assert_close(scores, expected, atol=TOLERANCE, rtol=0)
 
 
-def test_turns_under_way_end_on_the_weights_that_they_began_with(engine, first, second):
+def test_every_turn_is_sampled_by_the_weights_whose_version_it_has(engine, first, second):
+    """Those under way when an update comes end on the old ones; later ones wait for it."""
     early = [GenerationRequest([5 + i] * 40, 150, seed=i) for i in range(4)]
-    late = [GenerationRequest([5 + i] * 40, 20, seed=i) for i in range(4)]
     version = engine.weight_version
 
     async def update_in_between():
@@ -51,19 +51,23 @@ def test_turns_under_way_end_on_the_weights_that_they_began_with(engine, first, 
         update = asyncio.create_task(
             asyncio.to_thread(engine.update_weights, second.model.state_dict())
         )
-        await asyncio.sleep(0.01)
-        assert not update.done()
-        after = [asyncio.create_task(engine.sample(request)) for request in late]
-        return await asyncio.gather(*begun), await update, await asyncio.gather(*after)
+        others = []
+        is_over = False
+        while not is_over:
+            is_over = update.done()
+            request = GenerationRequest([9] * 40, 3, seed=len(others))
+            others.append((request, await engine.sample(request)))
+        assert await update == version + 1
+        return await asyncio.gather(*begun), others
 
-    olds, updated, news = asyncio.run(update_in_between())
-    assert updated == version + 1
+    olds, others = asyncio.run(update_in_between())
     for request, result in zip(early, olds, strict=True):
         assert (len(result.ids), result.weight_version) == (150, version)
         assert first.gap(request, result) < TOLERANCE
-    for request, result in zip(late, news, strict=True):
-        assert result.weight_version == version + 1
-        assert second.gap(request, result) < TOLERANCE
+    assert others[-1][1].weight_version == version + 1
+    for request, result in others:
+        saved = first if result.weight_version == version else second
+        assert saved.gap(request, result) < TOLERANCE
 
 
 def test_an_update_may_block_the_loop_whose_turns_it_waits_for(engine, second):

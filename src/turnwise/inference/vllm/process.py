@@ -87,6 +87,8 @@ def make_engine(settings: Mapping[str, Any]) -> Any:
     try:
         return engine_kind.from_engine_args(arguments)
     except Exception as error:  # a setting that cannot work, a model that it does not know, ...
+        # What it had set up by then would be in the way of another try.
+        import_extra("vllm.distributed.parallel_state", "vllm").cleanup_dist_env_and_memory()
         raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
 
 
