@@ -143,6 +143,8 @@ class VLLMInferenceEngine(WorkerEngine):
         if isinstance(weights, Mapping):
             self._skeleton.check(weights)
             named = self._skeleton.as_files_have_them(weights)
+            if torch.cuda.is_available():  # what still computes them must end before they are read
+                torch.cuda.synchronize()
             return self._in_thread(lambda: self._take_tensors(named), drained=True).result()
         folder = existing_folder(weights)
         self._skeleton.check_folder(folder)

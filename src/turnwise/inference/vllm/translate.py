@@ -56,12 +56,13 @@ def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
 
 def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
     """Refuse what the model has no embedding for: vLLM may fail as a whole on it."""
-    for position, token in enumerate(ids):
-        if not 0 <= token < vocabulary_size:
-            raise ConfigError(
-                f"token {position} of the prompt got id {token}, expected one of the model's "
-                f"vocabulary, 0 to {vocabulary_size - 1}. Is this the model's own tokenizer?"
-            )
+    if min(ids) >= 0 and max(ids) < vocabulary_size:
+        return
+    position, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
+    raise ConfigError(
+        f"token {position} of the prompt got id {token}, expected one of the model's vocabulary, "
+        f"0 to {vocabulary_size - 1}. Is this the model's own tokenizer?"
+    )
 
 
 def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
