@@ -149,12 +149,9 @@ def _by_kernel(
     # The kernel counts the tokens before this one, a window counts this one too.
     left = -1 if window is None or window >= longest else window - 1
     options: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
-    if query.shape[1] != key.shape[1]:
-        if "enable_gqa" in inspect.signature(_varlen()).parameters:
-            options["enable_gqa"] = True
-        else:
-            num_shared = query.shape[1] // key.shape[1]
-            key, value = (x.repeat_interleave(num_shared, 1) for x in (key, value))
+    # Newer versions of torch want to be told that heads share keys; older ones just do it.
+    if "enable_gqa" in inspect.signature(_varlen()).parameters:
+        options["enable_gqa"] = query.shape[1] != key.shape[1]
     tokens = [x[0].transpose(0, 1) for x in (query, key, value)]
     seen: torch.Tensor = _varlen()(*tokens, offsets, offsets, longest, longest, **options)
     return seen[None]

@@ -19,7 +19,7 @@ from turnwise.errors import ConfigError
 
 # Logits in one chunk: on a CPU what a cache nearly holds, on a GPU what keeps it busy.
 _CPU_CHUNK = 1 << 22
-_GPU_CHUNK = 1 << 26
+_GPU_CHUNK = 1 << 25
 
 
 @dataclass(frozen=True)

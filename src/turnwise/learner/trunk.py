@@ -14,6 +14,7 @@ import torch
 from turnwise.errors import TurnwiseError
 from turnwise.learner.attention import NAME, Episodes, attending, attention_configs
 from turnwise.learner.log_probs import Head
+from turnwise.learner.norms import fused_norms, replaceable_norms
 from turnwise.learner.packing import Pack, make_packs
 
 Layout: TypeAlias = Literal["packed", "padded"]
@@ -42,6 +43,8 @@ class Trunk:
     ) -> None:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
+        on_gpu = self.model.device.type == "cuda"
+        self._norms = replaceable_norms(self.model) if on_gpu else []
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -76,19 +79,28 @@ class Trunk:
 
     def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         """After each token of a pack: ids [N]; [N, D]."""
-        with self._checkpointing():
+        with self._checkpointing(), self._our_way():
             if self.layout == "packed":
                 return self._packed(ids, pack)
             return self._padded(ids, pack)
 
+    @contextmanager
+    def _our_way(self) -> Iterator[None]:
+        """The model computes with our parts meanwhile; an engine on it has its own."""
+        with fused_norms(self._norms):
+            if self.layout == "padded":
+                yield
+                return
+            with attending(self._configs, NAME):
+                yield
+
     def _packed(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
-        with attending(self._configs, NAME):
-            output = self._body(
-                input_ids=ids[None],
-                position_ids=pack.positions[None],
-                use_cache=False,
-                episodes=Episodes(pack.lengths),
-            )
+        output = self._body(
+            input_ids=ids[None],
+            position_ids=pack.positions[None],
+            use_cache=False,
+            episodes=Episodes(pack.lengths),
+        )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
@@ -103,10 +115,8 @@ class Trunk:
 
     def _enable_checkpointing(self) -> None:
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            # Layers are computed again during the backward, where our attention is off.
-            if self.layout == "packed":
-                return nullcontext(), attending(self._configs, NAME)
-            return nullcontext(), nullcontext()
+            # Layers are computed again during the backward, after the forward's own context.
+            return nullcontext(), self._our_way()
 
         self.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={
