@@ -154,7 +154,11 @@ class Packed:
         for window, runs in self.runs.items():
             row = 0
             for run in runs:
-                run.show(positions[row : row + run.num_rows], window)
+                at = positions[row : row + run.num_rows]
+                if window is None:
+                    run.mask[:, 0, 0].scatter_(1, at[:, None], 0.0)
+                else:
+                    run.show(at, window)
                 row += run.num_rows
 
 

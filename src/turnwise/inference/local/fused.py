@@ -102,12 +102,13 @@ class FusedForward:
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
         self._num_kv = attention.k_proj.out_features // attention.head_dim
-        self._epsilon = model.model.norm.variance_epsilon
         self._ops: Any = _TorchOps
         if model.device.type == "cuda":
             from turnwise.inference.local.kernels import KernelOps
 
             self._ops = KernelOps
+        norm = model.model.norm
+        self._epsilon = self._ops.constant(norm.variance_epsilon, norm.weight.detach())
         self._rotations = self._make_rotations(model)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -139,7 +140,7 @@ class FusedForward:
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         ops, epsilon = self._ops, self._epsilon
-        stream = self._body.embed_tokens(ids)
+        stream = F.embedding(ids, self._body.embed_tokens.weight)
         cos, sin = self._rotation(stream, positions)
         change: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -180,18 +181,24 @@ class _TorchOps:
     """The few steps in plain torch."""
 
     @staticmethod
+    def constant(value: float, like: torch.Tensor) -> torch.Tensor:
+        return like.new_full((1,), value)
+
+    @staticmethod
     def add_and_norm(
-        stream: torch.Tensor, change: torch.Tensor | None, weight: torch.Tensor, epsilon: float
+        stream: torch.Tensor,
+        change: torch.Tensor | None,
+        weight: torch.Tensor,
+        epsilon: torch.Tensor,
     ) -> torch.Tensor:
         """Add a layer's output to the stream, in place; the stream, normed."""
         if change is not None:
             stream += change
-        width = stream.shape[-1]
         # torch's own rms_norm is a dozen steps on a CPU; this is five.
-        lengths = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
-        scale = lengths.square_().add_(width * epsilon).rsqrt_()
-        normed: torch.Tensor = stream * (weight * width**0.5)
-        return normed.mul_(scale)
+        length = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
+        scale = torch.addcmul(epsilon, length, length, value=1.0 / stream.shape[-1]).rsqrt_()
+        normed: torch.Tensor = stream * scale
+        return normed.mul_(weight)
 
     @staticmethod
     def gate(gate_and_up: torch.Tensor) -> torch.Tensor:

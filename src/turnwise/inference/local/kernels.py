@@ -248,6 +248,10 @@ class KernelOps:
     """The steps of `fused.FusedForward`, each as one kernel."""
 
     @staticmethod
+    def constant(value: float, like: torch.Tensor) -> float:
+        return value
+
+    @staticmethod
     def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return cos, sin
 

@@ -32,16 +32,21 @@ class SteadyDecode:
                 [segment.region + segment.past for segment in segments],
             ]
         )
+        self._table = table
         self._ids, self._positions, self._slots = table
+        # Fillers stay where they are; the others move on by one at each step.
+        self._moves = torch.tensor([1] * len(self.rows) + [0] * fill)
         self._packed = Packed(segments, runner.arena, self._slots)
+        self._has_moved = False
 
     def step(self) -> tuple[list[int], list[float]]:
         """Sample every row's next token: ids and log-probs, in the order of `rows`."""
-        rows, num_rows = self.rows, len(self.rows)
+        num_rows = len(self.rows)
+        if self._has_moved:
+            self._packed.grow(self._positions)
         logits = self._runner.forward_packed(self._ids, self._positions, self._packed)[:num_rows]
-        ids, log_probs = draw_tokens(logits, [row.turn for row in rows])
+        ids, log_probs = draw_tokens(logits, [row.turn for row in self.rows])
         self._ids[:num_rows] = ids
-        self._positions[:num_rows] += 1
-        self._slots[:num_rows] += 1
-        self._packed.grow(self._positions)
+        self._table[1:] += self._moves
+        self._has_moved = True
         return ids.tolist(), log_probs.tolist()
