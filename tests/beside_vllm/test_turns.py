@@ -127,6 +127,8 @@ def test_what_vllm_does_not_take_is_refused(engine):
             asyncio.run(engine.score([1, 2, 3], start))
     with pytest.raises(ConfigError, match="more than the context"):
         asyncio.run(engine.score([1] * (CONTEXT + 1), 1))
+    with pytest.raises(ConfigError, match="start=1 for 0 tokens"):
+        asyncio.run(engine.score([], 1))
     assert asyncio.run(engine.score([1, 2, 3], 3)) == []
 
 

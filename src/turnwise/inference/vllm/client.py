@@ -90,8 +90,8 @@ class VLLMServerEngine(BaseInferenceEngine):
         return await asyncio.wrap_future(self._thread.call(self._sample(request, room)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        self._check_ids(ids)
         check_scored(ids, start, self.context_length)
+        self._check_ids(ids)
         if start == len(ids):
             return []
         scores = await asyncio.wrap_future(self._thread.call(self._score(list(ids))))

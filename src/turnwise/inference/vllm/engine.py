@@ -113,8 +113,8 @@ class VLLMInferenceEngine(WorkerEngine):
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         self._check_works()
-        check_ids(ids, self._vocabulary_size)
         check_scored(ids, start, self.context_length)
+        check_ids(ids, self._vocabulary_size)
         if start == len(ids):
             return []
         loop = asyncio.get_running_loop()
