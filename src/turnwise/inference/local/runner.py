@@ -12,14 +12,9 @@ from torch import nn
 
 from turnwise.errors import TurnwiseError
 from turnwise.inference.local.arena import Arena
-from turnwise.inference.local.attention import (
-    NAME,
-    Packed,
-    Segment,
-    packed_attention,
-    packing_order,
-)
+from turnwise.inference.local.attention import NAME, Packed, packed_attention
 from turnwise.inference.local.fused import FusedForward, fits
+from turnwise.inference.local.runs import Segment, packing_order
 from turnwise.inference.local.stable import stable_sizes
 
 _BUDGET = 2 * 2**30

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from turnwise.inference.local.attention import Packed, Segment, looked_at, packing_order
+from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.rows import Row
 from turnwise.inference.local.runner import Runner
+from turnwise.inference.local.runs import Segment, looked_at, packing_order
 from turnwise.inference.local.sampling import draw_tokens
 
 
@@ -22,7 +23,7 @@ class SteadyDecode:
         self.rows = [rows[i] for i in order]
         """In the order of what `step` gives."""
         segments = [segments[i] for i in order]
-        self.num_steps = min(looked_at(s.past + 1) - s.past for s in segments)
+        self.num_steps = min(looked_at(s.past, 1) - s.past for s in segments)
         fill = runner.filled(len(rows)) - len(rows)
         segments += [Segment(runner.arena.spare, 0, 1)] * fill
         table = torch.tensor(
