@@ -9,7 +9,8 @@ modules may hold views of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -66,13 +67,16 @@ class MasterAdamW:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
         self._masters: dict[str, nn.Parameter] = {}
         self._narrow: list[str] = []
+        hooks: list[Any] = []
         for name, parameter in self._parameters.items():
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 self._narrow.append(name)
                 self._masters[name] = nn.Parameter(parameter.detach().float())
-                _on_gradient(parameter, _adder(self._masters[name]))
+                hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             else:
                 self._masters[name] = parameter
+        # The parameters outlive this optimiser, and another may come after it.
+        weakref.finalize(self, _remove, hooks)
         # Norms and biases are left to be what the data makes them.
         is_matrix = [m for m in self._masters.values() if m.dim() > 1]
         is_vector = [m for m in self._masters.values() if m.dim() <= 1]
@@ -100,6 +104,19 @@ class MasterAdamW:
             parameter.grad = None
         for master in self._masters.values():
             master.grad = None
+
+    @torch.no_grad()
+    def share_gradients(self, add_up: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        """Sum the gradients over several workers; one that has none for a parameter adds 0."""
+        masters = list(self._masters.values())
+        device = masters[0].device
+        has_one = torch.tensor([m.grad is not None for m in masters], device=device).double()
+        add_up([has_one])
+        wanted = [m for m, number in zip(masters, has_one.tolist(), strict=True) if number]
+        for master in wanted:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        add_up([m.grad for m in wanted if m.grad is not None])
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
@@ -158,8 +175,13 @@ class MasterAdamW:
                 self._adam.state[master] = state
 
 
-def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> None:
-    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
+    return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _remove(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:

@@ -19,6 +19,7 @@ from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
+from turnwise.learner.workers import current_workers
 
 
 class PPOTrainer:
@@ -157,6 +158,9 @@ class PPOTrainer:
 class DataParallelPPOActor:
     """The policy of one worker: its log-probs and its update.
 
+    Where torch.distributed runs, every process has a whole copy of the model and a part of the
+    batch, and all make the step of the whole batch.
+
     `config` is a `ConfigStore` or `LearnerOptions`; the model a causal language model of
     transformers or a `PolicyValueModel`.
     """
@@ -169,7 +173,9 @@ class DataParallelPPOActor:
         reference: Any = None,
     ) -> None:
         options = LearnerOptions.from_config(config) if isinstance(config, ConfigStore) else config
-        self.learner = Learner(_joined(model, None), options, reference=reference)
+        joined = _joined(model, None)
+        workers = current_workers(joined.device)
+        self.learner = Learner(joined, options, reference=reference, workers=workers)
 
     def forward(self, data: PPOBatch | Mapping[str, Any]) -> Outputs:
         """Log-probs and entropy of the policy's tokens [B, T], with gradients."""

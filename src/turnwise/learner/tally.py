@@ -58,7 +58,7 @@ class Tally:
         return self._counts["num_steps"]
 
     def total(self, name: str) -> torch.Tensor:
-        return self._sums[name]
+        return self._sums.get(name, torch.zeros((), dtype=torch.float64))
 
     def mean(self, name: str) -> torch.Tensor:
         total, weight = self._weighted[name]
@@ -70,7 +70,7 @@ class Tally:
             self.average(name, value, 1.0)
         for name, (total, weight) in minibatch._weighted.items():
             self.average(name, total / weight, weight)
-        self.count("num_tokens", num_tokens)
+        self.count("num_trained_tokens", num_tokens)
 
     def numbers(self) -> dict[str, float]:
         """All of them as plain numbers, in one transfer."""

@@ -26,13 +26,15 @@ from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.tally import COUNTS, Tally
+from turnwise.learner.workers import Alone
 
 
 class Learner:
     """Turns batches of episodes into new weights, in place.
 
     `reference` is the model that a KL term compares with; where the policy has adapters it is the
-    policy without them, and none need be given.
+    policy without them, and none need be given. With `workers` each learner has a part of the
+    batch and all make the step of the whole; the metrics are of its own part.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Learner:
         options: LearnerOptions | None = None,
         *,
         reference: Any = None,
+        workers: Alone | None = None,
     ) -> None:
         self.model = model
+        self.workers = workers or Alone()
         self.options = options or LearnerOptions()
         self.optimizer = MasterAdamW(
             model.named_parameters(), weight_decay=self.options.weight_decay
@@ -182,24 +186,29 @@ class Learner:
     ) -> bool:
         """One pass over the batch; False: the policy has moved far enough."""
         for rows in self._minibatches(epoch, len(batch)):
-            packs = self._packs(batch, rows)
+            packs = [pack for pack in self._packs(batch, rows) if pack.num_policy_tokens]
             num_tokens = sum(pack.num_policy_tokens for pack in packs)
-            if not num_tokens:
+            totals = self._totals(packs, num_tokens)
+            if not totals.num_tokens:
                 continue
             part = Tally()
             self.optimizer.zero_grad()
-            totals = self._totals(packs, num_tokens)
             for pack in packs:
-                if pack.num_policy_tokens:
-                    self._add_gradient(batch, pack, totals, weights, part, tally)
+                self._add_gradient(batch, pack, totals, weights, part, tally)
             tally.join(part, num_tokens)
-            target = self.options.target_kl
-            if target is not None and float(part.mean("kl")) > 1.5 * target:
+            if self._has_moved_far(part, num_tokens, totals):
                 self.optimizer.zero_grad()
                 tally.count("num_early_stops")
                 return False
-            self._step(part.total("loss"), tally)
+            self._step(part, tally)
         return True
+
+    def _has_moved_far(self, part: Tally, num_tokens: int, totals: BatchTotals) -> bool:
+        target = self.options.target_kl
+        if target is None:
+            return False
+        (moved,) = self.workers.total(float(part.mean("kl")) * num_tokens if num_tokens else 0.0)
+        return moved / float(totals.num_tokens or 1) > 1.5 * target
 
     def _add_gradient(
         self,
@@ -229,8 +238,12 @@ class Learner:
             for name, value in gap.items():
                 tally.average(name, value, pack.num_policy_tokens)
 
-    def _step(self, loss: torch.Tensor, tally: Tally) -> None:
+    def _step(self, part: Tally, tally: Tally) -> None:
         """One step of the optimiser, unless something is not a finite number."""
+        loss = part.total("loss").to(self.model.device)
+        if self.workers.num_workers > 1:
+            self.workers.add_up([loss])
+            self.optimizer.share_gradients(self.workers.add_up)
         norm, value = torch.stack([self.optimizer.gradient_norm(), loss]).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):
             self.optimizer.zero_grad()
@@ -246,13 +259,17 @@ class Learner:
     def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
         """Rows in an order that follows from seed, update and epoch: nothing to save."""
         size = self.options.mini_batch_size or num_rows
-        if size >= num_rows:
+        # Who has fewer episodes than others takes part in their last steps with none.
+        num_parts = int(self.workers.largest(-(-num_rows // size) if num_rows else 0))
+        if size >= num_rows and num_parts == 1:
             yield torch.arange(num_rows)
             return
         entropy = np.random.SeedSequence((self.options.seed, self.num_updates, epoch))
         generator = torch.Generator()
         generator.manual_seed(int(entropy.generate_state(1)[0]))
-        yield from torch.split(torch.randperm(num_rows, generator=generator), size)
+        order = torch.randperm(num_rows, generator=generator)
+        for start in range(0, num_parts * size, size):
+            yield order[start : start + size]
 
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         assert batch.attention_mask is not None
@@ -266,5 +283,8 @@ class Learner:
     def _totals(self, packs: list[Pack], num_tokens: int) -> BatchTotals:
         counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]
         num_sequences = sum(int((count > 0).sum()) for count in counts)
-        longest = max(int(count.max()) for count in counts if len(count))
-        return BatchTotals(num_tokens, num_sequences, self.options.horizon or longest)
+        tokens, sequences = self.workers.total(num_tokens, num_sequences)
+        horizon = self.options.horizon
+        if horizon is None:
+            horizon = self.workers.largest(max((int(c.max()) for c in counts), default=1))
+        return BatchTotals(tokens, sequences, horizon)

@@ -1,0 +1,56 @@
+"""Learners that share a batch: each computes its own episodes, all make the same step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Alone:
+    """One learner by itself: every total is its own."""
+
+    num_workers = 1
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Each tensor becomes its sum over the workers, in place."""
+
+    def largest(self, number: float) -> float:
+        """The largest of the workers' numbers."""
+        return number
+
+    def total(self, *numbers: float) -> list[float]:
+        """The sum of each number over the workers."""
+        tensor = torch.tensor(numbers, dtype=torch.float64)
+        self.add_up([tensor])
+        return [float(x) for x in tensor]
+
+
+class DistributedWorkers(Alone):
+    """The processes of a torch.distributed group, each with a whole copy of the model."""
+
+    def __init__(self, group: Any = None, device: torch.device | None = None) -> None:
+        self._group = group
+        self._device = device or torch.device("cpu")
+        self.num_workers = torch.distributed.get_world_size(group)
+
+    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            # A collective of the GPU's own takes nothing that lies elsewhere.
+            moved = tensor.to(self._device)
+            torch.distributed.all_reduce(moved, group=self._group)
+            if moved is not tensor:
+                tensor.copy_(moved)
+
+    def largest(self, number: float) -> float:
+        tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
+        torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
+        return float(tensor)
+
+
+def current_workers(device: torch.device) -> Alone:
+    """All processes of this job if there are several, else this one."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return DistributedWorkers(device=device)
+    return Alone()

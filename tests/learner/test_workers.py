@@ -1,0 +1,142 @@
+"""Several learners with a part of the batch each make the step of the whole."""
+
+import dataclasses
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import turnwise
+from learner.episodes import (
+    ALL_TERMS,
+    double_model,
+    largest_difference,
+    random_batch,
+    weights,
+    with_targets,
+)
+from turnwise.learner import Learner
+from turnwise.learner.workers import Alone
+
+
+class Meeting:
+    """Where threads bring their numbers together."""
+
+    def __init__(self, num_workers):
+        self.barrier = threading.Barrier(num_workers, timeout=30)
+        self.slots = [None] * num_workers
+
+    def exchange(self, rank, value):
+        self.slots[rank] = value
+        self.barrier.wait()
+        found = list(self.slots)
+        self.barrier.wait()
+        return found
+
+
+class ThreadWorkers(Alone):
+    def __init__(self, meeting, rank):
+        self.meeting, self.rank = meeting, rank
+        self.num_workers = len(meeting.slots)
+
+    def add_up(self, tensors):
+        for tensor in tensors:
+            found = self.meeting.exchange(self.rank, tensor.clone())
+            tensor.copy_(torch.stack(found).sum(0))
+
+    def largest(self, number):
+        return max(self.meeting.exchange(self.rank, number))
+
+
+def together(options, parts):
+    """Update a copy of the model in each of some threads; all learners."""
+    meeting = Meeting(len(parts))
+    learners = [
+        Learner(double_model(), options, workers=ThreadWorkers(meeting, rank))
+        for rank in range(len(parts))
+    ]
+    metrics = [None] * len(parts)
+
+    def run(rank):
+        metrics[rank] = learners[rank].update(parts[rank])
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None not in metrics
+    return learners, metrics
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_two_workers_make_the_step_of_one(mode):
+    options = dataclasses.replace(ALL_TERMS, loss_agg_mode=mode, update_epochs=2)
+    alone = Learner(double_model(), options)
+    batch = with_targets(random_batch(7), alone)
+    expected = alone.update(batch)
+    learners, metrics = together(
+        options, [batch.select(torch.arange(5)), batch.select(torch.tensor([6, 5]))]
+    )
+    for learner, told in zip(learners, metrics, strict=True):
+        assert largest_difference(weights(learner.model), weights(alone.model)) < 1e-6
+        assert told["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
+
+
+def test_a_worker_with_fewer_episodes_takes_part_in_every_step():
+    options = dataclasses.replace(ALL_TERMS, mini_batch_size=2, target_kl=100.0)
+    batch = with_targets(random_batch(7), Learner(double_model()))
+    learners, metrics = together(
+        options, [batch.select(torch.arange(6)), batch.select(torch.tensor([6]))]
+    )
+    assert [told["num_steps"] for told in metrics] == [3, 3]
+    assert largest_difference(*(weights(learner.model) for learner in learners)) == 0.0
+
+
+def test_what_is_not_finite_at_one_worker_stops_the_step_of_all():
+    batch = with_targets(random_batch(6), Learner(double_model()))
+    bad = batch.select(torch.arange(3))
+    bad.advantages = torch.full_like(bad.advantages, torch.nan)
+    learners, metrics = together(ALL_TERMS, [bad, batch.select(torch.arange(3, 6))])
+    assert [told["num_skipped_steps"] for told in metrics] == [1, 1]
+    for learner in learners:
+        assert largest_difference(weights(learner.model), weights(double_model())) == 0.0
+
+
+PROCESS = """
+import sys, torch
+from turnwise.learner.workers import Alone, current_workers
+assert type(current_workers(torch.device("cpu"))) is Alone
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+workers = current_workers(torch.device("cpu"))
+tensor = torch.full((3,), rank + 1.0)
+workers.add_up([tensor])
+assert tensor.tolist() == [3.0] * 3
+assert workers.largest(rank * 5.0) == 5.0
+assert workers.total(1.0, rank) == [2.0, 1.0]
+torch.distributed.destroy_process_group()
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="torch without distributed")
+def test_real_processes_meet(tmp_path):
+    source = str(Path(turnwise.__file__).parents[1])
+    command = [sys.executable, "-c", PROCESS]
+    children = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")],
+            env={"PYTHONPATH": source, "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for child in children:
+        output, _ = child.communicate(timeout=120)
+        assert output.strip().endswith("fine"), output
