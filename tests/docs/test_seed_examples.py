@@ -285,3 +285,64 @@ def test_architecture_engine_says_what_the_documented_one_says(both_engines):
     torch.testing.assert_close(
         ours.compute_log_probs(prompts, answers), theirs.compute_log_probs(prompts, answers)
     )
+
+
+def test_readme_multi_turn_chat(cache):
+    with turnwise.create_inference_engine("tiny") as engine:
+        game = turnwise.SimpleGameEnvironment()
+        names = run(find(0, "MultiTurnInferenceEngine"), engine=engine, my_env=game)
+    assert isinstance(names["response"], str)
+    assert len(names["responses"]) == names["responses"].num_turns == 5
+    assert [type(response) for response in names["responses"]] == [str] * 5
+
+
+def test_manifest_tool_calling():
+    class MyTool(turnwise.Tool):
+        """Say a parameter back."""
+
+        name = "my_tool"
+
+        def execute(self, param: str) -> str:
+            return param
+
+    parser = turnwise.JSONActionParser()
+    said = parser.render(turnwise.ToolCall("my_tool", {"param": "value"}))
+    environment = turnwise.SimpleGameEnvironment()
+    names = {
+        name: getattr(turnwise, name)
+        for name in ("ToolRegistry", "MultiTurnManager", "MultiTurnInferenceEngine")
+    }
+    names |= {"MyTool": MyTool, "parser": parser, "env": environment, "prompt": "Play."}
+    with turnwise.create_inference_engine("tiny", "scripted", policy=lambda text: said) as engine:
+        summary = run(find(3, "enable_tools=True"), engine=engine, **names)["summary"]
+    assert summary.tool_calls == {"my_tool": summary.num_turns}
+    assert summary["num_turns"] == 10
+
+
+def test_manifest_manager(capsys):
+    text = find(3, "# Test multi-turn").split("# Test multi-turn")[1]
+    names = {
+        "MultiTurnManager": turnwise.MultiTurnManager,
+        "registry": turnwise.ToolRegistry(),
+        "parser": turnwise.JSONActionParser(),
+        "env": turnwise.SimpleGameEnvironment(),
+    }
+    turn = run(text, **names)["turn"]
+    assert turn.model_output == "model output"
+    assert capsys.readouterr().out.strip() == turn.observation.strip()
+
+
+def test_architecture_harness_gives_what_the_documented_one_gives():
+    text = find(4, "class MultiTurnChatHarness")
+    for line in ("from custom_environment import BaseEnvironment", "from inference import"):
+        text = re.sub(f"^{line}.*$", "", text, flags=re.M)
+    names = {"BaseEnvironment": turnwise.BaseEnvironment, "InferenceEngine": object}
+    theirs = run(text, **names)["MultiTurnChatHarness"]
+    said = "move north"
+    with turnwise.create_inference_engine("tiny", "scripted", policy=lambda text: said) as engine:
+        games = [turnwise.CustomGameEnvironment({"max_steps": 3}) for _ in range(2)]
+        expected = theirs(engine, games[0], max_turns=2).run_episode("Play.")
+        episode = turnwise.MultiTurnChatHarness(engine, games[1], max_turns=2).run_episode("Play.")
+    for name in ("actions", "observations", "rewards", "dones", "infos", "total_reward"):
+        assert episode[name] == expected[name], name
+    assert episode["num_turns"] == expected["num_turns"]

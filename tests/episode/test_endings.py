@@ -1,0 +1,277 @@
+"""Every way in which an episode can end has its status, and the data that goes with it."""
+
+import asyncio
+import sys
+import threading
+import time
+
+import pytest
+
+from episode.worlds import Broken, Counting, InThreads, Recording, tokenizer
+from turnwise import (
+    ChatFormat,
+    ConfigError,
+    Episode,
+    EpisodeLimits,
+    EpisodeStatus,
+    ScriptedEngine,
+    run_episode,
+)
+from turnwise.episode import make_setup
+
+LONG = type("Long", (Counting,), {"length": 1000})
+
+
+def test_out_of_turns():
+    result = run_episode(Recording(), LONG, limits=EpisodeLimits(max_turns=4))
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TURNS
+    assert result.num_turns == 4
+    assert result.reward.total == 1 + 2 + 3 + 4
+
+
+def test_out_of_the_environments_own_steps():
+    short = type("Short", (LONG,), {"max_steps": 2})
+    result = run_episode(Recording(), short)
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TURNS
+    assert result.num_turns == 2
+
+
+def test_cut_by_the_environment():
+    class Cut(Counting):
+        def step(self, action):
+            return "Enough.", 0.5, False, {"truncated": True}
+
+    result = run_episode(Recording(), Cut)
+    assert result.status is EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
+    assert result.trajectory.rewards == [0.5]
+    assert result.trajectory.status is result.status
+
+
+def test_out_of_tokens():
+    engine = Recording(lambda text: "a longer answer")
+    limit = 150
+    result = run_episode(engine, LONG, limits=EpisodeLimits(max_tokens=limit))
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
+    assert all(len(r.prompt_ids) + r.max_tokens <= limit for r in engine.asked)
+    assert result.stream.turns[-1][1] <= limit
+
+
+def test_out_of_context():
+    class Small(Recording):
+        context_length = 100
+
+    result = run_episode(Small(), LONG)
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
+    assert result.num_turns >= 1
+
+
+def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
+    result = run_episode(Recording(), Counting, limits=EpisodeLimits(max_tokens=10))
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
+    assert result.num_turns == 0
+    assert "no room" in result.error
+    assert result.reward.total == 0.0
+
+
+def test_out_of_time():
+    class Slow(LONG):
+        async def step(self, action):
+            await asyncio.sleep(0.05)
+            return super().step(action)
+
+    result = run_episode(Recording(), Slow, limits=EpisodeLimits(max_seconds=0.2))
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
+    assert 1 <= result.num_turns < 10
+    lengths = {len(result.trajectory[n]) for n in ("states", "actions", "rewards", "infos")}
+    assert lengths == {result.num_turns}
+    assert result.reward is not None
+
+
+def test_out_of_time_while_the_engine_speaks_keeps_what_was_said():
+    class Slow(Recording):
+        async def sample(self, request):
+            await asyncio.sleep(request.timeout)
+            return await Broken("deadline", at=0).sample(request)
+
+    result = run_episode(Slow(), LONG, limits=EpisodeLimits(max_seconds=0.1))
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
+    assert result.turns[-1].info == {"unanswered": True}
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("raises", "ConnectionError: the server is away"),
+        ("says nothing", "without tokens"),
+        ("not finite", "not finite"),
+        ("too few log-probs", "2 tokens and 1 log-probs"),
+        ("aborted", "called the turn off"),
+        ("deadline", "longer than"),
+    ],
+)
+def test_an_engine_that_fails(what, says):
+    engine = Broken(what)
+    result = run_episode(engine, Counting)
+    assert result.status is EpisodeStatus.ENGINE_ERROR
+    assert says in result.error
+    assert result.reward is None
+    assert result.agent.turn_rewards == []
+    assert result.trajectory.status is EpisodeStatus.ENGINE_ERROR
+    assert len(engine.ended) == 1
+
+
+def test_an_engine_that_hangs_is_left(monkeypatch):
+    monkeypatch.setattr("turnwise.episode.agent._GRACE_SECONDS", 0.05)
+    limits = EpisodeLimits(generation_timeout=0.05)
+    result = run_episode(Broken("hangs"), Counting, limits=limits)
+    assert result.status is EpisodeStatus.ENGINE_ERROR
+    assert "longer than 0.1 s" in result.error
+
+
+def broken(method, action, base=InThreads):
+    def run(self, *args):
+        return action()
+
+    return type("Bad", (base,), {method: run})
+
+
+def wait():
+    threading.Event().wait(0.4)
+
+
+@pytest.mark.parametrize("base", [InThreads, Counting])
+@pytest.mark.parametrize("method", ["reset", "step", "get_state_description", "get_prompt_prefix"])
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda: sys.exit(3), "SystemExit"),
+        (lambda: None, "expected"),
+        (lambda: [1, 2, 3], "expected"),
+    ],
+)
+def test_an_environment_that_breaks(base, method, action, says):
+    engine = Recording()
+    result = run_episode(engine, broken(method, action, base))
+    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert says in result.error
+    assert result.reward is None
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_environment_that_hangs_is_left_behind(method):
+    limits = EpisodeLimits(reset_timeout=0.05, step_timeout=0.05, close_timeout=0.05)
+    started = time.monotonic()
+    result = run_episode(Recording(), broken(method, wait), limits=limits)
+    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert f"Bad.{method}() took longer than 0.05 s" in result.error
+    assert time.monotonic() - started < 20
+
+
+def test_an_environment_that_is_made_too_late_is_closed_all_the_same():
+    made = []
+    done = threading.Event()
+
+    class Watched(Counting):
+        def close(self):
+            done.set()
+
+    def make():
+        time.sleep(0.2)
+        made.append(Watched())
+        return made[-1]
+
+    result = run_episode(Recording(), make, limits=EpisodeLimits(reset_timeout=0.05))
+    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    assert "making the environment" in result.error
+    assert done.wait(5)
+
+
+def test_a_close_that_fails_is_logged_and_nothing_more(caplog):
+    result = run_episode(Recording(), broken("close", lambda: 1 / 0))
+    assert result.status is EpisodeStatus.DONE
+    assert "Bad.close() failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("reward", "says"),
+    [
+        (lambda trajectory: 1 / 0, "ZeroDivisionError"),
+        (lambda trajectory: float("nan"), "finite"),
+        (lambda trajectory: None, "None"),
+        (lambda trajectory: [1.0], "3 turns"),
+        (lambda trajectory: sys.exit(1), "SystemExit"),
+    ],
+)
+def test_a_reward_that_fails(reward, says):
+    result = run_episode(Recording(), Counting, reward_fn=reward)
+    assert result.status is EpisodeStatus.REWARD_ERROR
+    assert says in result.error
+    assert result.reward is None
+    assert result.trajectory.status is EpisodeStatus.REWARD_ERROR
+
+
+def test_a_reward_sees_the_environment_before_it_is_closed():
+    seen = []
+
+    def reward(trajectory, environment):
+        seen.append((environment.num_closed, environment.heard, trajectory.status))
+        return 1.0
+
+    result = run_episode(Recording(), Counting, reward_fn=reward)
+    assert seen == [(0, ["go"] * 3, EpisodeStatus.DONE)]
+    assert result.reward.total == 1.0
+
+
+def test_a_huge_observation_is_cut():
+    class Huge(Counting):
+        def step(self, action):
+            return "x" * 10_000_000, 0.0, True, {}
+
+        def reset(self):
+            super().reset()
+            return "\ud800" + "y" * 10_000_000
+
+    limits = EpisodeLimits(max_observation=1000)
+    result = run_episode(Recording(), Huge, limits=limits)
+    assert result.status is EpisodeStatus.DONE
+    assert len(result.stream) < 2500
+    assert "10000001 characters" in result.messages[1]["content"]
+    assert len(result.turns[0].observation) < 1100
+
+
+def test_a_template_that_cannot_write_the_messages_is_the_users_mistake():
+    chat = ChatFormat(tokenizer(), "{{ raise_exception('roles must take turns') }}")
+    with pytest.raises(ConfigError, match="does not take"):
+        run_episode(ScriptedEngine(tokenizer(), str), Counting, chat_format=chat)
+
+
+@pytest.mark.parametrize("world", [Counting, InThreads])
+def test_a_cancelled_episode_cleans_up(world):
+    engine = Broken("hangs")
+    closed = threading.Event()
+
+    class Watched(world):
+        def close(self):
+            closed.set()
+
+    async def main():
+        task = asyncio.create_task(Episode(make_setup(engine), Watched).run())
+        while len(engine.asked) < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    assert closed.is_set()
+    assert len(engine.ended) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"max_turns": 0}, {"max_tokens": -1}, {"max_seconds": "1"}, {"step_timeout": -0.1}]
+)
+def test_limits_that_make_no_sense(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        EpisodeLimits(**wrong)

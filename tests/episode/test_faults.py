@@ -1,0 +1,233 @@
+"""A fifth of everything breaks in some way: the run ends, every episode has a status, and
+nothing is left behind."""
+
+import asyncio
+import contextlib
+import os
+import random
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from episode.worlds import Counting, Recording
+from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, tool
+from turnwise.tools import JSONActionParser, ToolCall
+
+NUM_EPISODES = 150
+SHARE = 0.2
+RELEASE = threading.Event()
+HUGE = 2_000_000
+LIMITS = EpisodeLimits(
+    reset_timeout=1.0, step_timeout=1.0, reward_timeout=1.0, close_timeout=1.0, max_turns=8
+)
+
+
+def raises():
+    raise ValueError("injected")
+
+
+def hangs():
+    RELEASE.wait(60)
+
+
+def exits():
+    sys.exit(3)
+
+
+def wrong_type():
+    return object()
+
+
+def huge():
+    return "x" * HUGE
+
+
+def forks():
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    return "forked"
+
+
+FAULTS = (raises, hangs, exits, wrong_type, huge, forks)
+
+
+class Faults:
+    """Which calls break, and how: decided by what is called, not by when."""
+
+    def __init__(self, seed):
+        self.seed = seed
+        self.lock = threading.Lock()
+        self.injected = Counter()
+
+    def at(self, *place):
+        """The fault that is due here, or None."""
+        rng = random.Random(f"{self.seed} {place}")
+        if rng.random() >= SHARE:
+            return None
+        fault = rng.choice(FAULTS)
+        with self.lock:
+            self.injected[place[0], fault.__name__] += 1
+        return fault
+
+
+def make_world(faults, base):
+    class Faulty(base):
+        quick = False
+        length = 4
+
+        def reset(self):
+            text = super().reset()
+            fault = faults.at("reset", self.secret)
+            return text if fault is None else fault()
+
+        def step(self, action):
+            number = len(self.heard)
+            outcome = super().step(action)
+            fault = faults.at("step", self.secret, number)
+            if fault is None:
+                return outcome
+            value = fault()
+            return (value, *outcome[1:]) if fault in (huge, forks) else value
+
+    return Faulty
+
+
+def make_tools(faults):
+    @tool(timeout=0.3)
+    def look(place: str) -> object:
+        """Look somewhere."""
+        fault = faults.at("tool", place)
+        return "a lamp" if fault is None else fault()
+
+    return [look]
+
+
+def make_reward(faults):
+    def reward(trajectory):
+        fault = faults.at("reward", trajectory.seed, tuple(trajectory.actions))
+        return 1.0 if fault is None else fault()
+
+    return reward
+
+
+def make_engine():
+    parser = JSONActionParser()
+
+    def policy(text):
+        rng = random.Random(text)
+        if rng.random() < 0.4:
+            return parser.render(ToolCall("look", {"place": str(rng.randint(0, 10**6))}))
+        return rng.choice(["go", '{"tool": "look", "argu', "stay"])
+
+    return Recording(policy)
+
+
+def left_over():
+    """Live threads, open files, children that nobody collected."""
+    children = set()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{name}/stat") as file:
+            if file.read().rpartition(")")[2].split()[1] == str(os.getpid()):
+                children.add(name)
+    return threading.active_count(), len(os.listdir("/proc/self/fd")), children
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("policy", ["retry", "drop_group"])
+def test_the_run_ends_and_nothing_is_left(policy):
+    RELEASE.clear()
+    faults = Faults(policy)
+    engine = make_engine()
+    before = left_over()
+
+    async def main():
+        collector = EpisodeCollector(
+            engine,
+            make_world(faults, Counting),
+            tools=make_tools(faults),
+            parser="json",
+            reward_fn=make_reward(faults),
+            reward_concurrency=20,
+            limits=LIMITS,
+            on_error=policy,
+            num_retries=1,
+        )
+        collection = await collector.collect(NUM_EPISODES // 3, group_size=3)
+        assert len(asyncio.all_tasks()) == 1
+        return collection
+
+    collection = asyncio.run(main())
+    RELEASE.set()
+    summary = collection.summary
+    assert len(collection) + len(collection.dropped) == NUM_EPISODES == summary.num_episodes
+    assert summary.statuses.total() == NUM_EPISODES
+    kinds = {kind for kind, _ in faults.injected}
+    assert kinds == {"reset", "step", "tool", "reward"}
+    assert {fault for _, fault in faults.injected} == {fault.__name__ for fault in FAULTS}
+    for result in [*collection, *collection.dropped]:
+        assert isinstance(result.status, EpisodeStatus)
+        assert (result.error is not None) == result.status.is_error
+        assert (result.reward is None) == result.status.is_error
+        assert sum(result.stream.mask) == sum(turn.num_tokens for turn in result.turns)
+        assert len(result.stream) < 2 * 50_000 * LIMITS.max_turns
+    for status in (EpisodeStatus.DONE, EpisodeStatus.ENVIRONMENT_ERROR, EpisodeStatus.REWARD_ERROR):
+        assert summary.statuses[status] > 0
+    assert summary.failures["malformed_call"] > 0
+    assert {"raised", "timed_out"} & set(summary.failures)
+    if policy == "drop_group":
+        assert not any(result.status.is_error for result in collection)
+    # Every conversation that was begun is ended.
+    assert set(engine.ended) == {request.session for request in engine.asked}
+    deadline = time.monotonic() + 20
+    while left_over() != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert left_over() == before
+
+
+class AwaitedFaults(Counting):
+    """Async environments: faults on the event loop itself."""
+
+    async def reset(self):
+        return super().reset()
+
+    async def step(self, action):
+        kind = self.secret % 4
+        if kind == 0:
+            await asyncio.Event().wait()
+        if kind == 1:
+            sys.exit(1)
+        if kind == 2:
+            raise asyncio.CancelledError  # of something that it waited for
+        return super().step(action)
+
+
+def test_async_environments_cannot_end_the_loop():
+    async def main():
+        limits = EpisodeLimits(step_timeout=0.2)
+        collector = EpisodeCollector(Recording(), AwaitedFaults, limits=limits, num_retries=0)
+        collection = await collector.collect(40)
+        assert len(asyncio.all_tasks()) == 1
+        return collection.summary
+
+    summary = asyncio.run(main())
+    statuses = {EpisodeStatus.DONE, EpisodeStatus.ENVIRONMENT_ERROR}
+    assert set(summary.statuses) == statuses
+    assert summary.statuses.total() == 40
+    assert len(summary.errors) == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_quick_environment_that_forks_does_not_play_twice():
+    class Forking(Counting):
+        def step(self, action):
+            forks()
+            return super().step(action)
+
+    engine = Recording()
+    collection = asyncio.run(EpisodeCollector(engine, Forking).collect(3))
+    assert collection.summary.statuses == {EpisodeStatus.DONE: 3}
+    assert len(engine.given) == 9
