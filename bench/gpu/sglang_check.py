@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
+from turnwise.errors import EngineError
 from turnwise.inference import (
     FinishReason,
     GenerationRequest,
@@ -30,7 +31,6 @@ from turnwise.inference import (
     SamplingParams,
     sampling_log_probs,
 )
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.models import load_tokenizer
 

@@ -32,6 +32,10 @@ class ToolError(TurnwiseError, RuntimeError):
     """A tool was defined or called in a way that cannot work."""
 
 
+class EngineError(TurnwiseError, RuntimeError):
+    """An engine that somebody else runs could not be reached, or refused what it was asked."""
+
+
 class DeadlineExceeded(TurnwiseError, TimeoutError):
     """Something that can wait waited longer than it may."""
 

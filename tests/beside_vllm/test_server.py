@@ -17,8 +17,8 @@ from beside_vllm.cases import (
     until,
 )
 from turnwise import ConfigError, create_inference_engine
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
-from turnwise.inference.http import EngineError
 from turnwise.inference.vllm import VLLMServerEngine
 
 

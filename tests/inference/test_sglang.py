@@ -18,9 +18,9 @@ from inference.sglang_cases import (
 )
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.create import create_inference_engine
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangServerEngine
 from turnwise.inference.sglang.filters import kept_log_mass
 

@@ -17,8 +17,8 @@ from inference.sglang_cases import GREEDY, TOKENIZER, VOCABULARY, gap, make_mode
 from inference.sglang_runtime import TinySGLang
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError, MissingExtraError
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangInferenceEngine
 
 

@@ -18,8 +18,8 @@ from inference.sglang_cases import (
 from inference.sglang_runtime import TinySGLang
 from inference.sglang_server import SGLangServer
 from turnwise import ConfigError
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangServerEngine
 
 

@@ -14,8 +14,8 @@ from inference.sglang_cases import (
     until,
 )
 from turnwise import ConfigError
+from turnwise.errors import EngineError
 from turnwise.inference import GenerationRequest
-from turnwise.inference.http import EngineError
 
 
 def test_new_weights_are_used_from_then_on_and_nothing_that_was_cached(tmp_path):

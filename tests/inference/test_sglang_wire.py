@@ -15,8 +15,8 @@ from transformers.models.llama import LlamaConfig
 from inference import sglang_recorded as recorded
 from inference.sglang_runtime import TinySGLang
 from inference.sglang_server import SGLangServer
+from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang import SGLangServerEngine, wire
 
 RECORDING = Path(__file__).parents[3] / "shared" / "fixtures" / "sglang-0.5.17-wire.json"

@@ -31,6 +31,7 @@ HEAVY = {
     "textarena": "env/adapters",
     "reasoning_gym": "env/adapters",
     "gguf": "models",
+    "mcp": "tools/mcp_source",
     "vllm": "inference",
     "sglang": "inference",
     "ray": "scale",

@@ -9,11 +9,7 @@ from typing import Any
 
 import httpx2
 
-from turnwise.errors import ConfigError, TurnwiseError
-
-
-class EngineError(TurnwiseError, RuntimeError):
-    """An inference engine or its server failed, refused, or does not answer."""
+from turnwise.errors import ConfigError, EngineError
 
 
 class JsonClient:

@@ -55,10 +55,10 @@ class SamplingParams:
 def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Log-probs [B, V] of what is sampled from, in float32; −∞ for tokens that are filtered out.
 
-    Temperature comes first, then top-k, top-p and min-p, each on what the ones before it left (as
-    vLLM and transformers do). A token as likely as the last one let in is let in too, so that the
-    set does not depend on the order of equals. A greedy row keeps the model's own log-probs at
-    temperature 1: those of a choice without chance would all be 0 and say nothing.
+    Temperature comes first, then top-k, top-p and min-p, each on what the ones before it left, as
+    in transformers (vLLM has min-p before top-p). A token as likely as the last one let in is let
+    in too, so that the set does not depend on the order of equals. A greedy row keeps the model's
+    own log-probs at temperature 1: those of a choice without chance would all be 0 and say nothing.
     """
     logits = logits.float()
     if any(p.temperature not in (0.0, 1.0) for p in params):

@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.http import EngineError
+from turnwise.inference.gate import Gate
+from turnwise.inference.loop_thread import LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
-from turnwise.inference.sglang.gate import Gate
-from turnwise.inference.sglang.thread import LoopThread
 from turnwise.inference.sglang.turn import Turn
 
 

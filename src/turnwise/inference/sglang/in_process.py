@@ -7,9 +7,8 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from turnwise.errors import ConfigError, import_extra
+from turnwise.errors import ConfigError, EngineError, import_extra
 from turnwise.inference.base import Overflow
-from turnwise.inference.http import EngineError
 from turnwise.inference.sglang.engine import SGLangEngine
 from turnwise.models import load_tokenizer, model_folder
 

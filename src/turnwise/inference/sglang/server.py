@@ -7,8 +7,9 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from turnwise.errors import EngineError
 from turnwise.inference.base import Overflow
-from turnwise.inference.http import EngineError, JsonClient
+from turnwise.inference.http import JsonClient
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
 from turnwise.models import load_tokenizer

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.inference.http import EngineError
+from turnwise.errors import EngineError
 from turnwise.inference.protocol import GenerationRequest
 from turnwise.inference.sglang.filters import LogMass, kept_log_mass
 

@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import ConfigError, DeadlineExceeded
+from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.http import EngineError
+from turnwise.inference.gate import Gate
+from turnwise.inference.loop_thread import LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.sglang.gate import Gate
-from turnwise.inference.sglang.thread import LoopThread
 from turnwise.inference.vllm.server import ClosedDoorError, VLLMServer
 from turnwise.inference.vllm.translate import (
     check_ids,

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import ConfigError, did_you_mean
-from turnwise.inference.http import EngineError, JsonClient
+from turnwise.errors import ConfigError, EngineError, did_you_mean
+from turnwise.inference.http import JsonClient
 
 START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs"
 
