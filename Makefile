@@ -63,17 +63,20 @@ bench bench-verl: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 bench bench-verl: export MALLOC_TRIM_THRESHOLD_ = 8589934592
 bench bench-verl: export MALLOC_TOP_PAD_ = 134217728
 
-bench:  ## time the algorithms, and play the built-in games
+bench:  ## time the algorithms, the local engine and the parsers, and play the built-in games
 	@py=$(call env,dev)
 	$$py bench/algo.py
 	$$py bench/players.py
+	$$py bench/decode.py --batches 1 8 32 --deterministic
+	$$py bench/parsers.py --inputs 20000
 
 bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)
 	$$py bench/algo.py
 
-test-gpu:  ## the algorithms on a GPU; run it where torch sees one
+test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py
+	$(PYTHON) bench/gpu/local_check.py
 
 clean:  ## remove caches of this checkout (not the environments)
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
