@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -202,6 +203,7 @@ def test_what_is_not_finite_never_reaches_the_weights(poison):
     state = {name: x.clone() for name, x in state.items()}
     metrics = learner.update(dataclasses.replace(good, advantages=advantages))
     assert (metrics["num_skipped_steps"], metrics["num_steps"]) == (1, 0)
+    assert all(math.isfinite(number) for number in metrics.values())
     assert largest_difference(weights(learner.model), before) == 0.0
     assert largest_difference(learner.optimizer.state_tensors(), state) == 0.0
     # And it goes on as if nothing had been.

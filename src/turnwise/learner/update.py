@@ -98,6 +98,8 @@ class Learner:
 
         `gap_*` is the distance between the sampler's log-probs and the learner's own before the
         first step: over the batch where they were recomputed, else over the first minibatch.
+        A minibatch whose loss or gradient is not finite is counted in `num_skipped_steps` and
+        found in no other figure; where all were skipped, the figures of the loss are missing.
         """
         batch = batch.to(self.model.device)
         tally = Tally()
@@ -195,12 +197,12 @@ class Learner:
             self.optimizer.zero_grad()
             for pack in packs:
                 self._add_gradient(batch, pack, totals, weights, part, tally)
-            tally.join(part, num_tokens)
             if self._has_moved_far(part, num_tokens, totals):
                 self.optimizer.zero_grad()
+                tally.join(part, num_tokens)
                 tally.count("num_early_stops")
                 return False
-            self._step(part, tally)
+            self._step(part, num_tokens, tally)
         return True
 
     def _has_moved_far(self, part: Tally, num_tokens: int, totals: BatchTotals) -> bool:
@@ -238,7 +240,7 @@ class Learner:
             for name, value in gap.items():
                 tally.average(name, value, pack.num_policy_tokens)
 
-    def _step(self, part: Tally, tally: Tally) -> None:
+    def _step(self, part: Tally, num_tokens: int, tally: Tally) -> None:
         """One step of the optimiser, unless something is not a finite number."""
         loss = part.total("loss").to(self.model.device)
         if self.workers.num_workers > 1:
@@ -253,6 +255,7 @@ class Learner:
         scale = 1.0 if limit is None or norm <= limit else limit / norm
         self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
+        tally.join(part, num_tokens)
         tally.average("grad_norm", norm, 1)
         tally.count("num_steps")
 
