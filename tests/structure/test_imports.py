@@ -34,6 +34,7 @@ HEAVY = {
     "mcp": "tools/mcp_source",
     "vllm": "inference",
     "sglang": "inference",
+    "peft": "learner",
     "ray": "scale",
     "verl": "scale",
 }
