@@ -1,5 +1,7 @@
 """The quick way of adding messages gives the very tokens of the slow one, in every family."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -23,6 +25,7 @@ def slow(chat):
     """The same format, rendering each time."""
     plain = ChatFormat(chat.tokenizer)
     plain._after_answer = plain._render_after_answer
+    plain._openings = SimpleNamespace(write=plain.render)
     plain._encode_piece = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
     return plain
 
@@ -35,6 +38,16 @@ def test_increments_are_those_of_the_template(family, messages, is_closed):
     told = [{"role": role, "content": content} for role, content in messages]
     turn = [7, min(chat.stop_ids)] if is_closed else [7]
     assert chat.increment_ids(told, turn) == slow(chat).increment_ids(told, turn)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40, deadline=None)
+@given(contents=st.lists(CONTENTS, min_size=2, max_size=2), has_system=st.booleans())
+def test_openings_are_those_of_the_template(family, contents, has_system):
+    chat = make_format(family)
+    roles = ["system", "user"] if has_system else ["user"]
+    told = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
+    assert chat.prompt_ids(told) == slow(chat).prompt_ids(told)
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama-2", "llama-3", "mistral", "gemma", "glm"])

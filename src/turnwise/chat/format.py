@@ -65,7 +65,9 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The opening of a conversation, up to where the agent begins to speak."""
-        return self._encode(self.render(messages, tools=tools))
+        if tools or not _are_texts(messages):
+            return self._encode(self.render(messages, tools=tools))
+        return self._encode(self._openings.write(self._all_cut(messages)))
 
     def increment_ids(self, messages: Sequence[Message], turn_ids: Sequence[int]) -> list[int]:
         """What follows the agent's turn: its end, the new messages, the start of its next turn.
@@ -83,10 +85,16 @@ class ChatFormat:
 
     def _after_answer(self, messages: Sequence[Message]) -> str:
         """What the template writes behind an answer for these messages."""
-        if not all(isinstance(message.get("content"), str) for message in messages):
+        if not _are_texts(messages):
             return self._render_after_answer(messages)
-        safe = [{**message, "content": self._cut(message["content"])} for message in messages]
-        return self._frames.write(safe)
+        return self._frames.write(self._all_cut(messages))
+
+    def _all_cut(self, messages: Sequence[Message]) -> list[Message]:
+        return [{**message, "content": self._cut(message["content"])} for message in messages]
+
+    @cached_property
+    def _openings(self) -> Frames:
+        return Frames(self.template, self.render, self._cut)
 
     @cached_property
     def _frames(self) -> Frames:
@@ -226,6 +234,10 @@ class ChatFormat:
             if len(token) > 1:
                 text = text.replace(token, token[0] + _CUT + token[1:])
         return text
+
+
+def _are_texts(messages: Sequence[Message]) -> bool:
+    return all(isinstance(message.get("content"), str) for message in messages)
 
 
 _QUESTION: Message = {"role": "user", "content": "q"}

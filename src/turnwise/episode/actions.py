@@ -190,7 +190,7 @@ def as_call(text: str, outcome: Outcome) -> ToolCall:
 
 def _take_step(outcome: Outcome, step: StepResult) -> None:
     outcome.reward += step.reward
-    outcome.info = {**outcome.info, **step.info}
+    outcome.info = {**outcome.info, **step.info} if outcome.info else step.info
     outcome.done = step.terminated
     if step.terminated:
         outcome.status = EpisodeStatus.DONE

@@ -144,7 +144,7 @@ class Episode:
     def _player(self) -> str:
         environment = None if self._world is None else self._world.environment
         players = getattr(environment, "players", None)
-        if not isinstance(players, Sequence) or isinstance(players, str):
+        if players is None or not isinstance(players, Sequence) or isinstance(players, str):
             return _ALONE
         current = getattr(environment, "current_player", None)
         if not isinstance(current, str) or current not in players:
@@ -227,11 +227,9 @@ class Episode:
     def _write_down(self) -> None:
         """The result, with the turns once more as reward functions see them."""
         assert self._status is not None
-        players = getattr(self._world and self._world.environment, "players", None) or [_ALONE]
-        spoke = [self._agents[name] for name in players if name in self._agents]
         result = self.result
         result.status = self._status
-        result.agents = [agent.record for agent in spoke] or [Agent(self._setup).record]
+        result.agents = [agent.record for agent in self._in_order()]
         for record in result.agents:
             trajectory, turns = record.trajectory, record.turns
             if turns and not turns[-1].seconds:  # the world has not answered
@@ -245,6 +243,14 @@ class Episode:
             trajectory.infos = [turn.info for turn in turns]
             trajectory.status, trajectory.error = self._status, result.error
             trajectory.seed = result.seed
+
+    def _in_order(self) -> list[Agent]:
+        """The agents that spoke, in the order of the environment's players; at least one."""
+        environment = None if self._world is None else self._world.environment
+        players = getattr(environment, "players", None)
+        order = list(players) if isinstance(players, Sequence) else []
+        spoke = sorted(self._agents.items(), key=lambda item: _place(item[0], order))
+        return [agent for _, agent in spoke] or [Agent(self._setup)]
 
     async def _score(self) -> None:
         environment = None if self._world is None else self._world.environment
@@ -265,6 +271,10 @@ class Episode:
             if self._world is not None:
                 await self._world.close(timeout)
         self.result.seconds = {**self._parts.seconds, "total": self._clock.seconds}
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 async def run_episode_async(
