@@ -16,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -140,23 +141,37 @@ def run_generate_batch(model: Any, work: Work) -> None:
         rows = [row + answer for row, answer in zip(rows, answers, strict=True)]
 
 
-def seconds(function: Callable[[], Any], device: str, repeats: int) -> float:
-    """The quickest of a few runs, after one that warms up."""
-    taken = []
+def seconds(functions: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, float]:
+    """The quickest of a few runs of each, after one that warms up.
+
+    They take turns, so that a slow minute of the machine is slow for all.
+    """
+    taken: dict[str, list[float]] = {label: [] for label in functions}
     for _ in range(repeats + 1):
-        start = time.perf_counter()
+        for label, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if device == "cuda":
+                torch.cuda.synchronize()
+            taken[label].append(time.perf_counter() - start)
+    return {label: min(times[1:]) for label, times in taken.items()}
+
+
+def runs_here(label: str, function: Callable[[], Any]) -> bool:
+    """Another's engine may not run everywhere; say so and go on without it."""
+    try:
         function()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - start)
-    return min(taken[1:])
+    except Exception as error:
+        print(f"{label} does not run here: {type(error).__name__}: {error}"[:200])
+        return False
+    return True
 
 
 def roof(model: Any, work: Work, device: str) -> float:
     """Tokens/s if a step only read the weights and the cache, at this machine's copying speed."""
     block = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
-    taken = seconds(lambda: target.copy_(block), device, 5)
+    taken = seconds({"copy": lambda: target.copy_(block)}, device, 5)["copy"]
     bandwidth = 2 * block.numel() / taken
     config = model.config
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
@@ -182,19 +197,15 @@ def compare(model: Any, name: str, work: Work, options: argparse.Namespace) -> N
     if options.deterministic:
         locals_["local, deterministic"] = LocalEngine(model, deterministic=True)
     for label, engine in locals_.items():
-        engines[label] = lambda engine=engine: run_local(engine, work)  # type: ignore[misc]
+        engines[label] = partial(run_local, engine, work)
     if not options.only_local:
-        engines["generate"] = lambda: run_generate(model, work)
+        engines["generate"] = partial(run_generate, model, work)
     if options.generate_batch:
-        engines["generate_batch"] = lambda: run_generate_batch(model, work)
-    speeds = {}
-    for label, run in engines.items():
-        try:
-            speeds[label] = work.num_sampled / seconds(run, device, repeats)
-        except Exception as error:  # another's engine may not run everywhere; say so and go on
-            if label in locals_:
-                raise
-            print(f"{name:8} {label} does not run here: {type(error).__name__}: {error}"[:200])
+        theirs = partial(run_generate_batch, model, work)
+        if runs_here("generate_batch", theirs):
+            engines["generate_batch"] = theirs
+    taken = seconds(engines, device, repeats)
+    speeds = {label: work.num_sampled / time for label, time in taken.items()}
     most = roof(model, work, device)
     turns = f"{work.num_turns} turns" if work.num_turns > 1 else "1 turn"
     for label, speed in speeds.items():

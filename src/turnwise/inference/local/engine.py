@@ -65,7 +65,7 @@ class LocalEngine(WorkerEngine):
         self._schedule = Schedule(
             self._runner.arena,
             max_batch_size=max_batch_size,
-            prefill_tokens=prefill_tokens or (512 if on_cpu else 16384),
+            prefill_tokens=prefill_tokens or _prefill_tokens(model),
             tile=self._runner.most_tokens,
             settle=self._settle,
         )
@@ -241,6 +241,14 @@ class LocalEngine(WorkerEngine):
         if is_over:
             self._schedule.end(session)
         return not is_over
+
+
+def _prefill_tokens(model: Any) -> int:
+    """Tokens of prompts in one step: much work at once, but the others do not wait for long."""
+    if model.device.type == "cuda":
+        return 16384
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    return max(256, min(4096, 2_000_000_000 // num_parameters))
 
 
 def _burst_length(turns: Sequence[Turn]) -> int:

@@ -41,8 +41,8 @@ def looked_at(past: int, num_new: int) -> int:
     length = past + num_new
     if num_new > 1:
         return length
-    unit = Arena.UNIT if length <= 4 * Arena.UNIT else 2 * Arena.UNIT
-    unit = unit if length <= 16 * Arena.UNIT else 4 * Arena.UNIT
+    unit = Arena.UNIT if length <= 8 * Arena.UNIT else 2 * Arena.UNIT
+    unit = unit if length <= 32 * Arena.UNIT else 4 * Arena.UNIT
     return -(-length // unit) * unit
 
 
