@@ -2,7 +2,7 @@
 
 import pytest
 
-from episode.worlds import Counting, Recording, model, tokenizer
+from episode.worlds import Awaited, Counting, Recording, model, tokenizer
 from turnwise import (
     ConfigError,
     CustomGameEnvironment,
@@ -162,6 +162,13 @@ def test_the_manager_steps_in_its_environment():
     assert [manager.step("x").done for _ in range(2)] == [False, True]
     assert manager.summary.total_reward == 6.0
     assert manager.summary.statuses == {EpisodeStatus.DONE: 1}
+
+
+def test_the_manager_steps_in_an_async_environment():
+    environment = Awaited()
+    Counting.reset(environment)
+    manager = MultiTurnManager(ToolRegistry(), "json", environment)
+    assert manager.step("x").observation == "That was 1."
 
 
 def test_the_manager_lets_a_broken_environment_be_seen():

@@ -12,7 +12,7 @@ from turnwise.chat import Conversation, Message
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, TurnRecord
-from turnwise.errors import DeadlineExceeded, TurnwiseError
+from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolDefinition
 
@@ -89,6 +89,15 @@ class Agent:
         turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
         self.record.turns.append(turn)
         return turn
+
+    def tell_difference(self) -> None:
+        """Log where the template would write the conversation otherwise, if it would."""
+        if self.conversation is None or len(self.record.turns) < 2:
+            return
+        try:
+            self.conversation.tell_difference()
+        except ConfigError:  # a template that takes the messages only one by one
+            return
 
     def close(self) -> None:
         """The engine need not keep anything for it."""

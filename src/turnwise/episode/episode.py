@@ -182,7 +182,8 @@ class Episode:
         turn.seconds = self._parts.turn
         agent.unplaced_reward = 0.0
         if len(self._agents) > 1 or "rewards" in outcome.info:
-            self._share_rewards(agent, turn, outcome)
+            with self._parts.part("environment"):  # what is no number is its mistake
+                self._share_rewards(agent, turn, outcome)
         if outcome.status is not None:
             self._end(outcome.status)
         elif turn.finish_reason is FinishReason.CONTEXT or agent.room < 1:
@@ -270,6 +271,9 @@ class Episode:
         finally:
             if self._world is not None:
                 await self._world.close(timeout)
+        if not self._actions.definitions and self._setup.may_compare():
+            for agent in self._agents.values():
+                agent.tell_difference()
         self.result.seconds = {**self._parts.seconds, "total": self._clock.seconds}
 
 

@@ -86,7 +86,7 @@ class MultiTurnManager:
         world = None
         if self.environment is not None:
             world = World(self.environment, CallStyle(), self.limits.max_observation)
-            world.environment = self.environment
+            world.adopt(self.environment)
         self._actions = Actions(
             None,
             self.limits,

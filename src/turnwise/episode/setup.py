@@ -26,6 +26,7 @@ from turnwise.tools import Tool, ToolRegistry
 from turnwise.types import Trajectory
 
 _LOG = logging.getLogger("turnwise")
+_MOST_COMPARED = 4
 
 
 @dataclass
@@ -51,6 +52,12 @@ class EpisodeSetup:
 
     def __post_init__(self) -> None:
         self.abilities = Abilities(self.chat)
+        self._num_compared = 0
+
+    def may_compare(self) -> bool:
+        """Whether to look for differences to a full rendering: in the first few episodes only."""
+        self._num_compared += 1
+        return self._num_compared <= _MOST_COMPARED
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
         """The reward of an episode that has just ended; its environment is still open."""

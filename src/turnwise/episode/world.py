@@ -71,16 +71,20 @@ class World:
             environment = await call_with_deadline(
                 self._make, timeout=timeout, waiting_for="making the environment"
             )
-        self.environment = environment
-        self._style.look_at(environment)
-        self._name = type(environment).__name__
-        self._is_async = is_async(environment.reset) or is_async(environment.step)
+        self.adopt(environment)
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
             return self._readable(observation), self._prefix(environment)
 
         return await self._call(reset, timeout, f"{self._name}.reset()")
+
+    def adopt(self, environment: BaseEnvironment) -> None:
+        """Go on in an environment as it stands."""
+        self.environment = environment
+        self._style.look_at(environment)
+        self._name = type(environment).__name__
+        self._is_async = is_async(environment.reset) or is_async(environment.step)
 
     async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
         """Act: the state before, and what came of it."""
