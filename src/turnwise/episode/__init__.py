@@ -9,7 +9,7 @@ from turnwise.episode.collector import (
     collect,
     collect_async,
 )
-from turnwise.episode.episode import Episode, run_episode, run_episode_async
+from turnwise.episode.episode import Episode
 from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.manager import ManagedTurn, MultiTurnManager
 from turnwise.episode.multi_turn import (
@@ -17,6 +17,7 @@ from turnwise.episode.multi_turn import (
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
 )
+from turnwise.episode.run import run_episode, run_episode_async
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from turnwise.chat import ChatFormat, Message
-from turnwise.deadlines import run_sync
-from turnwise.env import BaseEnvironment, environment_factory
-from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
-from turnwise.episode.actions import Actions, Outcome, ParserChoice
+from turnwise.chat import Message
+from turnwise.env import BaseEnvironment
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.episode.actions import Actions, Outcome
 from turnwise.episode.agent import Agent
-from turnwise.episode.limits import Clock, EpisodeLimits
+from turnwise.episode.limits import Clock
 from turnwise.episode.parts import Parts
-from turnwise.episode.setup import EpisodeSetup, make_setup
+from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeResult, TurnRecord
-from turnwise.episode.world import EnvironmentCalls, World
+from turnwise.episode.world import World
 from turnwise.errors import DeadlineExceeded, EnvironmentFault, TurnwiseError
-from turnwise.inference import FinishReason, SamplingParams
-from turnwise.inference.protocol import Engine
-from turnwise.reward import RewardFn
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.inference import FinishReason
 from turnwise.types import EpisodeStatus
 
 _LOG = logging.getLogger("turnwise")
@@ -279,49 +274,3 @@ class Episode:
 
 def _place(name: str, order: Sequence[str]) -> int:
     return order.index(name) if name in order else len(order)
-
-
-async def run_episode_async(
-    engine: Engine,
-    environment: EnvironmentSource | None,
-    *,
-    seed: int = 0,
-    prompt: str = "",
-    chat_format: ChatFormat | None = None,
-    limits: EpisodeLimits | None = None,
-    sampling: SamplingParams | None = None,
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-    parser: ParserChoice = "auto",
-    system_prompt: str | None = None,
-    reward_fn: RewardFn | None = None,
-    environment_calls: EnvironmentCalls = "auto",
-) -> EpisodeResult:
-    """Play one episode. An environment that is given as an object is played on, and left open."""
-    setup = make_setup(
-        engine,
-        chat_format=chat_format,
-        limits=limits,
-        sampling=sampling,
-        tools=tools,
-        parser=parser,
-        system_prompt=system_prompt,
-        reward_fn=reward_fn,
-        environment_calls=environment_calls,
-    )
-    return await Episode(setup, source_of(environment), seed=seed, prompt=prompt).run()
-
-
-def source_of(
-    environment: EnvironmentSource | None,
-) -> EnvironmentFactory | BaseEnvironment | None:
-    """An object as it is; a name, a class or a factory as what makes one."""
-    if environment is None or isinstance(environment, BaseEnvironment):
-        return environment
-    return environment_factory(environment)
-
-
-def run_episode(
-    engine: Engine, environment: EnvironmentSource | None, **options: Any
-) -> EpisodeResult:
-    """`run_episode_async` for ordinary code, with the same options."""
-    return run_sync(run_episode_async(engine, environment, **options))

@@ -13,10 +13,11 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
 from turnwise.episode.collector import EpisodeCollector, EpisodeTask
-from turnwise.episode.episode import Episode, source_of
+from turnwise.episode.episode import Episode
 from turnwise.episode.limits import Clock, EpisodeLimits
 from turnwise.episode.manager import MultiTurnManager
 from turnwise.episode.parts import Parts
+from turnwise.episode.run import source_of
 from turnwise.episode.setup import make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import EpisodeResult
