@@ -164,6 +164,7 @@ def test_a_difference_is_told_once_for_a_format(caplog):
         conversation = Conversation(chat_format, OPENING)
         say(conversation, "<think>abc</think>up")
         conversation.add([{"role": "user", "content": "lower"}])
+        say(conversation, "down")
         conversation.tell_difference()
     assert caplog.text.count("not append-only") == 1
 

@@ -44,9 +44,15 @@ class Conversation:
         self.messages += messages
 
     def tell_difference(self) -> None:
-        """Log, once for a format, where its template would write this conversation otherwise."""
-        if not self.format.told_difference and (difference := self.difference()) is not None:
-            self.format.told_difference = True
+        """Log where the template would write this conversation otherwise; once for a format.
+
+        Only a format's first conversations are compared: what a template does, it does early.
+        """
+        if self.format.num_to_compare == 0 or len(self.stream.turns) < 2:
+            return
+        self.format.num_to_compare -= 1
+        if (difference := self.difference()) is not None:
+            self.format.num_to_compare = 0
             _LOG.warning(
                 "The chat template is not append-only: %s. Training keeps the tokens as they were "
                 "sampled; a server that renders the whole conversation again will see the other.",

@@ -50,8 +50,8 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer
         self._template = _chosen_template(tokenizer, template)
-        self.told_difference = False
-        """Whether it was said that a full rendering would differ; once is enough."""
+        self.num_to_compare = 16
+        """Conversations that are yet to be compared with a full rendering."""
 
     @property
     def template(self) -> str:

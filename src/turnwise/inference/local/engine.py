@@ -247,7 +247,7 @@ def _prefill_tokens(model: Any) -> int:
     """Tokens of prompts in one step: much work at once, but the others do not wait for long."""
     if model.device.type == "cuda":
         return 16384
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     return max(256, min(4096, 2_000_000_000 // num_parameters))
 
 
