@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 # $(call env,NAME): the python of the environment made from requirements/NAME.txt
 env = $$($(PYTHON) scripts/environment.py $(1))
 
-.PHONY: help demo play test test-verl test-vllm check format bench bench-verl test-gpu clean
+.PHONY: help demo play test test-verl test-vllm check format bench bench-verl bench-vllm test-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -73,6 +73,10 @@ bench:  ## time the algorithms, the local engine and the parsers, and play the b
 bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)
 	$$py bench/algo.py
+
+bench-vllm:  ## time the local engine beside vLLM's CPU build
+	@py=$(call env,vllm)
+	$$py bench/decode.py --vllm --batches 1 8 32
 
 test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py

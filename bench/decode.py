@@ -5,7 +5,8 @@
     python bench/decode.py --device cuda --model smollm2 --batches 64 256
 
 Weights are random: speed does not depend on them, and no text ends early. Each engine samples the
-same number of tokens at temperature 1; local's log-probs are kept, generate's are not asked for.
+same number of tokens at temperature 1; local's and vLLM's log-probs are kept, generate's are not
+asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +24,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise.inference import GenerationRequest, GenerationResult
+from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
 from turnwise.inference.local import LocalEngine
 
 SHAPES = {
@@ -78,7 +80,7 @@ def observation(turn: int, row: int, length: int) -> list[int]:
     return [rng.randrange(500) for _ in range(length)]
 
 
-def run_local(engine: LocalEngine, work: Work) -> list[tuple[list[int], GenerationResult]]:
+def run_engine(engine: BaseInferenceEngine, work: Work) -> list[tuple[list[int], GenerationResult]]:
     """Every conversation by itself, none waiting for another; the last turn's prompt and result."""
 
     async def converse(row: int, prompt: list[int]) -> tuple[list[int], GenerationResult]:
@@ -190,20 +192,24 @@ def gap(model: Any, ids: list[int], result: GenerationResult) -> float:
     return float((expected - torch.tensor(result.log_probs)).abs().max())
 
 
-def compare(model: Any, name: str, work: Work, options: argparse.Namespace) -> None:
+def compare(
+    model: Any, name: str, work: Work, options: argparse.Namespace, vllm: BaseInferenceEngine | None
+) -> None:
     device, repeats = options.device, options.repeats
     engines: dict[str, Callable[[], Any]] = {}
     locals_ = {"local": LocalEngine(model, deterministic=False)}
     if options.deterministic:
         locals_["local, deterministic"] = LocalEngine(model, deterministic=True)
     for label, engine in locals_.items():
-        engines[label] = partial(run_local, engine, work)
+        engines[label] = partial(run_engine, engine, work)
     if not options.only_local:
         engines["generate"] = partial(run_generate, model, work)
     if options.generate_batch:
         theirs = partial(run_generate_batch, model, work)
         if runs_here("generate_batch", theirs):
             engines["generate_batch"] = theirs
+    if vllm is not None:
+        engines["vllm"] = partial(run_engine, vllm, work)
     taken = seconds(engines, device, repeats)
     speeds = {label: work.num_sampled / time for label, time in taken.items()}
     most = roof(model, work, device)
@@ -213,11 +219,20 @@ def compare(model: Any, name: str, work: Work, options: argparse.Namespace) -> N
         text = f"{name:8} {len(work.prompts):5} x {turns:8} {label:22} {speed:10,.0f} tokens/s"
         text += f" {ratio}  {100 * speed / most:5.1f} % of the memory roof"
         if label in locals_:
-            distances = [gap(model, *row) for row in run_local(locals_[label], work)[:8]]
+            distances = [gap(model, *row) for row in run_engine(locals_[label], work)[:8]]
             text += f"  gap {max(distances):.1e}"
         print(text, flush=True)
     for engine in locals_.values():
         engine.close()
+
+
+def start_vllm(model: Any) -> BaseInferenceEngine:
+    """vLLM on the same weights, in this process."""
+    from turnwise.inference.vllm import VLLMInferenceEngine
+
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        return VLLMInferenceEngine(folder, max_model_len=1024, enable_prefix_caching=True)
 
 
 def main() -> None:
@@ -233,6 +248,7 @@ def main() -> None:
     parser.add_argument("--only-local", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="what that mode costs")
     parser.add_argument("--generate-batch", action="store_true", help="continuous batching too")
+    parser.add_argument("--vllm", action="store_true", help="vLLM too, where it is installed")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -243,12 +259,16 @@ def main() -> None:
     model.to(options.device, dtype).eval()
     where = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}, {torch.get_num_threads()} threads, {dtype}")
+    vllm = start_vllm(model) if options.vllm else None
     for batch in options.batches:
         if options.turns != "many":
-            compare(model, options.model, make_work(batch, options.prompt, options.new), options)
+            work = make_work(batch, options.prompt, options.new)
+            compare(model, options.model, work, options, vllm)
         if options.turns != "one":
             work = make_work(batch, OBSERVATION, ANSWER, NUM_TURNS)
-            compare(model, options.model, work, options)
+            compare(model, options.model, work, options, vllm)
+    if vllm is not None:
+        vllm.close()
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def _prefill_tokens(model: Any) -> int:
     if model.device.type == "cuda":
         return 16384
     num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
-    return max(256, min(4096, 2_000_000_000 // num_parameters))
+    return max(1024, min(4096, 2_000_000_000 // num_parameters))
 
 
 def _burst_length(turns: Sequence[Turn]) -> int:
