@@ -50,6 +50,15 @@ def test_openings_are_those_of_the_template(family, contents, has_system):
     assert chat.prompt_ids(told) == slow(chat).prompt_ids(told)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_turns_are_read_as_the_tokenizer_reads_them(family, data):
+    chat = make_format(family)
+    ids = data.draw(st.lists(st.integers(0, len(chat.tokenizer) - 1), max_size=12))
+    assert chat.decode(ids) == chat.tokenizer.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("family", ["chatml", "llama-2", "llama-3", "mistral", "gemma", "glm"])
 def test_ordinary_observations_are_not_rendered(family, monkeypatch):
     chat = make_format(family)

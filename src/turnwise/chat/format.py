@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
-from turnwise.chat.encoding import quick_encoder
+from turnwise.chat.encoding import quick_decoder, quick_encoder
 from turnwise.chat.frames import Frames
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
@@ -147,7 +147,7 @@ class ChatFormat:
         A parser may need some of them: those in `keep` stay.
         """
         if not keep:
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            return self._decode_quickly(ids)
         special = zip(
             self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True
         )
@@ -219,6 +219,10 @@ class ChatFormat:
     @cached_property
     def _encode_piece(self) -> Callable[[str], list[int]]:
         return quick_encoder(self.tokenizer)
+
+    @cached_property
+    def _decode_quickly(self) -> Callable[[Sequence[int]], str]:
+        return quick_decoder(self.tokenizer)
 
     @cached_property
     def _special(self) -> re.Pattern[str]:

@@ -181,8 +181,11 @@ class World:
             result = await call_with_deadline(_guarded(work), timeout=timeout, waiting_for=what)
             return cast(T, result)
         if self._style.is_inline:
-            with same_process():
+            process = os.getpid()
+            try:
                 return finish(work(), what)
+            finally:
+                end_forked_copy(process)
 
         def in_thread() -> T:
             with same_process():
@@ -220,8 +223,12 @@ def same_process() -> Iterator[None]:
     try:
         yield
     finally:
-        if os.getpid() != process:
-            os._exit(0)
+        end_forked_copy(process)
+
+
+def end_forked_copy(process: int) -> None:
+    if os.getpid() != process:
+        os._exit(0)
 
 
 def readable(text: str, max_length: int | None = None) -> str:
