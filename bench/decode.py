@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -75,6 +75,7 @@ def make_work(batch: int, length: int, num_new: int, num_turns: int = 1) -> Work
     return Work(prompts, num_new, num_turns, OBSERVATION if num_turns > 1 else 0)
 
 
+@cache
 def observation(turn: int, row: int, length: int) -> list[int]:
     rng = random.Random(1000 * turn + row)
     return [rng.randrange(500) for _ in range(length)]

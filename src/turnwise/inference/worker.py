@@ -181,7 +181,7 @@ class WorkerEngine(BaseInferenceEngine):
         for _ in range(10):
             if number == (number := self._arrivals.qsize()):
                 return
-            time.sleep(0.0005)
+            time.sleep(0.0002)
 
     def _take_in(self, *, wait: bool) -> None:
         items = [self._arrivals.get()] if wait else []

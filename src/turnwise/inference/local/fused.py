@@ -48,7 +48,9 @@ class Together:
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _block(biases) if biases else None
 
-    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        if out is not None and self.bias is None:
+            return torch.mm(hidden, self.weight.t(), out=out)
         return F.linear(hidden, self.weight, self.bias)
 
 
@@ -110,6 +112,7 @@ class FusedForward:
         norm = model.model.norm
         self._epsilon = self._ops.constant(norm.variance_epsilon, norm.weight.detach())
         self._rotations = self._make_rotations(model)
+        self._room = torch.empty(0, 0)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines of every position, where they do not depend on the text's length."""
@@ -147,12 +150,22 @@ class FusedForward:
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
             change = self._attention(layer, index, hidden, cos, sin, packed)
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
-            change = layer.mlp_output(ops.gate(layer.mlp_inputs(hidden)))
+            wide = self._workspace(len(hidden), len(layer.mlp_inputs.weight))
+            change = layer.mlp_output(ops.gate(layer.mlp_inputs(hidden, wide)))
         if rows is not None:
             stream, change = stream[rows], change[rows] if change is not None else None
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
         logits: torch.Tensor = self._head(last)
         return logits
+
+    def _workspace(self, num_rows: int, width: int) -> torch.Tensor | None:
+        """Room for the widest product, kept: a thread that allocates it anew for every layer pays
+        for fresh pages each time. On a GPU the allocator keeps it."""
+        if self._head.weight.is_cuda:
+            return None
+        if self._room.shape[1] != width or len(self._room) < num_rows:
+            self._room = self._head.weight.new_empty(num_rows, width)
+        return self._room[:num_rows]
 
     def _attention(
         self,
@@ -203,7 +216,7 @@ class _TorchOps:
     @staticmethod
     def gate(gate_and_up: torch.Tensor) -> torch.Tensor:
         gate, up = gate_and_up.chunk(2, -1)
-        return F.silu(gate).mul_(up)
+        return F.silu(gate, inplace=True).mul_(up)
 
     @staticmethod
     def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
