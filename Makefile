@@ -69,6 +69,7 @@ bench:  ## time the algorithms, the local engine and the parsers, and play the b
 	$$py bench/players.py
 	$$py bench/decode.py --batches 1 8 32 --deterministic
 	$$py bench/parsers.py --inputs 20000
+	$$py bench/overhead.py
 
 bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -184,50 +185,79 @@ def test_a_full_context_is_told(turnwise):
     assert ran.err == "the context of 4,096 tokens is full, /reset begins anew\n"
 
 
-def start_in_terminal(*arguments: str) -> tuple[subprocess.Popen[bytes], int]:
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turnwise", "chat", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
-    )
-    os.close(theirs)
-    return process, ours
+class Terminal:
+    """A program in a terminal of its own, and what it has written so far."""
 
+    def __init__(self, *arguments: str) -> None:
+        self._end, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "turnwise", "chat", *arguments],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
+        )
+        os.close(theirs)
+        self._unread = b""
 
-def read_until(terminal: int, text: str, seconds: float = 90) -> str:
-    seen = b""
-    deadline = time.monotonic() + seconds
-    while text.encode() not in seen:
-        ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
-        assert ready, f"{text!r} did not come; seen: {seen!r}"
-        seen += os.read(terminal, 4096)
-    return seen.decode(errors="replace")
+    def type(self, keys: bytes) -> None:
+        os.write(self._end, keys)
+
+    def has_more(self, seconds: float) -> bool:
+        """Read what there is, or comes within so many seconds."""
+        if not select.select([self._end], [], [], seconds)[0]:
+            return False
+        self._unread += os.read(self._end, 4096)
+        return True
+
+    def read_until(self, text: str, seconds: float = 90) -> str:
+        """What was written up to this text, which must come; the rest stays unread."""
+        deadline = time.monotonic() + seconds
+        while text.encode() not in self._unread:
+            left = max(0.0, deadline - time.monotonic())
+            assert self.has_more(left), f"{text!r} did not come; seen: {self._unread!r}"
+        before, self._unread = self._unread.split(text.encode(), 1)
+        return before.decode(errors="replace") + text
+
+    def insist(self, act, is_done, seconds: float = 2.0) -> None:
+        """A key or a signal that comes while the terminal is being set up may be lost for now; a
+        person tries again."""
+        for _ in range(30):
+            act()
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if is_done():
+                    return
+                with contextlib.suppress(OSError):  # it has ended
+                    self.has_more(0.1)
+        self.process.kill()
+        raise AssertionError(f"nothing came of it; seen: {self._unread!r}")
+
+    def has(self, text: str) -> bool:
+        return text.encode() in self._unread
 
 
 def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
-    process, terminal = start_in_terminal("tiny", "--device", "cpu", "--max-tokens", "3900")
-    assert "/reset begins anew" in read_until(terminal, "> ")
-    os.write(terminal, b"Hello\n")
-    read_until(terminal, "Hello\r\n")
-    assert select.select([terminal], [], [], 60)[0], "the answer did not begin"
+    terminal = Terminal("tiny", "--device", "cpu", "--max-tokens", "3900")
+    process = terminal.process
+    assert "/reset begins anew" in terminal.read_until("> ")
+    terminal.type(b"Hello\n")
+    terminal.read_until("Hello\r\n")
+    assert terminal.has_more(60), "the answer did not begin"
     process.send_signal(signal.SIGINT)
-    shown = read_until(terminal, "> ")
-    assert re.search(r"\x1b\[2m.*\d+ tokens, [\d.]+ tokens/s, interrupted\x1b\[0m", shown)
-    os.write(terminal, b"/stats\n")
-    stats = read_until(terminal, "> ")
-    said = re.search(r"(\d+) tokens, [\d.]+ tokens/s, interrupted", shown)
+    shown = terminal.read_until("interrupted\x1b[0m")
+    said = re.search(r"\x1b\[2m.*?(\d+) tokens, [\d.]+ tokens/s, interrupted", shown)
     assert said is not None
     assert 0 < int(said[1]) < 3900
+    terminal.read_until("> ")
+    terminal.type(b"/stats\n")
+    stats = terminal.read_until("of 4,096 tokens")
     assert f"1 answer, {said[1]} tokens" in stats  # what was read is kept
-    process.send_signal(signal.SIGINT)
-    read_until(terminal, "/quit or Ctrl-D leaves")
-    os.write(terminal, b"\x04")
-    assert process.wait(timeout=20) == 0
-    os.close(terminal)
+    hint = "/quit or Ctrl-D leaves"
+    terminal.insist(lambda: process.send_signal(signal.SIGINT), lambda: terminal.has(hint))
+    terminal.insist(lambda: terminal.type(b"\x04"), lambda: process.poll() is not None)
+    assert process.returncode == 0
 
 
 def test_piped_and_interrupted_it_ends():

@@ -32,6 +32,8 @@ class BaseEnvironment(ABC):
     # Class attributes, so that a subclass that forgets super().__init__ still works.
     max_steps: int = 10
     """After so many actions the episode is cut. Set it on the class or in the config."""
+    quick: bool = False
+    """Never waits for anything: may run on the event loop, without a thread or a deadline."""
     step_count: int = 0
     """How many actions this episode has seen; kept by whoever drives the episode too."""
     state: Any = None

@@ -37,7 +37,7 @@ class CallStyle:
         return self._calls == "inline" or (self._calls == "auto" and self._is_quick)
 
     def look_at(self, environment: BaseEnvironment) -> None:
-        self._is_quick = bool(getattr(environment, "quick", False))
+        self._is_quick = bool(environment.quick)
 
 
 class World:

@@ -119,7 +119,8 @@ def _plain(value: Any) -> object:
 
 def _number(value: object) -> float:
     value = _plain(value)
-    if isinstance(value, SupportsFloat):
+    # The plain types first: asking for a protocol is slow.
+    if isinstance(value, int | float | SupportsFloat):
         try:
             return float(value)
         except OverflowError:

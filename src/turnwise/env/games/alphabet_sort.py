@@ -51,6 +51,8 @@ class AlphabetSortEnvironment(BaseEnvironment):
     'Sort: Brenda, Magnus'
     """
 
+    quick = True
+
     max_steps = 3
 
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:

@@ -41,6 +41,8 @@ class CustomGameEnvironment(BaseEnvironment):
     (0.1, (0, 1))
     """
 
+    quick = True
+
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
         self._begin()

@@ -43,6 +43,8 @@ class GridWorldEnvironment(BaseEnvironment):
     .G
     """
 
+    quick = True
+
     max_steps = 16
 
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:

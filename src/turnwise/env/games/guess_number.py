@@ -33,6 +33,8 @@ class GuessNumberEnvironment(BaseEnvironment):
     '4'
     """
 
+    quick = True
+
     max_steps = 10
 
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:

@@ -53,6 +53,8 @@ class ShopEnvironment(BaseEnvironment):
     '{"tool": "look_up", "arguments": {"item": "tea"}}'
     """
 
+    quick = True
+
     max_steps = 8
 
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:

@@ -39,6 +39,8 @@ class SimpleGameEnvironment(BaseEnvironment):
     ('The wolf is defeated. You win!', 5.0, True, {'success': True})
     """
 
+    quick = True
+
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
         self._begin(random.Random(0))  # playable at once; reset draws a new monster
