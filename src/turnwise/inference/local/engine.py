@@ -188,7 +188,7 @@ class LocalEngine(WorkerEngine):
             return self._decode_by_graph(self._graphs)
         if not schedule.has_room(1):
             return False
-        with torch.inference_mode():
+        with torch.no_grad():
             decode = SteadyDecode(self._runner, self._rows())
             for _ in range(decode.num_steps):
                 ids, log_probs = decode.step()
