@@ -220,15 +220,16 @@ class Terminal:
         before, self._unread = self._unread.split(text.encode(), 1)
         return before.decode(errors="replace") + text
 
-    def insist(self, act, is_done, seconds: float = 2.0) -> None:
+    def insist(self, act, is_done, *, is_ending: bool = False) -> None:
         """A key or a signal that comes while the terminal is being set up may be lost for now; a
         person tries again."""
         for _ in range(30):
             act()
-            deadline = time.monotonic() + seconds
+            deadline = time.monotonic() + 2.0
             while time.monotonic() < deadline:
                 if is_done():
                     return
+                assert is_ending or self.process.poll() is None, "the program has ended"
                 with contextlib.suppress(OSError):  # it has ended
                     self.has_more(0.1)
         self.process.kill()
@@ -254,9 +255,13 @@ def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
     terminal.type(b"/stats\n")
     stats = terminal.read_until("of 4,096 tokens")
     assert f"1 answer, {said[1]} tokens" in stats  # what was read is kept
+    terminal.read_until("> ")
     hint = "/quit or Ctrl-D leaves"
     terminal.insist(lambda: process.send_signal(signal.SIGINT), lambda: terminal.has(hint))
-    terminal.insist(lambda: terminal.type(b"\x04"), lambda: process.poll() is not None)
+    terminal.read_until("> ")
+    terminal.insist(
+        lambda: terminal.type(b"\x04"), lambda: process.poll() is not None, is_ending=True
+    )
     assert process.returncode == 0
 
 
