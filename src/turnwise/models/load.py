@@ -89,7 +89,7 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
     """What other programs can open: the folder of a built-in name or path, or the hub's id."""
     name = os.fspath(name_or_path)
     if name in BUILT_IN:
-        with _without_progress_bars():
+        with without_progress_bars():
             return str(BUILT_IN[name]())
     path = Path(name).expanduser()
     if path.is_dir():
@@ -145,7 +145,8 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
+    """Saving and loading of transformers, without a word on the terminal meanwhile."""
     from transformers.utils import logging
 
     had_bars = logging.is_progress_bar_enabled()
@@ -161,7 +162,7 @@ def _without_progress_bars() -> Iterator[None]:
 def _in_plain_words(name: str | os.PathLike[str]) -> Iterator[None]:
     """Whatever transformers raises becomes one message of ours."""
     try:
-        with _without_progress_bars():
+        with without_progress_bars():
             yield
     except Exception as error:  # whatever it is, it is about this model
         raise ConfigError(_explain(str(name), error)) from error

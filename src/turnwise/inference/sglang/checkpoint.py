@@ -6,14 +6,14 @@ the same folder again, and exits. So names and shapes are checked before anythin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.models.load import without_progress_bars
 
 
 def find_config(paths: Iterable[str], *, trust_remote_code: bool) -> Any | None:
@@ -59,18 +59,5 @@ def write_checkpoint(
             f"new weights lack {len(missing)} of the model's {len(needed)}, such as "
             f"{missing[0]!r}. Pass all of them, as state_dict() gives them."
         )
-    with _no_progress_bars():
+    with without_progress_bars():
         model.save_pretrained(folder, state_dict=dict(weights))
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    had_bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if had_bars:
-            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
