@@ -3,6 +3,7 @@ nothing is left behind."""
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -141,6 +142,13 @@ def left_over():
     return threading.active_count(), len(os.listdir("/proc/self/fd")), children
 
 
+def has_no_more_than(before):
+    # Fewer is no fault: what tests before this one left behind may be collected meanwhile.
+    gc.collect()
+    threads, files, children = left_over()
+    return threads <= before[0] and files <= before[1] and children <= before[2]
+
+
 def wait_until(condition):
     deadline = time.monotonic() + 20
     while not condition() and time.monotonic() < deadline:
@@ -194,8 +202,8 @@ def test_the_run_ends_and_nothing_is_left(policy):
         assert not any(result.status.is_error for result in collection)
     # Every conversation that was begun is ended.
     assert set(engine.ended) == {request.session for request in engine.asked}
-    wait_until(lambda: left_over() == before)
-    assert left_over() == before
+    wait_until(lambda: has_no_more_than(before))
+    assert has_no_more_than(before), f"{left_over()}, and before it were {before}"
 
 
 class AwaitedFaults(Counting):

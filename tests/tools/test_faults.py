@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import random
 import sys
@@ -127,9 +128,11 @@ def test_every_call_has_a_result_and_nothing_is_left() -> None:
     deadline = time.monotonic() + 20
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert threading.active_count() == threads
-    assert len(os.listdir("/proc/self/fd")) == files
-    assert children() == processes
+    # Fewer is no fault: what tests before this one left behind may be collected meanwhile.
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= files
+    assert children() <= processes
 
 
 def children() -> set[str]:
