@@ -99,9 +99,27 @@ class TrainingConfig(Section):
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
     num_epochs: Positive = setting(10, "How many epochs `fit` runs.")
-    batch_size: Positive = setting(32, "Episodes in one training step.")
+    steps_per_epoch: Positive = setting(
+        10, "Training steps in an epoch, where no dataset says how many there are."
+    )
+    batch_size: Positive = setting(
+        32,
+        "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
+    )
+    group_size: Positive | None = setting(
+        None, "Episodes from the same start; none: 8 for estimators that compare them, else 1."
+    )
+    resample: Annotated[int, Ge(0)] = setting(
+        0, "Groups in which all earned the same are replaced by others, in so many rounds."
+    )
+    on_error: Literal["retry", "drop_group", "fail"] = setting(
+        "retry", "What to do about an episode that failed; retry: three tries, then without it."
+    )
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
+    kl_target: Annotated[float, Gt(0)] | None = setting(
+        None, "The KL that the penalty's weight is steered towards; none: it stays as it is."
+    )
     update_epochs: Positive = setting(1, "How often each batch is learned from.")
     mini_batch_size: Positive | None = setting(
         None, "Episodes in one step of the optimiser; none: the whole batch."
@@ -134,6 +152,15 @@ class TrainingConfig(Section):
     gradient_checkpointing: bool = setting(
         False, "Compute layers again for the gradient: less memory, a third more time."
     )
+    warm_start: str | None = setting(
+        None,
+        "Imitate first: expert, random (the environment's players) or a file of conversations.",
+    )
+    warm_start_steps: Positive = setting(100, "Steps of imitation.")
+    warm_start_learning_rate: Annotated[float, Gt(0)] = setting(1e-3, "Their step size.")
+    eval_episodes: Annotated[int, Ge(0)] = setting(
+        0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0: none."
+    )
     seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
 
 
@@ -141,9 +168,15 @@ class TrainingConfig(Section):
 class CheckpointConfig(Section):
     """Where runs are kept and how often they are saved."""
 
-    output_dir: str = setting("runs", "Folder that holds the run.")
+    output_dir: str = setting("runs", "Folder that holds the runs.")
+    run_name: str | None = setting(
+        None, "The run's own folder in it; none: the environment's name, and a number if needed."
+    )
     save_interval: Positive = setting(1, "Save every so many epochs.")
     keep_last_n: Positive = setting(3, "Keep so many of the newest checkpoints.")
+    best_metric: str = setting(
+        "eval/greedy/reward", "The checkpoint in which this metric was highest is kept too."
+    )
 
 
 @dataclass
@@ -157,6 +190,9 @@ class EnvironmentConfig(Section):
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
     max_steps: Positive | None = setting(None, "Most actions; none: the environment's own limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
+    reward: str | None = setting(
+        None, "A reward function as path.py:function; none: the sum of the step rewards."
+    )
 
     @classmethod
     def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:
@@ -204,6 +240,10 @@ class LoggingConfig(Section):
     """What a run tells."""
 
     level: Literal["debug", "info", "warning", "error"] = setting("info", "How much is logged.")
+    sinks: list[str] = setting([], "Also send metrics to: tensorboard, wandb, mlflow, trackio.")
+    episodes_gb: Annotated[float, Ge(0)] = setting(
+        2.0, "Disk for the episodes of a run; when it is full, no more are kept."
+    )
 
 
 @dataclass

@@ -22,6 +22,7 @@ LAYERS = [
     {"inference"},
     {"episode"},
     {"data", "learner"},
+    {"trainer"},
     {"cli", "__main__"},
 ]
 

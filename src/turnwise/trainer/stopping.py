@@ -1,0 +1,71 @@
+"""Ctrl-C and SIGTERM while a run goes on: stop at the next safe point, and soon."""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+# Ten seconds are promised; an update or a save that takes longer is left as it is.
+MOST_SECONDS = 8.0
+
+
+class StopRequest:
+    """Whether somebody wants the run to end.
+
+    The first Ctrl-C or SIGTERM asks; what is under way and may be given up is called off. A
+    second Ctrl-C leaves at once, and so does a first one that had no effect for a while.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.is_wanted = False
+        self._say = say
+        self._call_off: Callable[[], None] | None = None
+        self._timer: threading.Timer | None = None
+
+    def ask(self) -> None:
+        """Ask for an end, as Ctrl-C does."""
+        self.is_wanted = True
+        if self._call_off is not None:
+            self._call_off()
+
+    @contextlib.contextmanager
+    def calling_off(self, call_off: Callable[[], None]) -> Iterator[None]:
+        """While this lasts, a request calls `call_off`, which must be quick."""
+        self._call_off = call_off
+        try:
+            if self.is_wanted:
+                call_off()
+            yield
+        finally:
+            self._call_off = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the process's signals; only the main thread can, elsewhere nothing is taken."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {kind: signal.signal(kind, self._hear) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _hear(self, number: int, frame: FrameType | None) -> Any:
+        if self.is_wanted and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self.is_wanted:
+            return
+        self._say("stopping: saving the run first (Ctrl-C again leaves at once)")
+        self._timer = threading.Timer(MOST_SECONDS, _thread.interrupt_main)
+        self._timer.daemon = True
+        self._timer.start()
+        self.ask()
