@@ -1,0 +1,116 @@
+"""The tokens of many episodes as a few long columns, and back.
+
+The streams of all agents of all episodes are laid end to end. What is known of sampled tokens only
+is kept for those only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from turnwise.chat import TokenStream
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+Columns: TypeAlias = "Mapping[str, torch.Tensor | Array]"
+"""By name, [rows, tokens]: a row is one agent of one episode, padded at its end."""
+
+# Three digits are enough to look at them; none of these is trained on again.
+HALF_PRECISION = ("values", "advantages", "returns")
+
+_SAMPLER = "sampler_log_probs"
+_LEARNER = "log_probs"
+_LEARNER_BITS = "log_probs_xor"
+_PLACES = ("ids", "mask", "offsets")
+
+
+class Row:
+    """The tokens of one agent in one episode."""
+
+    def __init__(self, ids: Array, mask: Array, columns: dict[str, Array]) -> None:
+        self.ids = ids
+        self.mask = mask
+        self.columns = columns
+
+
+def check_columns(streams: Sequence[TokenStream], columns: Columns) -> None:
+    """Columns must be those of the streams: a row each, and wide enough."""
+    width = max((len(stream) for stream in streams), default=0)
+    for name, column in columns.items():
+        shape = tuple(column.shape)
+        if name in (*_PLACES, _SAMPLER, _LEARNER_BITS):
+            raise ConfigError(f"a column is named {name!r}, which is taken from the episodes")
+        if len(shape) != 2 or shape[0] != len(streams) or shape[1] < width:
+            raise ConfigError(
+                f"the column {name!r} got shape {shape}, expected [{len(streams)}, {width}]: a row "
+                "for each agent of each episode, as long as the longest"
+            )
+
+
+def pack(streams: Sequence[TokenStream], columns: Columns) -> dict[str, Array]:
+    """The columns as they are written: `ids`, `mask` in bits, `offsets`, and one number for each
+    sampled token in the others."""
+    lengths = np.array([len(stream) for stream in streams], np.int64)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    ids = np.fromiter(chain.from_iterable(s.ids for s in streams), np.int64, int(offsets[-1]))
+    mask = np.fromiter(chain.from_iterable(s.mask for s in streams), np.bool_, int(offsets[-1]))
+    sampler = np.fromiter(
+        chain.from_iterable(s.log_probs for s in streams), np.float32, int(offsets[-1])
+    )[mask]
+    row = np.repeat(np.arange(len(streams)), lengths)[mask]
+    place = (np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths))[mask]
+    packed = {
+        "ids": ids.astype(np.min_scalar_type(int(ids.max(initial=0)))),
+        "mask": np.packbits(mask),
+        "offsets": offsets,
+        _SAMPLER: sampler,
+    }
+    for name, column in columns.items():
+        values = _numpy(column)[row, place]
+        if name == _LEARNER:
+            packed[_LEARNER_BITS] = values.view(np.uint32) ^ sampler.view(np.uint32)
+        else:
+            packed[name] = _halved(values) if name in HALF_PRECISION else values
+    return packed
+
+
+def unpack(packed: Mapping[str, Array]) -> list[Row]:
+    """The rows again, in their order."""
+    ids, offsets = packed["ids"], packed["offsets"]
+    mask = np.unpackbits(packed["mask"], count=len(ids)).astype(np.bool_)
+    columns = {name: array for name, array in packed.items() if name not in _PLACES}
+    if (bits := columns.pop(_LEARNER_BITS, None)) is not None:
+        # Both are nearly equal, so their bits differ in the last places only: that packs well.
+        columns[_LEARNER] = (bits ^ columns[_SAMPLER].view(np.uint32)).view(np.float32)
+    num_sampled = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
+    return [
+        Row(
+            ids[start:end],
+            mask[start:end],
+            {name: column[first:last] for name, column in columns.items()},
+        )
+        for start, end, first, last in zip(
+            offsets[:-1], offsets[1:], num_sampled[:-1], num_sampled[1:], strict=True
+        )
+    ]
+
+
+def _numpy(column: torch.Tensor | Array) -> Array:
+    if isinstance(column, np.ndarray):
+        return column.astype(np.float32)
+    return np.asarray(column.detach().float().cpu().numpy())
+
+
+def _halved(values: Array) -> Array:
+    """In 16 bits, unless a value is too large for them."""
+    with np.errstate(over="ignore"):
+        halves = values.astype(np.float16)
+    return halves if np.array_equal(np.isinf(halves), np.isinf(values)) else values

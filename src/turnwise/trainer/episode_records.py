@@ -1,0 +1,243 @@
+"""What of an episode is text, as JSON; and a stored episode as it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turnwise.reward import Reward
+from turnwise.trainer.episode_columns import Array, Row
+from turnwise.trainer.plain_json import plain_json
+from turnwise.types import EpisodeStatus
+
+if TYPE_CHECKING:
+    from turnwise.episode import AgentRecord, EpisodeResult, TurnRecord
+    from turnwise.tools import ToolCall, ToolResult
+
+# Characters of what an environment or a tool gave; the words of the conversation are kept whole.
+_MAX_INFO = 4_000
+_MAX_CALL = 20_000
+
+
+@dataclass
+class StoredCall:
+    """A tool call, and what came of it."""
+
+    name: str
+    arguments: Any = field(default_factory=dict)
+    result: Any = None
+    """What the tool returned, or why it did not."""
+    success: bool | None = None
+    """None: it was not called."""
+    failure: str | None = None
+    """A `ToolFailure`."""
+    seconds: float = 0.0
+
+
+@dataclass
+class StoredTurn:
+    """One turn of an agent, and what the world said to it."""
+
+    tokens: tuple[int, int]
+    """Where its sampled tokens begin and end."""
+    text: str
+    finish_reason: str
+    weight_version: int
+    state: str = ""
+    calls: list[StoredCall] = field(default_factory=list)
+    malformed: str | None = None
+    observation: str = ""
+    reward: float = 0.0
+    done: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(repr=False)
+class StoredAgent:
+    """One agent's side of an episode."""
+
+    name: str
+    messages: list[dict[str, Any]]
+    turns: list[StoredTurn]
+    reward: Reward | None
+    """None: it was not scored."""
+    ids: Array
+    """Every token, sampled or put in."""
+    mask: Array
+    """Set on the sampled ones."""
+    columns: dict[str, Array]
+    """`sampler_log_probs` and whatever else was kept: one number for each sampled token."""
+
+    def column(self, name: str) -> Array:
+        """A column in line with `ids`; NaN on tokens that were not sampled."""
+        aligned = np.full(len(self.ids), np.nan, np.float32)
+        aligned[self.mask] = self.columns[name]
+        return aligned
+
+
+@dataclass(repr=False)
+class StoredEpisode:
+    """One episode, however it ended."""
+
+    seed: int
+    group: int
+    member: int
+    status: EpisodeStatus
+    error: str | None
+    attempt: int
+    seconds: dict[str, float]
+    agents: list[StoredAgent]
+
+    @property
+    def agent(self) -> StoredAgent:
+        """The first agent, which is the only one but in self-play."""
+        return self.agents[0]
+
+    def __repr__(self) -> str:
+        place = f"group {self.group}, member {self.member}, seed {self.seed}"
+        return f"<stored episode: {self.status}, {place}>"
+
+
+def write_episode(result: EpisodeResult) -> dict[str, Any]:
+    """What of an episode is text; what is as usual is left out."""
+    return {
+        "seed": result.seed,
+        "group": result.group,
+        "member": result.member,
+        "status": result.status.value,
+        **_told(error=plain_json(result.error, _MAX_CALL)),
+        **({} if result.attempt == 1 else {"attempt": result.attempt}),
+        "seconds": _rounded(result.seconds),
+        "agents": [_write_agent(agent) for agent in result.agents],
+    }
+
+
+def read_episode(data: Mapping[str, Any], rows: Sequence[Row]) -> StoredEpisode:
+    """An episode again, with the tokens of its agents."""
+    return StoredEpisode(
+        seed=data["seed"],
+        group=data["group"],
+        member=data["member"],
+        status=EpisodeStatus(data["status"]),
+        error=data.get("error"),
+        attempt=data.get("attempt", 1),
+        seconds=data["seconds"],
+        agents=[_read_agent(*pair) for pair in zip(data["agents"], rows, strict=True)],
+    )
+
+
+def _write_agent(agent: AgentRecord) -> dict[str, Any]:
+    messages = [plain_json(message) for message in agent.messages]
+    said = _said(messages, len(agent.turns))
+    turns = [_write_turn(turn, *words) for turn, words in zip(agent.turns, said, strict=True)]
+    written: dict[str, Any] = {"name": agent.name, "messages": messages, "turns": turns}
+    if (reward := agent.reward) is not None:
+        rest = {"per_turn": reward.per_turn, "parts": reward.parts or None}
+        known = {name: value for name, value in rest.items() if value is not None}
+        written["reward"] = plain_json({"total": reward.total, **known})
+    return written
+
+
+def _read_agent(data: Mapping[str, Any], row: Row) -> StoredAgent:
+    messages = data["messages"]
+    said = _said(messages, len(data["turns"]))
+    reward = data.get("reward")
+    if reward is not None:
+        per_turn = reward.get("per_turn")
+        reward = Reward(
+            reward["total"],
+            None if per_turn is None else tuple(per_turn),
+            reward.get("parts", {}),
+        )
+    return StoredAgent(
+        name=data["name"],
+        messages=messages,
+        turns=[_read_turn(*pair) for pair in zip(data["turns"], said, strict=True)],
+        reward=reward,
+        ids=row.ids,
+        mask=row.mask,
+        columns=row.columns,
+    )
+
+
+def _said(messages: Sequence[Mapping[str, Any]], num_turns: int) -> list[tuple[str, str]]:
+    """What the messages say that the agent said in each turn, and was told then.
+
+    A turn's words are written again only where they are others.
+    """
+    spoke = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    ends = [*spoke[1:], len(messages)]
+    said = [
+        (_content(messages[start]), "\n\n".join(map(_content, messages[start + 1 : end])))
+        for start, end in zip(spoke, ends, strict=True)
+    ]
+    missing = [("", "")] * (num_turns - len(said))
+    return [*missing, *said[len(said) - num_turns + len(missing) :]]
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]:
+    return {
+        "tokens": list(turn.tokens),
+        "finish_reason": turn.finish_reason.value,
+        "weight_version": turn.weight_version,
+        **({} if turn.text == text else {"text": turn.text}),
+        **({} if turn.observation == observation else {"observation": turn.observation}),
+        **_told(
+            state=turn.state,
+            calls=_write_calls(turn.calls, turn.tool_results),
+            malformed=turn.malformed,
+            reward=plain_json(turn.reward),
+            done=turn.done,
+            info=plain_json(turn.info, _MAX_INFO),
+            seconds=_rounded(turn.seconds),
+        ),
+    }
+
+
+def _read_turn(data: Mapping[str, Any], said: tuple[str, str]) -> StoredTurn:
+    start, end = data["tokens"]
+    rest = {
+        name: value for name, value in data.items() if name not in ("tokens", "calls", "reward")
+    }
+    calls = [StoredCall(**call) for call in data.get("calls", ())]
+    # A reward that is no finite number stands there in words.
+    reward = float(data.get("reward", 0.0))
+    words = {"text": said[0], "observation": said[1]}
+    return StoredTurn(tokens=(start, end), calls=calls, reward=reward, **words | rest)
+
+
+def _write_calls(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
+    """Each with its result; calls beyond the limit were not carried out and have none."""
+    written = []
+    for number, call in enumerate(calls):
+        data = {
+            "name": call.name,
+            "arguments": plain_json(call.arguments, _MAX_CALL),
+            "result": plain_json(call.result, _MAX_CALL),
+            "success": call.success,
+        }
+        if number < len(results):
+            result = results[number]
+            failure = None if result.failure is None else result.failure.value
+            data |= _told(failure=failure, seconds=round(result.seconds, 6))
+        written.append(data)
+    return written
+
+
+def _told(**values: Any) -> dict[str, Any]:
+    """Without what is empty, no or zero: so it is read when it is not there."""
+    return {name: value for name, value in values.items() if value}
+
+
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    """To the microsecond: more digits are noise, and noise does not compress."""
+    return {part: round(value, 6) for part, value in seconds.items()}

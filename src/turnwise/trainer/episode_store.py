@@ -1,0 +1,192 @@
+"""Every episode of a run, compactly: one file a step, readable with numpy alone."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import re
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from turnwise.errors import ConfigError
+from turnwise.trainer.episode_columns import Array, Columns, check_columns, pack, unpack
+from turnwise.trainer.episode_records import StoredEpisode, read_episode, write_episode
+
+if TYPE_CHECKING:
+    from turnwise.episode import EpisodeResult
+
+_LOG = logging.getLogger("turnwise")
+_NAME = re.compile(r"([a-z][a-z-]*)-(\d{8,})\.npz")
+_TEXT = "episodes.json"
+_FORMAT = 1
+
+
+class EpisodeStore:
+    """The episodes of a run in a folder of their own, up to a budget of bytes.
+
+    Nothing here stops a run: what cannot be kept is told once, and the run goes on without it.
+    """
+
+    def __init__(self, folder: str | Path, budget_bytes: float) -> None:
+        self.folder = Path(folder)
+        self.budget_bytes = budget_bytes
+        self._used: int | None = None
+        """Bytes of the files that are there; None: not counted yet."""
+        self._is_full = False
+        self._told_failure = False
+
+    def write(
+        self,
+        step: int,
+        results: Sequence[EpisodeResult],
+        columns: Columns | None = None,
+        kind: str = "train",
+    ) -> None:
+        """Keep the episodes of a step.
+
+        `columns` are [rows, tokens], a row for each agent of each episode in their order, padded
+        at its end: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
+        """
+        if self.budget_bytes <= 0 or self._is_full:
+            return
+        streams = [agent.stream for result in results for agent in result.agents]
+        check_columns(streams, columns or {})
+        path = self._path(step, kind)
+        try:
+            # An `info` is the environment's own object: merely looking at it may raise.
+            data = _encode(pack(streams, columns or {}), list(map(write_episode, results)))
+            if self._fits(path, len(data)):
+                _write(path, data)
+        except Exception as error:
+            self._used = None
+            if not self._told_failure:
+                self._told_failure = True
+                _LOG.warning(
+                    "The episodes of step %d could not be kept in %s: %s: %s. The run goes on; "
+                    "this is said only once.",
+                    *(step, self.folder, type(error).__name__, error),
+                )
+
+    def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
+        """The episodes of a step, in the order in which they were written."""
+        path = self._path(step, kind)
+        try:
+            arrays, text = _decode(path)
+        except FileNotFoundError:
+            steps = ", ".join(map(str, self.steps(kind))) or "none"
+            raise ConfigError(
+                f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
+            ) from None
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{path} is no whole file of episodes: {error}") from error
+        if text["format"] != _FORMAT:
+            raise ConfigError(
+                f"{path} has format {text['format']}, expected {_FORMAT}: a newer turnwise wrote it"
+            )
+        rows = iter(unpack(arrays))
+        return [
+            read_episode(episode, [next(rows) for _ in episode["agents"]])
+            for episode in text["episodes"]
+        ]
+
+    def steps(self, kind: str = "train") -> list[int]:
+        """The steps whose episodes are there."""
+        return sorted(step for path, name, step in self._files() if name == _prefix(kind))
+
+    def rewind(self, step: int) -> None:
+        """Forget the episodes of later steps, for a run that goes on from this one."""
+        for path, _, its_step in self._files():
+            if its_step > step:
+                path.unlink(missing_ok=True)
+        for draft in self.folder.glob(".*.npz.draft"):
+            draft.unlink(missing_ok=True)
+        self._used, self._is_full = None, False
+
+    def _path(self, step: int, kind: str) -> Path:
+        path = self.folder / f"{_prefix(kind)}-{step:08d}.npz"
+        if _NAME.fullmatch(path.name) is None:
+            raise ConfigError(
+                f"episodes got the step {step} and the kind {kind!r}, expected a number from 0 on "
+                "and a word of small letters"
+            )
+        return path
+
+    def _files(self) -> list[tuple[Path, str, int]]:
+        if not self.folder.is_dir():
+            return []
+        matches = [(path, _NAME.fullmatch(path.name)) for path in self.folder.iterdir()]
+        return [(path, match[1], int(match[2])) for path, match in matches if match is not None]
+
+    def _fits(self, path: Path, size: int) -> bool:
+        if self._used is None:
+            self._used = sum(file.stat().st_size for file, _, _ in self._files())
+        replaced = path.stat().st_size if path.exists() else 0
+        used = self._used - replaced
+        if used + size <= self.budget_bytes:
+            self._used = used + size
+            return True
+        self._is_full = True
+        _LOG.warning(
+            "%s holds %.3g GB of episodes, and the next step's do not fit into its budget of "
+            "%.3g GB: from here on none are kept. logging.episodes_gb allows more.",
+            *(self.folder, used / 1e9, self.budget_bytes / 1e9),
+        )
+        return False
+
+
+def _prefix(kind: str) -> str:
+    return "step" if kind == "train" else kind
+
+
+def _encode(arrays: Mapping[str, Array], episodes: list[dict[str, Any]]) -> bytes:
+    """A zip file as `numpy.savez_compressed` makes it, with the text as one more member."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, array, allow_pickle=False)
+            archive.writestr(_member(f"{name}.npy"), member.getvalue())
+        text = {"format": _FORMAT, "episodes": episodes}
+        archive.writestr(_member(_TEXT), _json(text))
+    return buffer.getvalue()
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    """Always the same date and system: the same episodes are the same bytes."""
+    info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+    info.compress_type = zipfile.ZIP_DEFLATED
+    info.create_system = 3
+    info.external_attr = 0o644 << 16
+    return info
+
+
+def _json(data: Any) -> bytes:
+    options: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
+    try:
+        return json.dumps(data, ensure_ascii=False, **options).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        return json.dumps(data, **options).encode()
+
+
+def _decode(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+    with np.load(path, allow_pickle=False) as archive:
+        arrays = {name: archive[name] for name in archive.files if name != _TEXT}
+        return arrays, json.loads(archive[_TEXT])
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all. Not forced onto the disk: to lose the last file is no harm."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        draft.write_bytes(data)
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
