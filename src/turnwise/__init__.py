@@ -43,6 +43,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "GridWorldEnvironment",
         "GuessNumberEnvironment",
         "GymnasiumEnvironment",
+        "PromptEnvironment",
         "ReasoningGymEnvironment",
         "RolloutData",
         "ShopEnvironment",
@@ -161,6 +162,11 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "run_episode",
         "run_episode_async",
     ),
+    "turnwise.data": (
+        "CustomEnvDataset",
+        "RLHFDataset",
+        "collate_fn",
+    ),
     "turnwise.learner": (
         "DataParallelPPOActor",
         "Learner",
@@ -175,6 +181,7 @@ _MODULES = (
     "algo",
     "chat",
     "config",
+    "data",
     "env",
     "episode",
     "errors",
@@ -215,6 +222,7 @@ if TYPE_CHECKING:
         algo as algo,
         chat as chat,
         config as config,
+        data as data,
         env as env,
         episode as episode,
         errors as errors,
@@ -252,6 +260,11 @@ if TYPE_CHECKING:
         RayConfig as RayConfig,
         TrainingConfig as TrainingConfig,
     )
+    from turnwise.data import (
+        CustomEnvDataset as CustomEnvDataset,
+        RLHFDataset as RLHFDataset,
+        collate_fn as collate_fn,
+    )
     from turnwise.env import (
         AlphabetSortEnvironment as AlphabetSortEnvironment,
         BaseEnvironment as BaseEnvironment,
@@ -262,6 +275,7 @@ if TYPE_CHECKING:
         GridWorldEnvironment as GridWorldEnvironment,
         GuessNumberEnvironment as GuessNumberEnvironment,
         GymnasiumEnvironment as GymnasiumEnvironment,
+        PromptEnvironment as PromptEnvironment,
         ReasoningGymEnvironment as ReasoningGymEnvironment,
         RolloutData as RolloutData,
         ShopEnvironment as ShopEnvironment,

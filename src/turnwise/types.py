@@ -68,6 +68,8 @@ class Trajectory:
     """The seed of the environment, if it was given one."""
     error: str | None = None
     """What went wrong, when `status.is_error`."""
+    task: Mapping[str, Any] | None = None
+    """The row of the dataset that was played, if there was one: `task["answer"]`, for rewards."""
 
     @property
     def total_reward(self) -> float:

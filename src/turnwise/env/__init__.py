@@ -19,6 +19,7 @@ from turnwise.env.games import (
     SimpleGameEnvironment,
 )
 from turnwise.env.players import expert_player, play_episode, play_episode_async, random_player
+from turnwise.env.prompts import PromptEnvironment
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ __all__ = [
     "GridWorldEnvironment",
     "GuessNumberEnvironment",
     "GymnasiumEnvironment",
+    "PromptEnvironment",
     "ReasoningGymEnvironment",
     "RolloutData",
     "ShopEnvironment",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from turnwise.config import EnvironmentConfig
@@ -38,6 +38,8 @@ class BaseEnvironment(ABC):
     """How many actions this episode has seen; kept by whoever drives the episode too."""
     state: Any = None
     """Free for the environment's own use."""
+    task: Mapping[str, Any] | None = None
+    """The row of the dataset to play, if there is one; an episode sets it before `reset`."""
     _done: bool = False
     _rng: random.Random | None = None
 
@@ -64,6 +66,13 @@ class BaseEnvironment(ABC):
     def get_prompt_prefix(self) -> str:
         """The system prompt: the rules, and how to write an action. Empty: none is sent."""
         return ""
+
+    def get_history(self) -> Sequence[Mapping[str, Any]]:
+        """What was said before the first observation, for an episode that begins in the middle.
+
+        Messages of the roles user and assistant, the first a user's; most have none.
+        """
+        return ()
 
     def sample_action(self, rng: random.Random) -> str | None:
         """A valid random action, or None if this environment does not offer any."""

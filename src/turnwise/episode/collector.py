@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import typing
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
@@ -51,6 +51,8 @@ class EpisodeTask:
     member: int = 0
     prompt: str = ""
     """Stands before the first observation."""
+    task: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The row of a dataset to play: the environment's `task`, and the trajectory's."""
 
 
 @dataclass(repr=False)  # a long one would cost seconds: asyncio.run writes what it returns
@@ -201,6 +203,7 @@ class EpisodeCollector:
                 member=task.member,
                 attempt=attempt,
                 prompt=task.prompt,
+                task=task.task,
             )
             result = await episode.run()
             if not result.status.is_error:

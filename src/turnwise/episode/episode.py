@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from turnwise.chat import Message
 from turnwise.env import BaseEnvironment
@@ -40,9 +41,11 @@ class Episode:
         member: int = 0,
         attempt: int = 1,
         prompt: str = "",
+        task: Mapping[str, Any] | None = None,
     ) -> None:
         self._setup = setup
         self._prompt = prompt
+        self._task = task
         self.result = EpisodeResult(seed, group, member, attempt=attempt)
         self._status: EpisodeStatus | None = None
         self._agents: dict[str, Agent] = {}
@@ -50,7 +53,7 @@ class Episode:
         self._parts = Parts(setup.waits)
         self._world: World | None = None
         if source is not None:
-            self._world = World(source, setup.style, setup.limits.max_observation)
+            self._world = World(source, setup.style, setup.limits.max_observation, task)
         self._actions = Actions(
             setup.abilities,
             setup.limits,
@@ -130,9 +133,16 @@ class Episode:
         actions = self._actions
         system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
         first = "\n\n".join(filter(None, [self._prompt, told]))
+        # Who joins later was not there for what was said before.
+        history = self._world.history if self._world is not None and len(self._agents) == 1 else []
         messages = self._setup.abilities.open_with(
-            system, first, actions.definitions, actions.parser
+            system,
+            history[0]["content"] if history else first,
+            actions.definitions,
+            actions.parser,
         )
+        if history:
+            messages += [*history[1:], {"role": "user", "content": first}]
         agent.open(messages, actions.definitions)
         return agent
 
@@ -238,7 +248,7 @@ class Episode:
             trajectory.dones = [turn.done for turn in turns]
             trajectory.infos = [turn.info for turn in turns]
             trajectory.status, trajectory.error = self._status, result.error
-            trajectory.seed = result.seed
+            trajectory.seed, trajectory.task = result.seed, self._task
 
     def _in_order(self) -> list[Agent]:
         """The agents that spoke, in the order of the environment's players; at least one."""

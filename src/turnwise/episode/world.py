@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -51,12 +51,16 @@ class World:
         source: EnvironmentFactory | BaseEnvironment,
         style: CallStyle,
         max_text: int | None = None,
+        task: Mapping[str, Any] | None = None,
     ) -> None:
+        self.history: list[Mapping[str, Any]] = []
+        """What was said before the first observation."""
         self.environment: BaseEnvironment | None = None
         self._made: BaseEnvironment | None = None
         self._source = source
         self._style = style
         self._max_text = max_text
+        self._task = task
         self._is_closed = False
         self._is_async = False
         self._name = "the environment"
@@ -72,9 +76,11 @@ class World:
                 self._make, timeout=timeout, waiting_for="making the environment"
             )
         self.adopt(environment)
+        self._set_task(environment)
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
+            self.history = self._checked_history(environment)
             return self._readable(observation), self._prefix(environment)
 
         return await self._call(reset, timeout, f"{self._name}.reset()")
@@ -85,6 +91,17 @@ class World:
         self._style.look_at(environment)
         self._name = type(environment).__name__
         self._is_async = is_async(environment.reset) or is_async(environment.step)
+
+    def _set_task(self, environment: BaseEnvironment) -> None:
+        if self._task is None:  # an environment may have an attribute of that name for itself
+            return
+        try:
+            environment.task = dict(self._task)  # its own: the group shares the row
+        except AttributeError as error:
+            raise EnvironmentFault(
+                f"{self._name}.task cannot be set, and the row of the dataset goes there: {error}. "
+                "Give the environment's own attribute another name."
+            ) from None
 
     async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
         """Act: the state before, and what came of it."""
@@ -165,6 +182,25 @@ class World:
 
     def _prefix(self, environment: BaseEnvironment) -> str:
         return self._text(environment.get_prompt_prefix(), "get_prompt_prefix()")
+
+    def _checked_history(self, environment: BaseEnvironment) -> list[Mapping[str, Any]]:
+        history: object = environment.get_history()
+        if not isinstance(history, Sequence) or isinstance(history, str):
+            kind = type(history).__name__
+            raise EnvironmentFault(f"{self._name}.get_history() returned {kind}, expected a list")
+        messages: list[Mapping[str, Any]] = []
+        for number, message in enumerate(history):
+            is_message = isinstance(message, Mapping) and isinstance(message.get("content"), str)
+            expected = ("user", "assistant") if number else ("user",)
+            if not is_message or message.get("role") not in expected:
+                raise EnvironmentFault(
+                    f"{self._name}.get_history()[{number}] is {message!r:.200}, expected "
+                    f"{{'role': ..., 'content': text}} with the role {' or '.join(expected)}"
+                )
+            messages.append(
+                {"role": message["role"], "content": self._readable(message["content"])}
+            )
+        return messages
 
     def _text(self, value: object, call: str) -> str:
         if isinstance(value, str):

@@ -42,11 +42,11 @@ class ReasoningGymEnvironment(BaseEnvironment):
         **options: Any,
     ) -> None:
         super().__init__(config)
-        self.task = task
+        self.task_name = task
         self.options = {"seed": 0, **self.config.params, **options}
         self._next_index: int | None = None
         self._entry: dict[str, Any] | None = None
-        _dataset(self.task, self.options)
+        _dataset(self.task_name, self.options)
 
     def seed(self, seed: int) -> None:
         super().seed(seed)
@@ -63,7 +63,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         if self._entry is None:
-            raise EnvironmentFault(f"{self.task} has not begun. Call reset() before step().")
+            raise EnvironmentFault(f"{self.task_name} has not begun. Call reset() before step().")
         self._done = True
         expected = self._entry["answer"]
         info: dict[str, Any] = {"answer": expected}
@@ -98,10 +98,10 @@ class ReasoningGymEnvironment(BaseEnvironment):
         return None if self._entry is None else _tagged(self._entry["answer"])
 
     def spawn(self) -> Self:
-        return type(self)(self.task, copy.deepcopy(self.config), **self.options)
+        return type(self)(self.task_name, copy.deepcopy(self.config), **self.options)
 
     def _question(self, index: int) -> dict[str, Any]:
-        dataset = _dataset(self.task, self.options)
+        dataset = _dataset(self.task_name, self.options)
         position = index % len(dataset)
         # Most tasks have a generator of their own; some draw from the process's.
         with Randomness(position).installed():
@@ -110,7 +110,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
 
     def _score(self, answer: str) -> float:
         with Randomness(0).installed():
-            return float(_dataset(self.task, self.options).score_answer(answer, self._entry))
+            return float(_dataset(self.task_name, self.options).score_answer(answer, self._entry))
 
 
 # Some tasks read word lists and take half a second to make; none changes when it is asked. All

@@ -1,0 +1,15 @@
+"""Datasets: prompts from files, lists, Hugging Face datasets, or an environment's openings."""
+
+from turnwise.data.collate import collate_fn
+from turnwise.data.dataset import RLHFDataset, Truncation
+from turnwise.data.openings import CustomEnvDataset
+from turnwise.data.order import epoch_order, rows_for_step
+
+__all__ = [
+    "CustomEnvDataset",
+    "RLHFDataset",
+    "Truncation",
+    "collate_fn",
+    "epoch_order",
+    "rows_for_step",
+]

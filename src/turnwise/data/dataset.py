@@ -1,0 +1,181 @@
+"""`RLHFDataset`: the prompts to train on, one row each."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+from turnwise.chat import ChatFormat
+from turnwise.data.sources import Row, Source, rows_of
+from turnwise.errors import ConfigError
+
+Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
+"""About a prompt that is too long: refuse the dataset, leave the row out, or cut the text's
+beginning or end."""
+
+_LOG = logging.getLogger("turnwise")
+
+
+class RLHFDataset:
+    """Rows with a `prompt`, each a dict: a map-style dataset, as torch's DataLoader takes them.
+
+    `source` is a file of the kind .jsonl, .json or .parquet, several of them, a list of texts or
+    dicts, or anything that can be counted and indexed, such as a split of a Hugging Face dataset.
+    With a tokenizer an item has `input_ids` and `attention_mask` too, lists of ints: a text as it
+    is, messages by the chat template.
+
+    >>> dataset = RLHFDataset([{"question": "6 x 7?", "answer": "42"}], prompt_key="question")
+    >>> dataset[0]["prompt"], dataset[0]["answer"], len(dataset)
+    ('6 x 7?', '42', 1)
+
+    A subclass may make its items itself: without a source, it has its own `__len__` and
+    `__getitem__`.
+    """
+
+    def __init__(
+        self,
+        source: Source | None = None,
+        tokenizer: Any = None,
+        *,
+        prompt_key: str = "prompt",
+        max_prompt_length: int | None = None,
+        truncation: Truncation = "error",
+        tokenizer_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if truncation not in get_args(Truncation):
+            raise ConfigError(
+                f"truncation got {truncation!r}, expected {', '.join(get_args(Truncation))}"
+            )
+        if isinstance(tokenizer, str):
+            raise ConfigError(
+                f"tokenizer got the text {tokenizer!r}, expected a tokenizer: "
+                f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
+            )
+        self.tokenizer = tokenizer
+        self.tokenizer_kwargs: dict[str, Any] = dict(tokenizer_kwargs or {})
+        """Of the calls of the tokenizer for texts; messages go through the chat template."""
+        self.max_prompt_length = max_prompt_length
+        self._format: ChatFormat | None = None
+        self._rows: Sequence[Row] | None = None
+        self._kept: list[int] | None = None
+        self._cut: dict[int, str] = {}
+        if source is not None:
+            self._rows = rows_of(source, prompt_key)
+        if max_prompt_length is not None:
+            self._limit(max_prompt_length, truncation)
+
+    def __len__(self) -> int:
+        return len(self._given_rows()) if self._kept is None else len(self._kept)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number = range(len(self))[operator.index(index)]
+        item = self._row(number if self._kept is None else self._kept[number])
+        if self.tokenizer is not None:
+            ids = self.encode(item["prompt"])
+            item |= {"input_ids": ids, "attention_mask": [1] * len(ids)}
+        return item
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[index] for index in range(len(self)))
+
+    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a prompt: of a text as it is, of messages by the chat template."""
+        if not isinstance(prompt, str):
+            return self._chat().prompt_ids(prompt)
+        ids = self.tokenizer(prompt, **self.tokenizer_kwargs)["input_ids"]
+        return flat_ids(ids)
+
+    def _chat(self) -> ChatFormat:
+        if self._format is None:
+            if not getattr(self.tokenizer, "chat_template", None):
+                raise ConfigError(
+                    "a prompt is a list of messages, and the tokenizer has no chat template to "
+                    "write them with. Set tokenizer.chat_template, or leave the tokenizer out: "
+                    "an episode writes its messages itself."
+                )
+            self._format = ChatFormat(self.tokenizer)
+        return self._format
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_format": None}  # it holds what cannot go to another process
+
+    def _given_rows(self) -> Sequence[Row]:
+        if self._rows is None:
+            raise ConfigError(
+                f"{type(self).__name__} was given no source and has no __len__ and __getitem__ of "
+                "its own. Write them, or pass a source: a file, or a list of texts or dicts."
+            )
+        return self._rows
+
+    def _row(self, number: int) -> dict[str, Any]:
+        row = dict(self._given_rows()[number])
+        if number in self._cut:
+            row["prompt"] = self._cut[number]
+        return row
+
+    def _limit(self, limit: int, truncation: Truncation) -> None:
+        """Look at the length of every prompt, before anything is trained."""
+        if self.tokenizer is None or limit < 1:
+            raise ConfigError(
+                f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
+            )
+        rows = self._given_rows()
+        lengths = {number: len(self.encode(rows[number]["prompt"])) for number in range(len(rows))}
+        too_long = [number for number, length in lengths.items() if length > limit]
+        if truncation == "drop":
+            self._drop(too_long, len(rows), limit)
+            return
+        for number in too_long:
+            prompt = rows[number]["prompt"]
+            if truncation == "error" or not isinstance(prompt, str):
+                raise ConfigError(
+                    f"row {number} has a prompt of {lengths[number]} tokens, more than "
+                    f"max_prompt_length={limit}: {prompt!r:.80}. Raise the limit, or leave such "
+                    f"rows out with truncation='drop' ({len(too_long)} of {len(rows)})."
+                    + ("" if isinstance(prompt, str) else " Messages cannot be cut.")
+                )
+            self._cut[number] = cut_text(prompt, limit, truncation, self.encode)
+
+    def _drop(self, too_long: Sequence[int], num_rows: int, limit: int) -> None:
+        if not too_long:
+            return
+        if len(too_long) == num_rows:
+            raise ConfigError(f"all {num_rows} prompts are longer than max_prompt_length={limit}")
+        dropped = set(too_long)
+        self._kept = [number for number in range(num_rows) if number not in dropped]
+        _LOG.warning(
+            "%d of %d prompts are longer than max_prompt_length=%d and left out.",
+            *(len(too_long), num_rows, limit),
+        )
+
+
+def flat_ids(ids: Any) -> list[int]:
+    """Token ids as a list, whatever a tokenizer was asked to return: lists, arrays, tensors."""
+    flat: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+    while flat and isinstance(flat[0], list):  # a batch of one
+        flat = flat[0]
+    return flat
+
+
+def cut_text(
+    text: str, limit: int, side: Literal["left", "right"], encode: Callable[[str], list[int]]
+) -> str:
+    """The longest end (or beginning) of a text found by halving that has `limit` tokens at most."""
+
+    def kept(num_characters: int) -> str:
+        return text[len(text) - num_characters :] if side == "left" else text[:num_characters]
+
+    fits, does_not = 0, len(text)
+    while does_not - fits > 1:
+        middle = (fits + does_not) // 2
+        if len(encode(kept(middle))) <= limit:
+            fits = middle
+        else:
+            does_not = middle
+    if fits == 0:
+        raise ConfigError(
+            f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
+        )
+    return kept(fits)

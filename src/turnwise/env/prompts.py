@@ -1,0 +1,176 @@
+"""The environment of a plain dataset: a prompt, one reply, and the answer if the row has one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt, taken apart as an episode needs it.
+
+    >>> Prompt.of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}])
+    Prompt(text='Hi.', system='Be brief.', history=())
+    """
+
+    text: str
+    """What the agent is to answer: the last user message."""
+    system: str = ""
+    history: tuple[Mapping[str, str], ...] = ()
+    """What user and assistant said before."""
+
+    @classmethod
+    def of(cls, prompt: object) -> Prompt:
+        """From a text, or from chat messages, the last of which is a user's."""
+        if isinstance(prompt, str):
+            return cls(prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
+            raise ConfigError(
+                f"a prompt is {_shown(prompt)}, expected a text or a list of messages"
+            )
+        messages = [_message(number, message) for number, message in enumerate(prompt)]
+        system = messages.pop(0)["content"] if messages and _role(messages[0]) == "system" else ""
+        roles = [_role(message) for message in messages]
+        is_chat = set(roles) <= {"user", "assistant"} and roles[:1] == roles[-1:] == ["user"]
+        if not is_chat:
+            raise ConfigError(
+                f"the messages of a prompt have the roles {', '.join(roles) or 'of nobody'}; "
+                "expected user and assistant, after at most one system message, the first and the "
+                "last of them a user's"
+            )
+        return cls(messages[-1]["content"], system, tuple(messages[:-1]))
+
+
+class PromptEnvironment(BaseEnvironment):
+    """One turn: the prompt of the task, and the agent's reply. The reward function scores it.
+
+    The task is a row of a dataset, a mapping. Its `prompt` is a text or a list of chat messages;
+    its `system`, if it has one, is the system prompt of a text.
+
+    Without a reward function the reply is compared with the row's `answer` (or `ground_truth`, or
+    VERL's `reward_model.ground_truth`), a text or a number: reward 1 if the reply, or its last
+    line, is that answer, spaces around it aside; else 0. Rows without an answer earn 0.
+
+    >>> env = PromptEnvironment()
+    >>> env.task = {"prompt": "What is 6 times 7?", "answer": 42}
+    >>> env.reset()
+    'What is 6 times 7?'
+    >>> env.step("Six sevens are forty-two:\\n42")
+    ('Right.', 1.0, True, {'success': True})
+    """
+
+    quick = True
+
+    max_steps = 1
+
+    def reset(self) -> str:
+        self._done = False
+        self.step_count = 0
+        return self._prompt().text
+
+    def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
+        self.step_count += 1
+        self._done = True
+        answer = answer_of(self._task())
+        if answer is None:
+            return "", 0.0, True, {}
+        is_right = is_answer(action, answer)
+        return "Right." if is_right else "Wrong.", float(is_right), True, {"success": is_right}
+
+    def get_state_description(self) -> str:
+        text = self._prompt().text
+        return f"{text}\n(answered)" if self._done else text
+
+    def get_prompt_prefix(self) -> str:
+        return self._prompt().system
+
+    def get_history(self) -> Sequence[Mapping[str, Any]]:
+        return self._prompt().history
+
+    def expert_action(self) -> str | None:
+        return answer_of(self._task())
+
+    def _task(self) -> Mapping[str, Any]:
+        if self.task is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no task to play. Give the trainer a dataset, or "
+                "EpisodeTask(seed, task=row), or set environment.task = {'prompt': ...}."
+            )
+        return self.task
+
+    def _prompt(self) -> Prompt:
+        return prompt_of(self._task())
+
+
+def prompt_of(row: Mapping[str, Any]) -> Prompt:
+    """The prompt of a row, with its system prompt."""
+    if "prompt" not in row:
+        raise ConfigError(f"a row has no 'prompt'; it has {', '.join(map(str, row)) or 'nothing'}")
+    prompt = Prompt.of(row["prompt"])
+    system = row.get("system")
+    if system is None or system == "":
+        return prompt
+    if not isinstance(system, str):
+        raise ConfigError(f"a row's 'system' is {_shown(system)}, expected a text")
+    if prompt.system:
+        raise ConfigError(
+            "a row has a system prompt twice: as 'system', and as a message. Leave one out."
+        )
+    return Prompt(prompt.text, system, prompt.history)
+
+
+def answer_of(row: Mapping[str, Any]) -> str | None:
+    """The answer that a row holds, as text; None if there is none to compare with."""
+    graded = row.get("reward_model")
+    places = [row, row, graded if isinstance(graded, Mapping) else {}]
+    for place, name in zip(places, ["answer", "ground_truth", "ground_truth"], strict=True):
+        answer = place.get(name)
+        if isinstance(answer, str | int | float):
+            return str(answer)
+    return None
+
+
+def is_answer(reply: str, answer: str) -> bool:
+    """Whether a reply, or its last line, is the answer.
+
+    >>> is_answer("It must be\\n 42 ", "42"), is_answer("It must be 42", "42")
+    (True, False)
+    """
+    reply, answer = reply.strip(), answer.strip()
+    return reply == answer or reply.rpartition("\n")[2].strip() == answer
+
+
+def _message(number: int, message: object) -> dict[str, str]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise ConfigError(
+            f"message {number} of a prompt is {_shown(message)}, expected "
+            "{'role': 'user', 'content': text}"
+        )
+    return {"role": message["role"], "content": _text(number, message.get("content"))}
+
+
+def _text(number: int, content: object) -> str:
+    """The content of a message: a text, or a list of pieces that are all texts."""
+    if isinstance(content, str):
+        return content
+    pieces = content if isinstance(content, Sequence) and not isinstance(content, bytes) else [None]
+    texts = [piece.get("text") if isinstance(piece, Mapping) else None for piece in pieces]
+    if not all(isinstance(text, str) for text in texts):
+        raise ConfigError(
+            f"the content of message {number} of a prompt is {_shown(content)}, expected text: "
+            "pictures and other media are not supported"
+        )
+    return "".join(map(str, texts))
+
+
+def _role(message: Mapping[str, str]) -> str:
+    return message["role"]
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.100} ({type(value).__name__})"
