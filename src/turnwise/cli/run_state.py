@@ -1,0 +1,153 @@
+"""What is known of a run while it goes: its metrics so far, what it does now, how long it takes."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from turnwise.cli.common import legible
+
+if TYPE_CHECKING:
+    from turnwise.trainer.reporter import RunInfo
+
+# The pace of the latest steps tells more about those to come than the mean of all.
+NUM_STEPS_OF_PACE = 20
+
+
+@dataclass
+class RunState:
+    """Follows a run through what a reporter is told."""
+
+    clock: Callable[[], float] = time.monotonic
+    environment: str = ""
+    model: str = ""
+    folder: str = ""
+    num_steps: int = 0
+    """Of the whole run, those before a resume included."""
+    history: list[Mapping[str, float]] = field(default_factory=list)
+    """The metrics of every step so far."""
+    messages: list[tuple[float, str]] = field(default_factory=list)
+    """Lines that were said, each with the seconds since the beginning."""
+    now: tuple[str, int, int] | None = None
+    """What is being done: its name, how much of it is done, of how much."""
+    outcome: str | None = None
+    """How it ended; None while it runs."""
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+        self._ended: float | None = None
+        self._step_ends: deque[float] = deque(maxlen=NUM_STEPS_OF_PACE + 1)
+        self._first_step = 0
+
+    def begin(self, run: RunInfo) -> None:
+        self._started = self.clock()
+        self.environment = one_line(run.environment)
+        self.model = one_line(run.model)
+        self.folder = one_line(str(run.folder))
+        self.num_steps = run.num_steps
+        self.history = list(run.history)
+        self._first_step = run.first_step
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.history.append(dict(metrics))
+        self.now = None
+        self._step_ends.append(self.clock())
+
+    def say(self, text: str) -> None:
+        self.messages.append((self.elapsed, one_line(text)))
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.now = (one_line(what), done, total)
+
+    def end(self, outcome: str) -> None:
+        self.now = None
+        self.outcome = one_line(outcome)
+        self._ended = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this start of the run; a resumed run has had others."""
+        return (self.clock() if self._ended is None else self._ended) - self._started
+
+    @property
+    def step_number(self) -> int:
+        """The last step that is done."""
+        return int(self.history[-1]["step"]) if self.history else self._first_step
+
+    @property
+    def seconds_left(self) -> float | None:
+        """None until a step has shown how long one takes."""
+        if not self._step_ends:
+            return None
+        if len(self._step_ends) == 1:
+            pace = self.history[-1].get("time/step")
+            if pace is None:
+                return None
+        else:
+            pace = (self._step_ends[-1] - self._step_ends[0]) / (len(self._step_ends) - 1)
+        since = self.clock() - self._step_ends[-1]
+        return max((self.num_steps - self.step_number) * pace - since, 0.0)
+
+    @property
+    def reports_success(self) -> bool:
+        """Whether the environment ever said so; it is 0 in every step of one that does not."""
+        return any(
+            metrics.get(name)
+            for metrics in self.history
+            for name in ("success", "eval/greedy/success", "eval/sampled/success")
+        )
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """A metric over the steps, where it has a value."""
+        return [(m["step"], m[name]) for m in self.history if name in m]
+
+    def latest(self, name: str) -> tuple[int, float] | None:
+        """The last value of a metric, with its step."""
+        for metrics in reversed(self.history):
+            if name in metrics:
+                return int(metrics["step"]), metrics[name]
+        return None
+
+    def change(self, name: str, num_steps: int = 10) -> float | None:
+        """How much a metric differs from so many steps ago, or from the first if there are fewer.
+
+        Up to three steps are taken together on either side, since one alone is mostly noise. None
+        where there is nothing to compare.
+        """
+        values = [value for _, value in self.points(name)[-num_steps - 3 :]]
+        num_together = min(3, len(values) // 2)
+        if num_together == 0:
+            return None
+        return fmean(values[-num_together:]) - fmean(values[:num_together])
+
+
+def one_line(text: str) -> str:
+    """Foreign text as one line that does the terminal no harm."""
+    return legible(" ".join(text.split()))
+
+
+def brief(value: float) -> str:
+    """A number in at most six or seven characters."""
+    size = abs(value)
+    if size == 0:
+        return "0"
+    if size >= 1e7:
+        return f"{value:.1e}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.3f}" if size >= 0.001 else f"{value:.0e}"
+
+
+def clock_time(seconds: float) -> str:
+    """2:05, or 1:02:05 from an hour on."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,0 +1,92 @@
+"""A terminal that remembers its screen: as much of one as rich's live displays need."""
+
+from __future__ import annotations
+
+import io
+import re
+
+_CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b(.)")
+
+
+class Terminal(io.StringIO):
+    """Give it to a console as its file; `screen` is what a person would see."""
+
+    def __init__(self, width: int = 80, height: int = 24) -> None:
+        super().__init__()
+        self.width, self.height = width, height
+        self.rows: list[str] = [""]
+        self.row = self.column = 0
+        self.scrolled: list[str] = []
+        """What has left the screen at the top."""
+        self.raw = ""
+        self.num_breaks = 0
+        """How often a line was too long for the screen."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.raw += text
+        place = 0
+        for code in _CODES.finditer(text):
+            self._print(text[place : code.start()])
+            self._obey(code[1] or "", code[2])
+            place = code.end()
+        self._print(text[place:])
+        return len(text)
+
+    @property
+    def screen(self) -> str:
+        return "\n".join(row.rstrip() for row in self.rows).rstrip("\n")
+
+    def narrow(self, width: int) -> None:
+        """Make the window narrower, as a user does: long lines break in two."""
+        self.width = width
+        rows: list[str] = []
+        for row in (row.rstrip() for row in self.rows):
+            rows += [row[at : at + width] for at in range(0, max(len(row), 1), width)]
+        self.rows = rows
+        self.row = len(rows) - 1
+        self._scroll()
+
+    def _print(self, text: str) -> None:
+        for character in text:
+            if character == "\r":
+                self.column = 0
+            elif character == "\n":
+                self.column = 0
+                self._down()
+            elif character >= " ":
+                if self.column == self.width:
+                    self.num_breaks += 1
+                    self.column = 0
+                    self._down()
+                row = self.rows[self.row].ljust(self.column)
+                self.rows[self.row] = row[: self.column] + character + row[self.column + 1 :]
+                self.column += 1
+
+    def _down(self) -> None:
+        self.row += 1
+        if self.row == len(self.rows):
+            self.rows.append("")
+        self._scroll()
+
+    def _scroll(self) -> None:
+        while len(self.rows) > self.height:
+            self.scrolled.append(self.rows.pop(0))
+            self.row -= 1
+
+    def _obey(self, number: str, code: str) -> None:
+        if code == "A":
+            self.row = max(self.row - int(number or 1), 0)
+        elif code == "K":
+            assert number == "2"
+            self.rows[self.row] = ""
+        elif code == "H":
+            assert number == ""
+            self.row = self.column = 0
+        elif code == "J":
+            assert number == "2"
+            self.rows = [""] * len(self.rows)
+        else:
+            assert code in "mhl", f"a code that this terminal does not know: {number}{code}"

@@ -1,0 +1,390 @@
+"""How a run is shown: the curve, the picture at any size, a live terminal, plain lines, JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings, strategies as st
+from rich.console import Console
+
+from cli.terminal import Terminal
+from turnwise.cli.curve import draw_curve, moving_mean, nice_ticks
+from turnwise.cli.lines import JsonReporter, LineReporter
+from turnwise.cli.live import LiveReporter, make_reporter
+from turnwise.cli.run_state import RunState, brief, clock_time
+from turnwise.cli.run_view import RunView
+from turnwise.trainer.reporter import RunInfo
+
+NUMBERS = st.floats(-1e9, 1e9, allow_nan=False)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def info(num_steps: int = 200, **others) -> RunInfo:
+    return RunInfo(Path("runs/mine"), "guess-number", "tiny", num_steps, **others)
+
+
+def metrics(step: int, **others: float) -> dict[str, float]:
+    """As a learner that gets better would have them."""
+    rate = 1 - math.exp(-step / 40)
+    own = {"step": step, "reward": rate, "success": rate, "entropy": 1.2, "kl": 0.004}
+    return {**own, "time/tokens_per_second": 1234.0, "time/step": 1.0, **others}
+
+
+def told(reporter, clock: Clock, num_steps: int, **others: float):
+    """A reporter that has been told of so many steps, a second each."""
+    for step in range(1, num_steps + 1):
+        clock.now += 1.0
+        reporter.step(metrics(step, **others))
+    return reporter
+
+
+def pictured(state: RunState, width: int = 80, height: int = 24, **options) -> str:
+    out = io.StringIO()
+    terminal = {"force_terminal": True, "color_system": None, **options}
+    Console(file=out, width=width, height=height, **terminal).print(RunView(state))
+    return out.getvalue()
+
+
+def running(num_steps: int = 80, **others: float) -> RunState:
+    clock = Clock()
+    state = RunState(clock)
+    state.begin(info())
+    return told(state, clock, num_steps, **others)
+
+
+@given(
+    values=st.lists(NUMBERS, min_size=1, max_size=300),
+    width=st.integers(24, 120),
+    height=st.integers(3, 30),
+    ascii_only=st.booleans(),
+)
+@example(values=[0.5] * 3, width=40, height=8, ascii_only=False)
+@example(values=[0.0, 1e-300], width=40, height=8, ascii_only=False)
+@settings(deadline=None, max_examples=60)
+def test_a_curve_fills_its_place_exactly(values, width, height, ascii_only):
+    lines = draw_curve(list(enumerate(values, 1)), width, height, "cyan", ascii_only=ascii_only)
+    assert [line.cell_len for line in lines] == [width] * height
+    if ascii_only:
+        assert "".join(line.plain for line in lines).isascii()
+
+
+def test_a_curve_that_rises_goes_up_and_stands_beside_its_numbers():
+    rows = [line.plain for line in draw_curve([(s, s / 50) for s in range(51)], 40, 6, "cyan")]
+    drawn = [[column for column, mark in enumerate(row) if "⠀" < mark <= "⣿"] for row in rows]
+    assert all(drawn[:-1])
+    middles = [sum(columns) / len(columns) for columns in drawn[:-1]]
+    assert middles == sorted(middles, reverse=True)
+    assert rows[0].lstrip().startswith("1.0 ┤")
+    assert rows[-2].lstrip().startswith("0.0 ┤")
+    assert rows[-1].split() == ["0", "50"]
+
+
+@given(values=st.lists(NUMBERS, min_size=1, max_size=200))
+def test_the_moving_mean_stays_between_the_values(values):
+    means = moving_mean(values)
+    room = 1e-6 * max(abs(value) for value in values) + 1e-6
+    assert len(means) == len(values)
+    assert min(values) - room <= min(means) <= max(means) <= max(values) + room
+
+
+@given(low=NUMBERS, span=st.floats(0, 1e9), num_most=st.integers(2, 12))
+def test_ticks_are_even_and_cover_the_values(low, span, num_most):
+    ticks = nice_ticks(low, low + span, num_most)
+    step = ticks[1] - ticks[0]
+    assert step > 0
+    assert 2 <= len(ticks) <= num_most + 1
+    assert ticks[0] <= low + step * 1e-6
+    assert ticks[-1] >= low + span - step * 1e-6
+
+
+def test_the_picture_says_what_matters():
+    state = running(**{"eval/greedy/success": 0.9, "eval/sampled/success": 0.8})
+    state.progress("episodes", 37, 64)
+    state.say("doctor: entropy has collapsed")
+    picture = pictured(state)
+    for text in (
+        "guess-number · tiny",
+        "runs/mine",
+        "step 80/200",
+        "1:20 elapsed, 2:00 left",
+        "episodes 37/64",
+        "held-out success 0.90 greedy, 0.80 sampled",
+        "1:20  doctor: entropy has collapsed",
+    ):
+        assert text in picture
+    names, values = re.search(r"^(reward .*)\n(.*)$", picture.split("\n\n")[2], re.M).groups()
+    assert names.split() == ["reward", "success", "entropy", "KL", "tokens/s"]
+    assert values.split() == ["0.86", "→", "0.86", "→", "1.20", "→", "0.004", "→", "1,234", "→"]
+
+
+def test_arrows_point_against_ten_steps_ago():
+    clock = Clock()
+    state = RunState(clock)
+    state.begin(info())
+    told(state, clock, 10)
+    for step in range(11, 31):
+        state.step(metrics(step, reward=2.0 - step / 20, entropy=step / 10))
+    assert state.change("reward") == pytest.approx(-0.5)
+    assert state.change("entropy") == pytest.approx(1.0)
+    picture = pictured(state, 120, 40)
+    assert "0.50 ↘ 0.50" in picture
+    assert "3.00 ↗ 1.00" in picture
+    assert state.change("nothing") is None
+
+
+def test_success_is_shown_only_where_it_is_reported():
+    assert "success" not in pictured(running(success=0.0))
+    assert pictured(running(success=0.5)).count("success") == 2
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (60, 20), (40, 15), (25, 5)])
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 500])
+def test_the_picture_keeps_within_any_terminal_and_never_jumps(size, num_steps):
+    state = running(num_steps)
+    heights = set()
+    for message in range(9):
+        picture = pictured(state, *size)
+        assert all(len(line) < size[0] for line in picture.splitlines())
+        heights.add(picture.count("\n"))
+        state.say(f"message {message} " + "of many words " * message)
+        state.progress("episodes", message, 64)
+    assert len(heights) == 1
+    assert heights.pop() < size[1]
+
+
+def test_without_colours_nothing_but_text_is_lost(monkeypatch):
+    state = running()
+    monkeypatch.setenv("NO_COLOR", "1")
+    grey = pictured(state, color_system="standard")
+    monkeypatch.delenv("NO_COLOR")
+    coloured = pictured(state, color_system="standard")
+    assert not re.search(r"\x1b\[[\d;]*3[0-7]m", grey)
+    assert re.search(r"\x1b\[[\d;]*3[0-7]m", coloured)
+    strip = re.compile(r"\x1b\[[\d;]*m")
+    assert strip.sub("", grey) == strip.sub("", coloured) == pictured(state)
+
+
+def test_a_terminal_without_unicode_gets_none():
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    Console(file=out, force_terminal=True, width=80, height=24).print(RunView(running()))
+    out.flush()
+    assert b"step 80/200 ###" in re.sub(rb"\x1b\[[\d;]*m", b"", out.buffer.getvalue())
+
+
+def test_foreign_text_cannot_reach_the_terminal():
+    state = RunState(Clock())
+    state.begin(RunInfo(Path("runs/a\x1b[2Jb"), "evil\x1b]52;c;x\x07", "m\x9b31m", 5))
+    state.step(metrics(1))
+    state.say("doctor: \x1b[2J\nsecond line")
+    state.progress("epi\x1bsodes", 1, 2)
+    assert "\x1b" not in pictured(state)
+    assert "doctor: ␛[2J second line" in pictured(state)
+    state.end("stopped: \x1b[31m")
+    assert not set("\x1b\x07\x9b") & set(pictured(state))
+
+
+def test_time_left_follows_the_pace_of_the_latest_steps():
+    clock = Clock()
+    state = RunState(clock)
+    state.begin(info(100))
+    assert state.seconds_left is None
+    clock.now += 50  # a warm start is not the pace of a step
+    state.step(metrics(1))
+    assert state.seconds_left == pytest.approx(99)
+    for step in range(2, 61):
+        clock.now += 0.5 if step < 30 else 3.0
+        state.step(metrics(step))
+    assert state.seconds_left == pytest.approx(40 * 3.0)
+    clock.now += 2.0
+    assert state.seconds_left == pytest.approx(40 * 3.0 - 2.0)
+    clock.now += 1e6
+    assert state.seconds_left == 0.0
+
+
+def test_a_resumed_run_has_its_whole_curve():
+    state = RunState(Clock())
+    state.begin(info(first_step=30, history=[metrics(step) for step in range(1, 31)]))
+    assert state.step_number == 30
+    assert state.seconds_left is None
+    assert "step 30/200" in pictured(state)
+    assert [step for step, _ in state.points("reward")] == list(range(1, 31))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (0.5312, "0.53"), (-0.0123, "-0.012"), (0.00012, "1e-04"), (12.34, "12.3")],
+)
+def test_numbers_are_brief(value, text):
+    assert brief(value) == text
+
+
+def test_times_are_read_as_clocks():
+    assert [clock_time(s) for s in (0, 59.7, 130, 3725)] == ["0:00", "1:00", "2:10", "1:02:05"]
+
+
+@pytest.fixture
+def terminal():
+    return Terminal()
+
+
+@pytest.fixture
+def live(terminal):
+    console = Console(
+        file=terminal, force_terminal=True, width=80, height=24, color_system="standard"
+    )
+    with LiveReporter(console) as reporter:
+        yield reporter
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_live_picture_follows_and_its_last_one_stays(terminal, live):
+    live.console.print("$ turnwise train")
+    wait_for(lambda: "setting up" in terminal.screen)
+    live.begin(info(40))
+    assert "setting up" not in terminal.screen
+    for step in range(1, 41):
+        live.step(metrics(step))
+        live.progress("episodes", step, 64)
+        if step % 20 == 0:
+            wait_for(lambda step=step: f"step {step}/40" in terminal.screen)
+            assert terminal.screen.count("guess-number · tiny") == 1
+    live.say("the last word")
+    live.end("finished")
+    assert terminal.screen.count("step 40/40") == 1
+    assert "\nfinished" in terminal.screen
+    assert "the last word" in terminal.screen
+    assert terminal.raw.endswith("\x1b[?25h")  # the cursor is back
+    assert terminal.num_breaks == 0
+    assert "".join(terminal.scrolled).count("guess-number") == 0
+    assert not any(thread.name == "display" for thread in threading.enumerate())
+
+
+def test_what_others_print_stands_above_the_picture(terminal, live):
+    live.begin(info(40))
+    live.step(metrics(1))
+    print("a word of the environment")
+    wait_for(lambda: "step 1/40" in terminal.screen)
+    live.end("finished")
+    everything = "\n".join([*terminal.scrolled, terminal.screen])
+    assert everything.index("a word of the environment") < everything.index("guess-number")
+    assert everything.count("guess-number · tiny") == 1
+
+
+def test_a_narrower_window_gets_a_whole_new_picture(terminal, live):
+    live.begin(info(40))
+    live.step(metrics(1))
+    wait_for(lambda: "step 1/40" in terminal.screen)
+    terminal.narrow(60)
+    live.console.width = 60
+    wait_for(lambda: terminal.screen.count("guess-number · tiny") == 1)
+    live.end("interrupted")
+    assert terminal.screen.count("step 1/40") == 1
+    assert terminal.num_breaks == 0
+    assert "\ninterrupted" in terminal.screen
+
+
+def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal, live):
+    live.begin(info(40))
+    with pytest.raises(ZeroDivisionError), live:
+        live.step({"step": 1 / 0})
+    assert terminal.raw.endswith("\x1b[?25h")
+    assert not any(thread.name == "display" for thread in threading.enumerate())
+
+
+def test_warnings_become_messages_and_do_not_tear_the_picture(live, capsys):
+    live.begin(info(40))
+    logging.getLogger("turnwise").warning("nothing moves: %d episodes wait", 3)
+    assert live.state.messages[-1][1] == "nothing moves: 3 episodes wait"
+    live.end("finished")
+    assert "nothing moves" not in capsys.readouterr().err
+
+
+def test_plain_lines_can_be_searched():
+    out, clock = io.StringIO(), Clock()
+    with LineReporter(out, clock) as reporter:
+        reporter.begin(info(4))
+        clock.now += 2
+        told(reporter, clock, 1, reward=0.53, success=0.41)
+        reporter.say("checkpoint saved")
+        clock.now += 19
+        reporter.progress("episodes", 3, 64)
+        clock.now += 1
+        reporter.progress("episodes", 37, 64)
+        reporter.step(metrics(2, **{"eval/greedy/success": 0.5}))
+        reporter.end("finished")
+    assert out.getvalue().splitlines() == [
+        "training tiny on guess-number, 4 steps",
+        "run folder runs/mine",
+        "step 1/4  reward 0.53  success 0.41  entropy 1.20  kl 0.004  1,234 tok/s  eta 0:03",
+        "checkpoint saved",
+        "  episodes 37/64",
+        "step 2/4  reward 0.049  success 0.049  entropy 1.20  kl 0.004  eval/greedy/success 0.50"
+        "  1,234 tok/s  eta 0:40",
+        "finished after 0:23",
+    ]
+
+
+def test_quick_steps_share_a_line_and_the_last_is_never_left_out():
+    out, clock = io.StringIO(), Clock()
+    with LineReporter(out, clock) as reporter:
+        reporter.begin(info(100))
+        for step in range(1, 51):
+            clock.now += 0.25
+            reporter.step(metrics(step))
+        reporter.end("interrupted")
+    steps = [int(step) for step in re.findall(r"^step (\d+)/100", out.getvalue(), re.M)]
+    assert steps == [1, 9, 17, 25, 33, 41, 49, 50]
+
+
+def test_json_lines_are_the_metrics_and_words_go_elsewhere():
+    out, words = io.StringIO(), io.StringIO()
+    with JsonReporter(out, words) as reporter:
+        reporter.begin(info(2))
+        reporter.say("a word")
+        reporter.step(metrics(1))
+        reporter.step(metrics(2))
+        reporter.end("finished")
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [metrics(1), metrics(2)]
+    assert words.getvalue() == "run folder runs/mine\na word\nfinished\n"
+
+
+def test_a_run_goes_on_when_nobody_reads_it_any_more():
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream, LineReporter(stream) as reporter:
+        reporter.begin(info(3))
+        os.close(read)
+        for step in range(1, 4):
+            reporter.step(metrics(step))
+        reporter.end("finished")
+
+
+def test_a_pipe_gets_lines_and_a_terminal_the_picture(monkeypatch):
+    assert isinstance(make_reporter(), LineReporter)
+    assert isinstance(make_reporter(as_json=True), JsonReporter)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert isinstance(make_reporter(), LiveReporter)
+    assert isinstance(make_reporter(plain=True), LineReporter)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_reporter(), LineReporter)
