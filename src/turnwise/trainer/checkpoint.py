@@ -1,0 +1,147 @@
+"""One checkpoint: a folder that is saved whole, and opened only if it still is."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import CheckpointError, ConfigError
+from turnwise.trainer.manifest import (
+    MANIFEST,
+    Defect,
+    Manifest,
+    checked_meta,
+    read_manifest,
+    unknown_files,
+    verify,
+    write_manifest,
+)
+from turnwise.trainer.whole_folders import in_order, write_folder
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder that was saved whole."""
+
+    path: Path
+    step: int
+    meta: dict[str, Any]
+    files: dict[str, int]
+    """Name and number of bytes of each: {"model.safetensors": 4400152, "state.json": 812}"""
+
+    def file(self, name: str) -> Path:
+        """Where the file of that name is."""
+        if name not in self.files:
+            raise CheckpointError(
+                f"the checkpoint {self.path} has no file {name!r}; it has {', '.join(self.files)}"
+            )
+        return self.path / name
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint in that folder, each of its bytes verified."""
+    path = Path(path).expanduser().resolve()
+    # It may have stepped aside for a save that was killed; then this puts it back.
+    with suppress(OSError), in_order(path.parent, glob.escape(path.name)):
+        pass
+    if not path.is_dir():
+        kind = "it is a file" if path.exists() else "there is no such folder"
+        raise CheckpointError(f"cannot open the checkpoint {path}: {kind}")
+    return verified(path)
+
+
+def save_checkpoint_to(
+    path: str | os.PathLike[str],
+    write: Callable[[Path], None],
+    meta: Mapping[str, Any],
+    step: int,
+) -> Checkpoint:
+    """Save at a place of the user's choice; a checkpoint there is replaced, nothing else is."""
+    path = Path(path).expanduser().resolve()
+
+    def may_replace() -> None:
+        if path.exists() and not path.is_dir():
+            raise _occupied(path, "it is a file")
+        if path.exists() and any(path.iterdir()):
+            try:
+                others = unknown_files(path, read_manifest(path))
+            except Defect as defect:
+                raise _occupied(path, str(defect)) from None
+            if others:
+                raise _occupied(path, f"{others[0]} is not a part of the checkpoint there")
+
+    return save_at(path, write, meta, step, names=glob.escape(path.name), may_replace=may_replace)
+
+
+def save_at(
+    path: Path,
+    write: Callable[[Path], None],
+    meta: Mapping[str, Any],
+    step: int,
+    *,
+    names: str,
+    may_replace: Callable[[], None] = lambda: None,
+    num_bytes_expected: int = 0,
+) -> Checkpoint:
+    """Save at `path`, once `may_replace` has nothing against it; see `write_folder`."""
+    if step < 0:
+        raise ConfigError(f"step got {step}, expected 0 or more")
+    plain = checked_meta(meta)
+    manifests = []
+
+    def seal(temporary: Path) -> Path:
+        try:
+            manifests.append(write_manifest(temporary, step, plain))
+        except Defect as defect:
+            raise CheckpointError(f"cannot save {path}: {defect}") from None
+        return temporary / MANIFEST
+
+    write_folder(
+        path,
+        write,
+        seal,
+        names=names,
+        may_replace=may_replace,
+        num_bytes_expected=num_bytes_expected,
+    )
+    return described(path, manifests[0])
+
+
+def verified(path: Path, step: int | None = None) -> Checkpoint:
+    """The checkpoint at `path`, after each byte was looked at; `step` is that of its name."""
+    try:
+        manifest = verify(path)
+    except OSError as error:
+        name = Path(error.filename or path).name
+        raise CheckpointError(f"cannot read {name} of {path}: {error.strerror}") from error
+    except Defect as defect:
+        raise CheckpointError(f"cannot use the checkpoint {path}: {defect}{_hint(path)}") from None
+    if step is not None and manifest.step != step:
+        raise CheckpointError(f"cannot use the checkpoint {path}: it is of step {manifest.step}")
+    return described(path, manifest)
+
+
+def described(path: Path, manifest: Manifest) -> Checkpoint:
+    """The checkpoint at `path`, as its manifest has it."""
+    sizes = {name: facts.size for name, facts in manifest.files.items()}
+    return Checkpoint(path, manifest.step, manifest.meta, sizes)
+
+
+def _hint(path: Path) -> str:
+    """For one who named the run, or the folder with all of its checkpoints."""
+    if (path / MANIFEST).exists():
+        return ""
+    inner = [*path.glob(f"step-*/{MANIFEST}"), *path.glob(f"checkpoints/step-*/{MANIFEST}")]
+    return f". Did you mean {max(inner).parent}?" if inner else ""
+
+
+def _occupied(path: Path, reason: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is in use for something else, and stays as it is: {reason}. "
+        "Save to a new or empty folder."
+    )

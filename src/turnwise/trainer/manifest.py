@@ -1,0 +1,159 @@
+"""What a checkpoint says of itself: its files, and how to tell that none has changed.
+
+`manifest.json` names each file with its size and sha256. Its last line is the sha256 of all the
+bytes before that line, so that a change in the manifest itself is found too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from turnwise.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_SEAL = b',\n  "sha256": "'
+_END = b'"\n}\n'
+
+
+class Defect(Exception):
+    """What is wrong with a folder's content; whoever knows which folder says that."""
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """A file as it was saved."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The content of `manifest.json`."""
+
+    step: int
+    meta: dict[str, Any]
+    files: dict[str, FileFacts]
+    """By name, with "/" between the parts: `model.safetensors`, `tokenizer/vocab.json`."""
+
+
+def checked_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """`meta` as it will be read again; what JSON cannot hold is refused, NaN and Inf too."""
+    for key, value in meta.items():
+        try:
+            json.dumps({key: value}, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"meta[{key!r}] cannot go into a checkpoint: {error}. Expected finite numbers, "
+                "strings, booleans, None, and lists and dicts of them."
+            ) from error
+    copy: dict[str, Any] = json.loads(json.dumps(dict(meta)))
+    return copy
+
+
+def sealed_json(content: Mapping[str, Any]) -> bytes:
+    """JSON whose last line is the sha256 of everything before it."""
+    head = json.dumps(content, indent=2, allow_nan=False).removesuffix("\n}").encode()
+    return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + _END
+
+
+def read_sealed_json(path: Path) -> dict[str, Any]:
+    """The content that `sealed_json` wrote; any changed byte is refused."""
+    raw = path.read_bytes()
+    head, _, tail = raw.rpartition(_SEAL)
+    if tail != hashlib.sha256(head).hexdigest().encode() + _END:
+        raise Defect(f"{path.name}: it was changed or cut since it was written")
+    try:
+        content: dict[str, Any] = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Defect(f"{path.name}: it is not JSON") from error
+    if content.get("format") != FORMAT:
+        raise Defect(
+            f"{path.name}: it has format {content.get('format')!r}, and this turnwise reads "
+            f"{FORMAT}. A newer turnwise wrote it; install that one"
+        )
+    return content
+
+
+def write_manifest(folder: Path, step: int, meta: Mapping[str, Any]) -> Manifest:
+    """Describe what is in `folder`, in its manifest."""
+    names = sorted(_names(folder))
+    if MANIFEST in names:
+        raise Defect(f"{MANIFEST} is the store's own file; give yours another name")
+    files = {
+        name: FileFacts((folder / name).stat().st_size, _digest(folder / name)) for name in names
+    }
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "meta": meta,
+        "files": {name: vars(facts) for name, facts in files.items()},
+    }
+    (folder / MANIFEST).write_bytes(sealed_json(content))
+    return Manifest(step, dict(meta), files)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What the manifest says; whether the files agree is for `verify`."""
+    path = folder / MANIFEST
+    if path.is_symlink() or not path.is_file():
+        raise Defect(f"it has no {MANIFEST}: not a checkpoint, or a save that did not finish")
+    content = read_sealed_json(path)
+    try:
+        files = {str(name): FileFacts(**facts) for name, facts in content["files"].items()}
+        manifest = Manifest(int(content["step"]), dict(content["meta"]), files)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Defect(f"{MANIFEST}: not what a checkpoint says of itself") from error
+    for name in files:
+        pure = PurePosixPath(name)
+        if pure.is_absolute() or ".." in pure.parts or str(pure) != name or name == MANIFEST:
+            raise Defect(f"{MANIFEST}: it names {name!r}, which is not a file of its own")
+    return manifest
+
+
+def verify(folder: Path) -> Manifest:
+    """The manifest, after every file was found to be what it says."""
+    manifest = read_manifest(folder)
+    found = set(_names(folder)) - {MANIFEST}
+    for name in sorted(manifest.files.keys() - found):
+        raise Defect(f"{name}: it is missing")
+    for name in unknown_files(folder, manifest):
+        raise Defect(f"{name}: it was not there when the checkpoint was saved")
+    for name, facts in manifest.files.items():
+        size = (folder / name).stat().st_size
+        if size != facts.size:
+            raise Defect(f"{name}: it has {size} bytes, and the manifest {facts.size}")
+    for name, facts in manifest.files.items():
+        if _digest(folder / name) != facts.sha256:
+            raise Defect(f"{name}: its sha256 is not that of the manifest")
+    return manifest
+
+
+def unknown_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Files in `folder` that are none of the checkpoint's."""
+    return sorted(set(_names(folder)) - manifest.files.keys() - {MANIFEST})
+
+
+def _names(folder: Path, prefix: str = "") -> Iterator[str]:
+    """Every file below `folder`; links and devices are refused, as they lead out of it."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = prefix + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                yield from _names(Path(entry.path), f"{name}/")
+            elif entry.is_file(follow_symlinks=False):
+                yield name
+            else:
+                raise Defect(f"{name}: it is a link or a device, expected a plain file")
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,235 @@
+"""Folders that exist whole or not at all, whatever breaks off while they are written.
+
+A folder is filled beside its place under a hidden name and renamed when it is complete. A rename
+cannot replace a folder that has files, so the old one steps aside first; whoever looks next puts
+it back if the new one never came. Beside a folder `x` there may be, for a while:
+
+    .x.saving-HOST-1f3a    being written; locked by its writer: without a lock, that one is dead
+    .x.replaced            the old `x`, until the new one has its name
+    .x.removed-77b0        on its way out
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from turnwise.errors import CheckpointError
+from turnwise.trainer.disk_errors import explained
+
+PATIENCE_S = 60.0
+"""How long others may be busy with renames in a folder before we give up."""
+STALE_S = 3600.0
+"""A lock may not reach other hosts of a network's disk; what one of them wrote to within this
+time is taken for alive."""
+
+
+@contextmanager
+def in_order(parent: Path, names: str = "*") -> Iterator[None]:
+    """Nobody else renames anything in `parent` meanwhile, and what dead writers left is put right.
+
+    `names` is a glob pattern: only what belongs to folders of these names is touched.
+    """
+    with _locked(parent):
+        for aside in parent.glob(f".{names}.replaced"):
+            place = parent / aside.name[1:].removesuffix(".replaced")
+            with suppress(OSError):  # a reader may not be allowed to tidy up
+                if os.path.lexists(place):
+                    discard(aside, place.name)
+                else:
+                    os.rename(aside, place)
+        for part in parent.glob(f".{names}.saving-*"):
+            if _is_abandoned(part):
+                _remove(part)
+        for part in parent.glob(f".{names}.removed-*"):
+            _remove(part)
+        yield
+
+
+def write_folder(
+    path: Path,
+    fill: Callable[[Path], None],
+    seal: Callable[[Path], Path],
+    *,
+    names: str,
+    may_replace: Callable[[], None] = lambda: None,
+    num_bytes_expected: int = 0,
+) -> None:
+    """Make `path` hold what `fill` puts into a folder, or leave all as it was.
+
+    `seal` adds one last file, and returns it, when all others are safely on the disk.
+
+    `fill` is the caller's own: what it raises flies as it is, unless it is about the disk.
+    `may_replace` raises if what is at `path` must stay; it is asked before and after the work.
+    """
+    with explained(path):
+        make_folder(path.parent)
+        with in_order(path.parent, names):
+            may_replace()
+            temporary = _beside(path, f"saving-{_host()}")
+            os.mkdir(temporary)
+            lock = os.open(temporary, os.O_RDONLY)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        with explained(path, temporary, num_bytes_expected, only_disk=True):
+            fill(temporary)
+        with explained(path, temporary, num_bytes_expected):
+            _sync_tree(temporary)
+            sync(seal(temporary))
+            sync(temporary)
+            with in_order(path.parent, names):
+                may_replace()
+                _take_place(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+    finally:
+        _release(lock)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """The same for a single file; for the caller who is in `in_order`."""
+    temporary = _beside(path, f"saving-{_host()}")
+    try:
+        temporary.write_bytes(content)
+        sync(temporary)
+        os.replace(temporary, path)
+    except BaseException:
+        _remove(temporary)
+        raise
+    sync(path.parent)
+
+
+def discard(path: Path, name: str | None = None) -> None:
+    """No longer there under its name from one moment to the next; then its files go."""
+    doomed = _beside(path.with_name(name or path.name), "removed")
+    os.rename(path, doomed)
+    _remove(doomed)
+
+
+def make_folder(folder: Path) -> None:
+    """The folder and those above it, such that they outlive a power cut."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """On the disk, not only on its way to it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        # Some network file systems keep folders in order by themselves and say EINVAL.
+        if error.errno != errno.EINVAL or not path.is_dir():
+            raise
+    finally:
+        os.close(handle)
+
+
+def _sync_tree(folder: Path) -> None:
+    for place, _, files in os.walk(folder):
+        for name in files:
+            sync(Path(place, name))
+        sync(Path(place))
+
+
+def _take_place(temporary: Path, path: Path) -> None:
+    aside = path.with_name(f".{path.name}.replaced")
+    replaces = os.path.lexists(path)
+    try:
+        if replaces:
+            os.rename(path, aside)
+        os.rename(temporary, path)
+    except BaseException:
+        if replaces and not os.path.lexists(path):
+            os.rename(aside, path)
+        raise
+    sync(path.parent)
+    if replaces:
+        with suppress(OSError):  # the next one in this folder will try again
+            discard(aside, path.name)
+
+
+def _beside(path: Path, role: str) -> Path:
+    return path.with_name(f".{path.name}.{role}-{secrets.token_hex(4)}")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while _is_busy(handle):
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"another process has been busy in {folder} for {PATIENCE_S:.0f} s. Is one "
+                    "stopped, or is another run using the same folder?"
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        _release(handle)
+
+
+def _is_busy(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # no locks here; then a second writer is the user's to avoid
+    return False
+
+
+def _release(handle: int) -> None:
+    # Closing alone would leave the lock to processes that were forked meanwhile.
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    os.close(handle)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Its writer is dead; where there are no locks, this cannot be known and is not said."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return f".saving-{_host()}-" in path.name or time.time() - _last_touched(path) > STALE_S
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def _last_touched(folder: Path) -> float:
+    return max(
+        os.lstat(os.path.join(place, name)).st_mtime
+        for place, _, files in os.walk(folder)
+        for name in (".", *files)
+    )
+
+
+def _host() -> str:
+    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
