@@ -1,0 +1,217 @@
+"""The doctor: each finding is said, once, at its step, and never about a healthy run."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from turnwise.trainer.doctor import CHECKS, Doctor, diagnose
+
+NUM_EPISODES = 32
+
+
+def healthy_run(length=120, seed=0, **ways):
+    """The metrics of a run that learns to 95%, with the noise of 32 episodes a step.
+
+    `ways` replaces a metric: a value for all steps, or a function of the step (1, 2, ...).
+    """
+    rng = random.Random(seed)
+    run = []
+    for step in range(1, length + 1):
+        solved = 0.95 / (1 + math.exp(-(step - 35) / 9))
+        success = sum(rng.random() < solved for _ in range(NUM_EPISODES)) / NUM_EPISODES
+        metrics = {
+            "step": step,
+            "reward": success,
+            "reward_std": math.sqrt(success * (1 - success)) or 0.05,
+            "success": success,
+            "truncated/turns": 0.7 * (1 - solved),
+            "truncated/tokens": 0.0,
+            "truncated/time": 0.0,
+            "cut_turns": 0.6 * (1 - solved) ** 2,
+            "errors": 0.0,
+            "tool_calls": 1.5 + 0.2 * rng.random(),
+            "malformed_calls": 0.7 * (1 - solved) ** 2,
+            "invalid_actions": 0.8 * (1 - solved),
+            "zero_variance": 0.4 + 0.5 * abs(solved - 0.5),
+            "entropy": 1.2 * (1 - 0.95 * solved) * rng.uniform(0.9, 1.1),
+            "kl": 0.008 * rng.uniform(0.3, 2.0),
+            "clip_fraction": 0.06 * rng.random(),
+            "explained_variance": 0.7 - 1.2 * math.exp(-step / 6) + rng.uniform(-0.2, 0.2),
+            "grad_norm": rng.lognormvariate(0.0, 0.5),
+            "gap_kl": 1e-9,
+            "gap_max": 2e-6,
+            "num_steps": 4,
+            "num_skipped_steps": 0,
+        }
+        for name, way in ways.items():
+            metrics[name.replace("__", "/")] = way(step) if callable(way) else way
+        run.append(metrics)
+    return run
+
+
+def codes(run):
+    return [(step, finding.code) for step, finding in diagnose(run)]
+
+
+def after(change, then, before=None):
+    """`before` (or a healthy value) until step `change`, `then` from it on."""
+    return lambda step: then if step >= change else before
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_a_healthy_run_is_left_in_peace(seed):
+    assert codes(healthy_run(seed=seed)) == []
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slow_run_is_left_in_peace(seed):
+    rng = random.Random(seed)
+    rewards = [0.003 * step + rng.gauss(0, 0.08) for step in range(301)]
+    run = healthy_run(
+        300, seed, reward=lambda s: rewards[s], success=lambda s: 0.003 * s, entropy=0.8
+    )
+    assert codes(run) == []
+
+
+FLAT = {"success": 0.4, "reward": lambda step: 0.4 + 0.05 * math.sin(2.1 * step)}
+FLAT |= {"reward_std": 0.5, "truncated__turns": 0.2, "cut_turns": 0.1, "malformed_calls": 0.1}
+FLAT |= {"invalid_actions": 0.1, "entropy": 1.0}
+
+# What goes wrong, the finding, the step at which it is said, and a piece of its words.
+SICK = [
+    ({"success": 0.0, "reward": -0.5, "reward_std": 0.0}, "too-hard", 5, "reward -0.5"),
+    (
+        {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9},
+        "too-hard",
+        5,
+        "90% of the groups",
+    ),
+    ({"success": 1.0, "reward": 1.0, "reward_std": 0.0}, "too-easy", 5, "success 100%"),
+    ({"success": 0.3, "reward": 2.0, "reward_std": 0.0}, "constant-reward", 5, "earned 2 for"),
+    ({"success": 0.0, "reward": 1.0, "reward_std": 0.0}, "constant-reward", 5, "success 0%"),
+    ({"success": 0.4, "zero_variance": 0.85}, "alike-groups", 5, "85% of the groups"),
+    ({"entropy": after(20, 0.02, 1.0)}, "entropy-collapse", 24, "from 1 to 0.02 at a success of"),
+    ({"entropy": after(20, 3.0, 1.0)}, "entropy-explosion", 22, "from 1 to 2.2"),
+    ({"tool_calls": after(20, 0.0, 2.0)}, "tools-unused", 24, "0 calls an episode, once 2."),
+    ({"malformed_calls": after(20, 0.6, 0.1)}, "malformed-calls", 37, "60% of the turns"),
+    ({"invalid_actions": after(20, 0.9, 0.1)}, "invalid-actions", 34, "90% of the actions"),
+    ({"cut_turns": after(20, 0.8, 0.1)}, "cut-turns", 35, "80% of the model's turns"),
+    ({"truncated__turns": after(20, 0.7, 0.1)}, "out-of-turns", 36, "70% of the episodes ran"),
+    ({"truncated__tokens": after(20, 0.7, 0.0)}, "out-of-tokens", 37, "model's context"),
+    ({"truncated__time": after(20, 0.7, 0.0)}, "out-of-time", 37, "ran out of time"),
+    ({"explained_variance": after(10, -0.3, 0.5)}, "value-useless", 20, "variance -0.3"),
+    ({"gap_kl": after(20, 0.05, 1e-9)}, "sampler-gap", 21, "divergence 0.05"),
+    ({"gap_max": after(20, 7.0, 1e-6)}, "sampler-gap", 21, "worst log-prob 7 apart"),
+    (
+        {"errors": after(20, 0.2, 0.0), "errors__tool_error": after(20, 0.2, 0.0)},
+        "errors",
+        21,
+        "13% of the episodes failed, most by tool error",
+    ),
+    ({"num_skipped_steps": after(20, 2, 0)}, "skipped-steps", 20, "2 steps were skipped"),
+    ({"grad_norm": lambda s: 80.0 if s == 20 else 1.0}, "gradient-jump", 20, "to 80, where 1 is"),
+    ({"kl": after(15, 0.3, 0.01)}, "steps-too-large", 20, "KL 0.3"),
+    ({"clip_fraction": after(15, 0.6, 0.1)}, "steps-too-large", 20, "60% of the tokens clipped"),
+    ({"kl": 1e-7, "clip_fraction": 0.0}, "steps-too-small", 20, "KL 1e-07 an update"),
+]
+
+
+@pytest.mark.parametrize(("ways", "code", "step", "words"), SICK, ids=lambda x: str(x)[:24])
+def test_each_finding_is_said_once_at_its_step(ways, code, step, words):
+    run = healthy_run(45, **FLAT | ways)
+    said = diagnose(run)
+    assert [(when, finding.code) for when, finding in said] == [(step, code)]
+    finding = said[0][1]
+    assert words in finding.text
+    assert len(finding.cure) > 20
+    assert str(finding) == f"{finding.text} {finding.cure}"
+
+
+def test_a_flat_reward_gets_a_gentle_word():
+    said = codes(healthy_run(70, **FLAT))
+    assert [code for _, code in said] == ["not-rising"]
+    assert 50 <= said[0][0] < 70
+
+
+def test_falling_far_below_its_best_is_forgetting():
+    def reward(step):
+        wave = 0.02 * math.sin(2.1 * step)
+        return wave + (0.1 + 0.02 * step if step <= 30 else max(0.7 - 0.04 * (step - 30), 0.2))
+
+    run = healthy_run(60, **FLAT | {"reward": reward, "success": reward})
+    assert [code for _, code in codes(run)] == ["forgetting"]
+    assert "it was 0.6" in diagnose(run)[0][1].text
+
+
+def test_reward_without_success_is_suspect():
+    ways = {
+        "reward": lambda step: 0.3 + 0.01 * step + 0.01 * math.sin(2.1 * step),
+        "success": lambda step: max(0.6 - 0.01 * step, 0.0),
+    }
+    said = codes(healthy_run(60, **FLAT | ways))
+    assert [code for _, code in said] == ["reward-hacking"]
+
+
+def test_every_finding_is_tested():
+    others = {"not-rising", "forgetting", "reward-hacking"}
+    assert {check.code for check in CHECKS} == {code for _, code, _, _ in SICK} | others
+
+
+def test_cut_turns_are_named_where_they_explain_the_bad_calls():
+    run = healthy_run(40, **FLAT | {"malformed_calls": 0.9, "cut_turns": 0.8})
+    texts = {finding.code: finding.text for _, finding in diagnose(run)}
+    assert "80% were cut by the token limit" in texts["malformed-calls"]
+
+
+def test_a_lasting_finding_is_said_again_every_fifty_steps():
+    run = healthy_run(120, **FLAT | {"success": 0.0, "reward": 0.0, "reward_std": 0.0})
+    assert codes(run) == [(5, "too-hard"), (55, "too-hard"), (105, "too-hard")]
+
+
+@pytest.mark.parametrize(("num_gone", "again"), [(9, []), (10, [32])])
+def test_one_that_returns_is_said_again_only_after_a_while(num_gone, again):
+    sick = {21, 21 + num_gone + 1}
+    run = healthy_run(40, **FLAT | {"num_skipped_steps": lambda step: float(step in sick)})
+    said = [step for step, code in codes(run) if code == "skipped-steps"]
+    assert said == [21, *again]
+
+
+def test_where_lasting_until_the_end_is_success_the_cut_is_no_fault():
+    assert codes(healthy_run(45, **FLAT | {"truncated__turns": 1.0, "success": 0.6})) == []
+
+
+def test_one_step_an_update_says_nothing_about_the_step_size():
+    run = healthy_run(45, **FLAT | {"kl": 0.0, "clip_fraction": 0.0, "num_steps": 1})
+    assert codes(run) == []
+
+
+def test_a_resumed_run_hears_the_same():
+    run = healthy_run(90, **FLAT | {"entropy": after(20, 0.02, 1.0), "errors": after(60, 1.0, 0)})
+    whole = diagnose(run)
+    assert whole
+    for stop in (1, 23, 24, 50, 89):
+        doctor = Doctor()
+        for metrics in run[:stop]:
+            doctor.look(metrics)
+        heard = [(m["step"], finding) for m in run[stop:] for finding in doctor.look(m)]
+        assert heard == [(step, finding) for step, finding in whole if step > stop]
+
+
+NAMES = [*healthy_run(1)[0], "errors/tool_error", "reward/format", "eval/greedy/success"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(NAMES), st.floats() | st.integers(-5, 5)), max_size=70
+    ),
+)
+def test_no_metrics_whatever_upset_it(run):
+    for step, finding in diagnose(run):
+        assert isinstance(step, int)
+        assert finding.text.endswith(".")
+        assert "nan" not in finding.text.split()
