@@ -24,6 +24,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "TrainingConfig",
     ),
     "turnwise.errors": (
+        "CheckpointError",
         "ConfigError",
         "DeadlineExceeded",
         "EngineError",
@@ -31,6 +32,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "MissingExtraError",
         "RewardError",
         "ToolError",
+        "TrainingStopped",
         "TurnwiseError",
     ),
     "turnwise.env": (
@@ -176,6 +178,14 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "PolicyValueModel",
         "make_learner",
     ),
+    "turnwise.trainer": (
+        "Curriculum",
+        "Levels",
+        "RayPPOTrainer",
+        "Reporter",
+        "create_trainer",
+        "load_trained_model",
+    ),
 }
 _MODULES = (
     "algo",
@@ -190,6 +200,7 @@ _MODULES = (
     "models",
     "reward",
     "tools",
+    "trainer",
     "types",
 )
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
@@ -231,6 +242,7 @@ if TYPE_CHECKING:
         models as models,
         reward as reward,
         tools as tools,
+        trainer as trainer,
         types as types,
     )
     from turnwise.algo import (
@@ -310,6 +322,7 @@ if TYPE_CHECKING:
         run_episode_async as run_episode_async,
     )
     from turnwise.errors import (
+        CheckpointError as CheckpointError,
         ConfigError as ConfigError,
         DeadlineExceeded as DeadlineExceeded,
         EngineError as EngineError,
@@ -317,6 +330,7 @@ if TYPE_CHECKING:
         MissingExtraError as MissingExtraError,
         RewardError as RewardError,
         ToolError as ToolError,
+        TrainingStopped as TrainingStopped,
         TurnwiseError as TurnwiseError,
     )
     from turnwise.inference import (
@@ -395,4 +409,12 @@ if TYPE_CHECKING:
         get_parser as get_parser,
         parser_for as parser_for,
         tool as tool,
+    )
+    from turnwise.trainer import (
+        Curriculum as Curriculum,
+        Levels as Levels,
+        RayPPOTrainer as RayPPOTrainer,
+        Reporter as Reporter,
+        create_trainer as create_trainer,
+        load_trained_model as load_trained_model,
     )

@@ -44,6 +44,10 @@ class DeadlineExceeded(TurnwiseError, TimeoutError):
     """Something that can wait waited longer than it may."""
 
 
+class TrainingStopped(TurnwiseError, RuntimeError):
+    """A run was ended, since going on would have taught nothing."""
+
+
 class MissingExtraError(TurnwiseError, ImportError):
     """An optional package is needed and not installed."""
 

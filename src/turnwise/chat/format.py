@@ -155,6 +155,16 @@ class ChatFormat:
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
+    def answer_ids(self, text: str) -> list[int]:
+        """A turn in which the agent says this text and ends it: what imitation learns from.
+
+        Special tokens in it, such as those around a tool call, are the tokens that they name.
+        """
+        closing, ends = self.closing_ids, self.stop_ids
+        num_closing = next((n for n, i in enumerate(closing, 1) if i in ends), len(closing))
+        end = closing[:num_closing] or self._next_role_ids[:1]
+        return [*self.tokenizer.encode(text, add_special_tokens=False), *end]
+
     @cached_property
     def closing_text(self) -> str:
         """What the template writes between an answer of the agent and the next message."""

@@ -82,19 +82,19 @@ def make_environment(
 def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory:
     prefix, colon, rest = name.partition(":")
     if colon and prefix in ADAPTERS:
-        adapter = _import_object(ADAPTERS[prefix])
+        adapter = import_object(ADAPTERS[prefix])
         return lambda: adapter(rest, config)
     if colon:
-        return environment_factory(_import_object(name), config)
+        return environment_factory(import_object(name), config)
     if name in BUILT_IN:
-        return environment_factory(_import_object(BUILT_IN[name]), config)
+        return environment_factory(import_object(BUILT_IN[name]), config)
     raise ConfigError(
         f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
         "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
     )
 
 
-def _import_object(target: str) -> Any:
+def import_object(target: str) -> Any:
     """The object that `path.py:Name` or `package.module:Name` means."""
     place, _, attribute = target.rpartition(":")
     if place.endswith(".py"):
@@ -113,7 +113,7 @@ def _import_object(target: str) -> Any:
         names = [
             name
             for name, value in vars(module).items()
-            if inspect.isclass(value) and issubclass(value, BaseEnvironment)
+            if callable(value) and getattr(value, "__module__", None) == module.__name__
         ]
         raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(attribute, names)}")
     return getattr(module, attribute)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import typing
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -176,15 +177,28 @@ class EpisodeCollector:
             for member in range(group_size)
         ]
 
-    async def play(self, tasks: Iterable[EpisodeTask]) -> Collection:
-        """Play these episodes, at most `max_concurrency` at a time."""
+    def sampling_with(self, sampling: SamplingParams) -> EpisodeCollector:
+        """The same, but for how the model is sampled."""
+        other = copy.copy(self)
+        other.setup = copy.copy(self.setup)
+        other.setup.sampling = sampling
+        return other
+
+    async def play(
+        self,
+        tasks: Iterable[EpisodeTask],
+        on_result: Callable[[EpisodeResult], None] | None = None,
+    ) -> Collection:
+        """Play these episodes, at most `max_concurrency` at a time; `on_result` sees each end."""
         asked = list(tasks)
         results: list[EpisodeResult | None] = [None] * len(asked)
         waiting = iter(enumerate(asked))
 
         async def work() -> None:
             for place, task in waiting:  # shared: whoever is free takes the next one
-                results[place] = await self._play(task)
+                results[place] = result = await self._play(task)
+                if on_result is not None:
+                    on_result(result)
 
         self.setup.reward_limit = asyncio.Semaphore(self._reward_concurrency)
         async with self._watched():

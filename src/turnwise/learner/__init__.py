@@ -6,7 +6,13 @@ knows what an environment is.
 
 from turnwise.learner.batch import PPOBatch, on_last_token
 from turnwise.learner.build import make_learner, needs_critic
-from turnwise.learner.lora import add_lora, has_adapters, without_adapters
+from turnwise.learner.lora import (
+    add_lora,
+    has_adapters,
+    merge_lora,
+    merged_weights,
+    without_adapters,
+)
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
@@ -28,6 +34,8 @@ __all__ = [
     "has_adapters",
     "learning_rate_at",
     "make_learner",
+    "merge_lora",
+    "merged_weights",
     "needs_critic",
     "on_last_token",
     "without_adapters",

@@ -68,6 +68,18 @@ def chosen_log_probs(
     return both
 
 
+@torch.no_grad()
+def sum_squared_probs(
+    hidden: torch.Tensor, head: Head, *, temperature: float = 1.0
+) -> torch.Tensor:
+    """Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
+    chunk = default_chunk_tokens(len(head.weight), hidden.device)
+    parts = [
+        head.logits(part, temperature).softmax(1).square_().sum(1) for part in hidden.split(chunk)
+    ]
+    return torch.cat(parts)
+
+
 def default_chunk_tokens(num_words: int, device: torch.device) -> int:
     return max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // num_words)
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from turnwise.errors import ConfigError, import_extra
 
 
@@ -53,6 +55,41 @@ def without_adapters(model: Any) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+def merge_lora(model: Any) -> Any:
+    """Add the adapters to the weights and take them out: a plain model again, the same one."""
+    for name, layer in _adapted_layers_by_name(model):
+        layer.merge()
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layer.get_base_layer())
+    for mark in ("_hf_peft_config_loaded", "peft_config"):
+        if mark in vars(model):
+            delattr(model, mark)
+    return model
+
+
+@torch.no_grad()
+def merged_weights(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of the plain model that the adapters make of this one, which stays as it is."""
+    layers = dict(_adapted_layers_by_name(model))
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        owner, _, rest = name.partition(".base_layer.")
+        if ".lora_" in name:
+            continue
+        merged = tensor
+        if rest == "weight" and owner in layers:
+            layer = layers[owner]
+            for adapter in layer.active_adapters:
+                merged = merged + layer.get_delta_weight(adapter).to(tensor.dtype)
+        weights[f"{owner}.{rest}" if rest else name] = merged
+    return weights
+
+
+def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
+    adapted = {id(layer) for layer in _adapted_layers(model)}
+    return [(name, module) for name, module in model.named_modules() if id(module) in adapted]
 
 
 def _adapted_layers(model: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
-from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.log_probs import chosen_log_probs, sum_squared_probs
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.trunk import Layout, Trunk
 
@@ -131,6 +131,16 @@ class PolicyValueModel(nn.Module):
         return Outputs(
             pack.spread(log_probs, width), pack.spread(entropy, width), values, last_values
         )
+
+    @torch.no_grad()
+    def sum_pi_squared(self, input_ids: torch.Tensor, pack: Pack) -> torch.Tensor:
+        """Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
+        pack, width = pack.to(self.device), input_ids.shape[1]
+        hidden = self._trunk.hidden(pack.take(input_ids.to(self.device)), pack)
+        sums = sum_squared_probs(
+            hidden[pack.sources], self._trunk.head, temperature=self.temperature
+        )
+        return pack.spread(sums, width)
 
     def forward(
         self,

@@ -142,6 +142,10 @@ class MasterAdamW:
         for name in self._narrow:
             self._masters[name].copy_(self._parameters[name])
 
+    def forget(self) -> None:
+        """As if no step had been made; the weights stay."""
+        self._adam.state.clear()
+
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """All that a resumed run needs, by names that fit into one safetensors file."""
         tensors = {f"master.{name}": self._masters[name].detach() for name in self._narrow}

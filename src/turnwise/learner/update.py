@@ -52,6 +52,8 @@ class Learner:
             model.named_parameters(), weight_decay=self.options.weight_decay
         )
         self.num_updates = 0
+        self.seen_log_probs: torch.Tensor | None = None
+        """[B, T], the log-probs that the first pass of the last update learned from."""
         self._reference: PolicyValueModel | None = None
         if reference is not None:
             for parameter in reference.parameters():
@@ -93,6 +95,16 @@ class Learner:
             return Outputs(grids[0], grids[1], None, None)
         return Outputs(grids[0], grids[1], grids[2], last_values)
 
+    @torch.no_grad()
+    def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
+        """Σ_v π(v)² where each policy token was sampled: [B, T]."""
+        model, shape = self.model, batch.input_ids.shape
+        sums = torch.zeros(shape, device=model.device)
+        ids = batch.input_ids.to(model.device)
+        for pack in self._packs(batch, torch.arange(len(batch))):
+            sums[pack.rows.to(model.device)] = model.sum_pi_squared(ids, pack).to(sums.dtype)
+        return sums
+
     def update(self, batch: PPOBatch) -> dict[str, float]:
         """Learn from a batch; what happened, in numbers.
 
@@ -104,6 +116,7 @@ class Learner:
         batch = batch.to(self.model.device)
         tally = Tally()
         weights = self._importance_weights(batch, tally)
+        self.seen_log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device)
         if batch.values is not None and batch.returns is not None:
             tally.note(
                 "explained_variance",
@@ -128,8 +141,11 @@ class Learner:
             total_steps=options.total_steps,
         )
 
-    def imitate(self, batch: PPOBatch) -> dict[str, float]:
-        """Supervised learning on the same streams and masks: make their tokens likely."""
+    def imitate(self, batch: PPOBatch, learning_rate: float | None = None) -> dict[str, float]:
+        """Supervised learning on the same streams and masks: make their tokens likely.
+
+        A `learning_rate` of its own stays as it is; None: that of the options.
+        """
         ones = torch.ones(batch.input_ids.shape)
         target = PPOBatch(
             batch.input_ids,
@@ -147,6 +163,8 @@ class Learner:
             kl_loss_coef=0.0,
             entropy_coef=0.0,
             target_kl=None,
+            update_epochs=1,
+            **({} if learning_rate is None else _steady(learning_rate)),
         )
         try:
             metrics = self.update(target)
@@ -154,6 +172,11 @@ class Learner:
             self.options = before
         kept = ("policy_loss", "entropy", "grad_norm", "learning_rate", *COUNTS)
         return {name: metrics[name] for name in kept if name in metrics}
+
+    def restart(self) -> None:
+        """Forget the optimiser's moments and the place in the schedule; the weights stay."""
+        self.optimizer.forget()
+        self.num_updates = 0
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The optimiser, and how far the learner has come; the model is saved by itself."""
@@ -196,7 +219,11 @@ class Learner:
             part = Tally()
             self.optimizer.zero_grad()
             for pack in packs:
-                self._add_gradient(batch, pack, totals, weights, part, tally)
+                outputs = self._add_gradient(batch, pack, totals, weights, part, tally)
+                if epoch == 0 and self.seen_log_probs is not None:
+                    self.seen_log_probs[pack.rows.to(self.model.device)] = (
+                        outputs.log_probs.detach().float()
+                    )
             if self._has_moved_far(part, num_tokens, totals):
                 self.optimizer.zero_grad()
                 tally.join(part, num_tokens)
@@ -220,7 +247,7 @@ class Learner:
         weights: torch.Tensor | None,
         part: Tally,
         tally: Tally,
-    ) -> None:
+    ) -> Outputs:
         rows = pack.rows.to(batch.input_ids.device)
         episodes = batch.select(rows)
         outputs = self.model.forward_pack(batch.input_ids, pack)
@@ -239,6 +266,7 @@ class Learner:
             tally.most("gap_max", gap.pop("gap_max"))
             for name, value in gap.items():
                 tally.average(name, value, pack.num_policy_tokens)
+        return outputs
 
     def _step(self, part: Tally, num_tokens: int, tally: Tally) -> None:
         """One step of the optimiser, unless something is not a finite number."""
@@ -291,3 +319,7 @@ class Learner:
         if horizon is None:
             horizon = self.workers.largest(max((int(c.max()) for c in counts), default=1))
         return BatchTotals(tokens, sequences, horizon)
+
+
+def _steady(learning_rate: float) -> dict[str, Any]:
+    return {"learning_rate": learning_rate, "lr_schedule": "constant", "warmup_steps": 0}

@@ -23,6 +23,7 @@ class StopRequest:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.is_wanted = False
+        self._heard: int | None = None
         self._say = say
         self._call_off: Callable[[], None] | None = None
         self._timer: threading.Timer | None = None
@@ -32,6 +33,13 @@ class StopRequest:
         self.is_wanted = True
         if self._call_off is not None:
             self._call_off()
+
+    def leave(self) -> None:
+        """Pass a signal on that was held back: the program, too, is to end."""
+        if self._heard == signal.SIGINT:
+            raise KeyboardInterrupt
+        if self._heard is not None:
+            raise SystemExit(128 + self._heard)
 
     @contextlib.contextmanager
     def calling_off(self, call_off: Callable[[], None]) -> Iterator[None]:
@@ -64,6 +72,7 @@ class StopRequest:
             raise KeyboardInterrupt
         if self.is_wanted:
             return
+        self._heard = number
         self._say("stopping: saving the run first (Ctrl-C again leaves at once)")
         self._timer = threading.Timer(MOST_SECONDS, _thread.interrupt_main)
         self._timer.daemon = True

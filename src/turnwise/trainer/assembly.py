@@ -1,0 +1,175 @@
+"""From settings and a user's parts to the machinery of a run: model, learner, engine, episodes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from turnwise.config import ConfigStore
+from turnwise.data import RLHFDataset
+from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
+from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, import_object
+from turnwise.episode import EpisodeCollector, EpisodeLimits
+from turnwise.episode.actions import ParserChoice
+from turnwise.errors import ConfigError
+from turnwise.inference import BaseInferenceEngine, SamplingParams, create_inference_engine
+from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
+from turnwise.models import load_tokenizer
+from turnwise.reward import RewardFn
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.trainer.batches import Advantages
+from turnwise.trainer.rollout import Rows, limits_of
+from turnwise.trainer.state import load_configured_model
+
+_LOG = logging.getLogger("turnwise")
+_SHARING = ("local", "transformers")
+"""Engines that sample from the learner's own modules."""
+
+
+@dataclass(frozen=True)
+class UserParts:
+    """What a user hands to the trainer."""
+
+    environment: EnvironmentSource | None = None
+    reward_fn: RewardFn | None = None
+    dataset: Any = None
+    eval_dataset: Any = None
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None
+    parser: ParserChoice = "auto"
+    system_prompt: str | None = None
+    tokenizer: Any = None
+    model: Any = None
+    limits: EpisodeLimits | None = None
+
+    def environment_name(self, config: ConfigStore) -> str:
+        """What the environment is called."""
+        source = self.environment
+        if source is None:
+            return "prompts" if self.dataset is not None else config.environment.name
+        if isinstance(source, str):
+            return source
+        kind = type(source) if isinstance(source, BaseEnvironment) else source
+        return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
+
+    def factory(self, config: ConfigStore) -> EnvironmentFactory:
+        """What makes a fresh environment."""
+        source = self.environment
+        if source is None:
+            source = PromptEnvironment if self.dataset is not None else config.environment.name
+        return environment_factory(source, config.environment)
+
+    def reward(self, config: ConfigStore) -> RewardFn | None:
+        """The reward function that was given, or that the settings name."""
+        if self.reward_fn is not None or config.environment.reward is None:
+            return self.reward_fn
+        function: RewardFn = import_object(config.environment.reward)
+        if not callable(function):
+            raise ConfigError(
+                f"environment.reward got {config.environment.reward!r}, which is no function"
+            )
+        return function
+
+    def rows(self, dataset: Any) -> Rows | None:
+        """A dataset's rows; lists and files become one."""
+        if dataset is None:
+            return None
+        rows: Rows = (
+            dataset
+            if hasattr(dataset, "__getitem__") and not isinstance(dataset, list | str)
+            else RLHFDataset(dataset)
+        )
+        if not len(rows):
+            raise ConfigError("the dataset has no rows")
+        return rows
+
+
+@dataclass
+class Machinery:
+    """What a run works with, in one process."""
+
+    tokenizer: Any
+    learner: Learner
+    engine: BaseInferenceEngine
+    collector: EpisodeCollector
+    factory: EnvironmentFactory
+    advantages: Advantages
+    shares_weights: bool
+    """Whether the engine samples from the learner's own modules."""
+
+    def publish_weights(self) -> None:
+        """The engine samples from the learner's weights as they are now."""
+        self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
+    """Build everything that a run needs, in the order in which it depends on each other."""
+    _check(config)
+    factory = parts.factory(config)
+    if parts.model is None:
+        loaded = load_configured_model(config)
+        model, tokenizer = loaded.model, parts.tokenizer or loaded.tokenizer
+    else:
+        model, tokenizer = parts.model, parts.tokenizer
+        if tokenizer is None:
+            raise ConfigError("model= needs tokenizer= beside it")
+    if isinstance(tokenizer, str):
+        tokenizer = load_tokenizer(tokenizer)
+    # The learner first: adapters change the modules that the engine samples from.
+    learner = make_learner(config, model, total_steps=total_steps)
+    engine, shares = _engine(config, model, tokenizer)
+    collector = EpisodeCollector(
+        engine,
+        factory,
+        limits=parts.limits or limits_of(config),
+        sampling=SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
+        tools=parts.tools,
+        parser=parts.parser,
+        system_prompt=parts.system_prompt,
+        reward_fn=parts.reward(config),
+        seed=config.training.seed,
+        on_error=config.training.on_error,
+    )
+    is_exact = (
+        shares and config.inference.top_p == 1.0 and learner.model.policy.dtype == torch.float32
+    )
+    advantages = Advantages(config.training, learner, sampler_is_exact=is_exact)
+    return Machinery(tokenizer, learner, engine, collector, factory, advantages, shares)
+
+
+def _engine(config: ConfigStore, model: Any, tokenizer: Any) -> tuple[BaseInferenceEngine, bool]:
+    backend = config.inference.backend
+    if backend in _SHARING:
+        return create_inference_engine(model, backend, tokenizer=tokenizer), True
+    options: Mapping[str, Any] = {
+        "dtype": config.model.dtype,
+        "tensor_parallel_size": config.model.tensor_parallel_size,
+        "trust_remote_code": config.model.trust_remote_code,
+    }
+    path = config.model.local_path or config.model.model_name
+    return create_inference_engine(path, backend, options, tokenizer=tokenizer), False
+
+
+def _check(config: ConfigStore) -> None:
+    if config.inference.backend == "scripted":
+        raise ConfigError(
+            "inference.backend got 'scripted', which has no model to train. It is for trying "
+            "environments: EpisodeCollector(ScriptedEngine(...), environment)."
+        )
+    if config.inference.temperature == 0:
+        raise ConfigError(
+            "inference.temperature got 0: a greedy policy explores nothing and has no log-probs "
+            "to learn from. Take 1.0."
+        )
+
+
+def policy_weights(learner: Learner) -> dict[str, torch.Tensor]:
+    """The policy's weights by their Hugging Face names, adapters merged in."""
+    model = learner.model.policy
+    return merged_weights(model) if has_adapters(model) else dict(model.state_dict())

@@ -1,0 +1,186 @@
+"""From episodes to what the learner takes: tokens, rewards where they were earned, advantages."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
+from turnwise.algo.choose import get_advantage_estimator
+from turnwise.config import TrainingConfig
+from turnwise.episode import AgentRecord, EpisodeResult
+from turnwise.learner import Learner, PPOBatch
+
+
+@dataclass(frozen=True)
+class Row:
+    """One agent of one episode: a row of the batch."""
+
+    result: EpisodeResult
+    agent: AgentRecord
+
+    @property
+    def group(self) -> str:
+        """Players of one environment have different parts: each is compared with its like."""
+        return f"{self.result.group}/{self.agent.name}"
+
+
+def trained_rows(results: Iterable[EpisodeResult]) -> list[Row]:
+    """The agents that can be learned from: they said something, and it was scored."""
+    return [
+        Row(result, agent)
+        for result in results
+        for agent in result.agents
+        if agent.reward is not None and agent.num_sampled_tokens
+    ]
+
+
+def make_batch(rows: list[Row]) -> PPOBatch:
+    """Tokens, masks, the sampler's log-probs, and each turn's reward on its last token."""
+    batch = PPOBatch.from_streams([row.agent.stream for row in rows])
+    rewards = torch.zeros(batch.input_ids.shape)
+    for number, row in enumerate(rows):
+        places, earned = row.agent.reward_positions, row.agent.turn_rewards
+        rewards[number, places] = torch.tensor(earned)
+    batch.rewards = rewards
+    return batch
+
+
+class Advantages:
+    """Fills in what the update needs: old log-probs, values, the KL penalty, advantages."""
+
+    def __init__(
+        self, training: TrainingConfig, learner: Learner, *, sampler_is_exact: bool
+    ) -> None:
+        self.kl_controller = KLController(
+            training.kl_coef, training.kl_target, adaptive=training.kl_target is not None
+        )
+        self._training = training
+        self._learner = learner
+        self._is_exact = sampler_is_exact
+        estimator = get_advantage_estimator(training.adv_estimator)
+        self._takes = inspect.signature(estimator).parameters
+
+    @property
+    def needs_baselines(self) -> bool:
+        """Whether a greedy episode from each start is needed."""
+        return "reward_baselines" in self._takes
+
+    def fill(
+        self, batch: PPOBatch, rows: list[Row], baselines: Mapping[int, float] | None = None
+    ) -> dict[str, float]:
+        """Complete a batch in place; figures about it."""
+        training, learner, figures = self._training, self._learner, dict[str, float]()
+        last_values = None
+        if learner.model.has_critic or not self._is_exact:
+            outputs = learner.score(batch)
+            batch.values = _on_cpu(outputs.values)
+            last_values = _on_cpu(outputs.last_values)
+            if not self._is_exact:
+                batch.old_log_probs = outputs.log_probs.cpu()
+        if training.use_kl_in_reward or training.kl_loss_coef:
+            batch.ref_log_probs = learner.reference_log_probs(batch).cpu()
+        rewards = batch.need("rewards")
+        if training.use_kl_in_reward:
+            rewards, kl = apply_kl_penalty(
+                rewards,
+                batch.behaviour_log_probs,
+                batch.need("ref_log_probs"),
+                batch.response_mask,
+                self.kl_controller.value,
+            )
+            figures["kl_ref"], figures["kl_coef"] = float(kl), self.kl_controller.value
+            self.kl_controller.update(kl, len(rows))
+        known = self._known(batch, rows, rewards, last_values, baselines)
+        batch.advantages, batch.returns = compute_advantages(training.adv_estimator, known)
+        return figures
+
+    def _known(
+        self,
+        batch: PPOBatch,
+        rows: list[Row],
+        rewards: torch.Tensor,
+        last_values: torch.Tensor | None,
+        baselines: Mapping[int, float] | None,
+    ) -> dict[str, Any]:
+        """All that an estimator may ask for, by the names of its parameters."""
+        known: dict[str, Any] = {
+            "token_level_rewards": rewards,
+            "response_mask": batch.response_mask,
+            "index": [row.group for row in rows],
+            "gamma": self._training.gamma,
+            "lam": self._training.lam,
+            "turn_ids": _turn_ids(batch, rows),
+            "anchor_states": [row.agent.trajectory.states for row in rows],
+            "old_log_probs": batch.behaviour_log_probs,
+        }
+        parts = _reward_parts(rows)
+        if parts is not None:
+            known["reward_parts"] = parts
+        if batch.values is not None:
+            known["values"] = batch.values
+        if last_values is not None:
+            # An episode that was cut is still worth something; one that ended is not.
+            is_cut = torch.tensor([row.result.status.is_truncated for row in rows])
+            known["bootstrap_values"] = torch.where(is_cut, last_values, 0.0)
+        if baselines is not None:
+            known["reward_baselines"] = torch.tensor(
+                [baselines.get(row.result.group, 0.0) for row in rows]
+            )
+        if "sum_pi_squared" in self._takes:
+            known["sum_pi_squared"] = self._learner.sum_pi_squared(batch).cpu()
+        return known
+
+
+def kept_columns(
+    results: Iterable[EpisodeResult],
+    rows: list[Row],
+    batch: PPOBatch,
+    log_probs: torch.Tensor | None,
+) -> dict[str, torch.Tensor]:
+    """What was trained on, token by token, for every agent of every episode: [agents, T].
+
+    Those that were not learned from have zeros.
+    """
+    places = {id(row.agent): number for number, row in enumerate(rows)}
+    agents = [agent for result in results for agent in result.agents]
+    width = max((len(agent.stream) for agent in agents), default=0)
+    from_row = torch.tensor([places.get(id(agent), len(rows)) for agent in agents])
+    found = {
+        "log_probs": log_probs,
+        "values": batch.values,
+        "advantages": batch.advantages,
+        "returns": batch.returns,
+    }
+    columns = {}
+    for name, column in found.items():
+        if column is not None:
+            padded = torch.zeros(len(rows) + 1, width)
+            padded[: len(rows), : column.shape[1]] = column.cpu()
+            columns[name] = padded[from_row]
+    return columns
+
+
+def _turn_ids(batch: PPOBatch, rows: list[Row]) -> torch.Tensor:
+    ids = torch.zeros(batch.input_ids.shape, dtype=torch.long)
+    for number, row in enumerate(rows):
+        for turn, (start, end) in enumerate(row.agent.stream.turns):
+            ids[number, start:end] = turn
+    return ids
+
+
+def _reward_parts(rows: list[Row]) -> torch.Tensor | None:
+    """[B, D], where every reward has the same named parts."""
+    rewards = [row.agent.reward for row in rows]
+    names = sorted({name for reward in rewards if reward for name in reward.parts})
+    if not names:
+        return None
+    return torch.tensor([[r.parts.get(name, 0.0) if r else 0.0 for name in names] for r in rewards])
+
+
+def _on_cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else tensor.cpu()

@@ -1,0 +1,65 @@
+"""Harder as it gets better: what to play next, chosen by how it went."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from turnwise.errors import ConfigError
+
+Task: TypeAlias = Mapping[str, Any]
+
+
+@runtime_checkable
+class Curriculum(Protocol):
+    """Chooses the tasks of a step, and sees what came of them.
+
+    A task is what an environment finds in its `task` when it is reset.
+    """
+
+    def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
+        """One task for each start of the next step."""
+
+    def observe(self, success: float, reward: float) -> None:
+        """The share of the step's episodes that succeeded, and their mean reward."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON can hold it."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Levels:
+    """A list of tasks from easy to hard: up when most succeed, down when few do.
+
+    >>> levels = Levels([{"size": 2}, {"size": 4}], up=0.8)
+    >>> levels.observe(success=0.9, reward=1.0)
+    >>> levels.choose(1, random.Random(0))
+    [{'size': 4}]
+    """
+
+    def __init__(self, tasks: Sequence[Task], *, up: float = 0.8, down: float = 0.2) -> None:
+        if not tasks:
+            raise ConfigError("a curriculum needs at least one level, got none")
+        if not 0 <= down < up <= 1:
+            raise ConfigError(f"got up={up} and down={down}, expected 0 <= down < up <= 1")
+        self.tasks = list(tasks)
+        self.level = 0
+        self._up = up
+        self._down = down
+
+    def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
+        return [self.tasks[self.level]] * num_tasks
+
+    def observe(self, success: float, reward: float) -> None:
+        if success >= self._up:
+            self.level = min(self.level + 1, len(self.tasks) - 1)
+        elif success <= self._down:
+            self.level = max(self.level - 1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"level": self.level}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.level = min(int(state["level"]), len(self.tasks) - 1)

@@ -1,0 +1,124 @@
+"""What a run leaves behind: metrics, episodes, checkpoints, and what the doctor says of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise import __version__
+from turnwise.config import ConfigStore
+from turnwise.episode import Collection
+from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore
+from turnwise.trainer.doctor import Doctor
+from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.trainer.reporter import Metrics, Reporter
+from turnwise.trainer.run_folder import RunFolder
+from turnwise.trainer.sinks import make_sinks
+
+_LOG = logging.getLogger("turnwise")
+
+
+class Records:
+    """The files of a run. Each step is written down before the next one begins."""
+
+    def __init__(
+        self, folder: RunFolder, config: ConfigStore, environment: str, reporter: Reporter
+    ) -> None:
+        self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
+        self._folder = folder
+        self._config = config
+        self._environment = environment
+        self._reporter = reporter
+        self._metrics = MetricsLog(folder.metrics_file)
+        self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
+        self._doctor = Doctor()
+        self._num_steps = 0
+        self._saved_step = -1
+        self._seconds: Metrics = {}
+        self._sinks = make_sinks(
+            config.logging.sinks, folder.path, folder.path.name, _as_mapping(config)
+        )
+
+    def begin(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._config.save(self._folder.config_file)
+        self._write_status("running", 0)
+
+    def rewind(self, step: int) -> list[Metrics]:
+        """Go back to a step: what came after it is forgotten; the metrics until then."""
+        self._metrics.rewind(step)
+        self._episodes.rewind(step)
+        self._saved_step = step
+        history: list[Metrics] = self._metrics.read()
+        for metrics in history:
+            self._doctor.look(metrics)
+        return history
+
+    def keep(
+        self, metrics: Metrics, played: Collection, columns: Mapping[str, torch.Tensor]
+    ) -> None:
+        """Write down a step. `metrics` gets what the writing of the step before took."""
+        started = time.perf_counter()
+        metrics |= self._seconds
+        step = int(metrics["step"])
+        self._metrics.append(metrics)
+        self._sinks.log(step, metrics)
+        self._episodes.write(step, list(played), columns)
+        self._write_status("running", step)
+        self._reporter.step(metrics)
+        for finding in self._doctor.look(metrics):
+            self._reporter.say(f"doctor: {finding}")
+            _LOG.warning("step %d: %s", step, finding)
+        self._seconds = {"time/log": time.perf_counter() - started}
+
+    def keep_evaluation(self, step: int, played: Collection, kind: str) -> None:
+        """Keep the episodes of an evaluation, `greedy` or `sampled`."""
+        self._episodes.write(step, list(played), kind=f"eval-{kind}")
+
+    def save(self, step: int, write: Callable[[Path], None], metrics: Mapping[str, float]) -> None:
+        """Save a checkpoint, and mark it if it is the best so far."""
+        started = time.perf_counter()
+        saved = self.checkpoints.save(step, write, {"environment": self._environment})
+        self._saved_step = step
+        self._mark_if_best(saved, metrics)
+        self._seconds["time/checkpoint"] = time.perf_counter() - started
+
+    def _mark_if_best(self, saved: Checkpoint, metrics: Mapping[str, float]) -> None:
+        name = self._config.checkpoint.best_metric
+        value = metrics.get(name)
+        if value is None:
+            return
+        best = self.checkpoints.best
+        if best is None or best.metric != name or value > best.value:
+            self.checkpoints.mark_best(saved, name, value)
+
+    def end(self, outcome: str, step: int, write: Callable[[Path], None] | None) -> None:
+        """The run is over or breaks off; saved once more, if it can be."""
+        try:
+            if write is not None and self._saved_step != step:
+                self.checkpoints.save(step, write, {"environment": self._environment})
+        finally:
+            self._write_status(outcome, step)
+            self._sinks.close()
+            self._reporter.end(outcome)
+
+    def _write_status(self, status: str, step: int) -> None:
+        self._folder.write_status(
+            status=status,
+            step=step,
+            num_steps=self._num_steps,
+            environment=self._environment,
+            turnwise=__version__,
+        )
+
+
+def _as_mapping(config: ConfigStore) -> Mapping[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(config)

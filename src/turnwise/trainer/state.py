@@ -1,0 +1,169 @@
+"""What a checkpoint holds: weights, the optimiser, every random generator, and how far it is.
+
+Weights and the optimiser's tensors are safetensors, the rest is JSON: nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from turnwise.config import ConfigStore
+from turnwise.errors import CheckpointError
+from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
+from turnwise.models import LoadedModel, load_model
+from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
+from turnwise.trainer.run_folder import RunFolder
+
+_WEIGHTS, _LEARNER, _STATE, _CONFIG = (
+    "weights.safetensors",
+    "learner.safetensors",
+    "state.json",
+    "config.yaml",
+)
+
+
+def write_state(
+    folder: Path, learner: Learner, config: ConfigStore, progress: Mapping[str, Any]
+) -> None:
+    """Put all of a run into a folder. Weights that are not finite are refused."""
+    weights = _weights(learner.model)
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise CheckpointError(
+            f"the weights are not finite ({broken[0]} and {len(broken) - 1} more): not saved. "
+            "The checkpoint before it is whole; go on from it with a lower learning rate."
+        )
+    save_file(weights, folder / _WEIGHTS)
+    tensors = {name: x.contiguous() for name, x in learner.state_tensors().items()}
+    save_file({**tensors, **_random_tensors()}, folder / _LEARNER)
+    state = {"progress": dict(progress), "random": _random_state()}
+    (folder / _STATE).write_text(json.dumps(state, allow_nan=False))
+    config.save(folder / _CONFIG)
+
+
+def read_state(checkpoint: Checkpoint, learner: Learner) -> dict[str, Any]:
+    """Put a checkpoint into the learner and the generators; what `progress` was."""
+    _load_weights(learner.model, load_file(checkpoint.file(_WEIGHTS)), checkpoint)
+    learner.optimizer.refresh_masters()
+    tensors = load_file(checkpoint.file(_LEARNER))
+    generators = {name: tensors.pop(name) for name in list(tensors) if name.startswith("random.")}
+    learner.load_state_tensors(tensors)
+    state = json.loads(checkpoint.file(_STATE).read_text())
+    _set_random_state(state["random"], generators)
+    progress: dict[str, Any] = state["progress"]
+    return progress
+
+
+def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -> Checkpoint:
+    """The checkpoint in a run's folder, or the one that this folder is."""
+    path = Path(path).expanduser()
+    if (path / _STATE).is_file():
+        return open_checkpoint(path)
+    folder = RunFolder(path)
+    if not folder.checkpoints.is_dir():
+        raise CheckpointError(
+            f"{path} is neither a run nor a checkpoint: it has no checkpoints folder in it"
+        )
+    store = CheckpointStore(folder.checkpoints)
+    found = store.best if which == "best" else None
+    found = found or store.newest()
+    if found is None:
+        raise CheckpointError(f"the run in {path} has not saved a checkpoint yet")
+    return found
+
+
+def load_trained_model(
+    path: str | Path, which: Literal["best", "last"] = "last"
+) -> tuple[LoadedModel, ConfigStore]:
+    """The model that a run trained, adapters merged into its weights, and the run's settings."""
+    checkpoint = find_checkpoint(path, which)
+    config = ConfigStore.load(checkpoint.file(_CONFIG))
+    loaded = load_configured_model(config)
+    if config.training.lora_rank:
+        add_lora(loaded.model, config.training.lora_rank)
+    weights = load_file(checkpoint.file(_WEIGHTS))
+    policy = {k: v for k, v in weights.items() if k.startswith("policy.")}
+    _load_weights(PolicyValueModel(loaded.model, None), policy, checkpoint)
+    merge_lora(loaded.model)
+    return loaded, config
+
+
+def load_configured_model(config: ConfigStore) -> LoadedModel:
+    """The model that the settings name."""
+    model = config.model
+    return load_model(
+        model.local_path or model.model_name,
+        dtype=model.dtype,
+        device=model.device,
+        trust_remote_code=model.trust_remote_code,
+    )
+
+
+def _weights(model: PolicyValueModel) -> dict[str, torch.Tensor]:
+    return {name: x.detach().contiguous() for name, x in _trained(model).items()}
+
+
+def _trained(model: PolicyValueModel) -> dict[str, torch.Tensor]:
+    """What training may have changed: all of it, or the adapters and the critic."""
+    only_trained = has_adapters(model.policy)
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad or not only_trained
+    }
+
+
+@torch.no_grad()
+def _load_weights(
+    model: PolicyValueModel, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint
+) -> None:
+    own = _trained(model)
+    if set(own) != set(weights):
+        odd = sorted(set(own) ^ set(weights))
+        raise CheckpointError(
+            f"{checkpoint.path} is of another model: {odd[0]} and {len(odd) - 1} more are not in "
+            "both. Load it with the settings that it was made with (its config.yaml)."
+        )
+    for name, tensor in weights.items():
+        if own[name].shape != tensor.shape:
+            raise CheckpointError(
+                f"{checkpoint.path} is of another model: {name} is {tuple(tensor.shape)} in it, "
+                f"expected {tuple(own[name].shape)}"
+            )
+        own[name].copy_(tensor)
+
+
+def _random_state() -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, [int(key) for key in keys], position, has_gauss, cached],
+    }
+
+
+def _random_tensors() -> dict[str, torch.Tensor]:
+    tensors = {"random.torch": torch.get_rng_state()}
+    for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        tensors[f"random.cuda.{number}"] = torch.cuda.get_rng_state(number)
+    return tensors
+
+
+def _set_random_state(state: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(tensors["random.torch"])
+    for name, tensor in tensors.items():
+        number = int(name.rpartition(".")[2]) if ".cuda." in name else -1
+        if 0 <= number < torch.cuda.device_count():
+            torch.cuda.set_rng_state(tensor, number)

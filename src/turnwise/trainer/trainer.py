@@ -1,0 +1,350 @@
+"""`RayPPOTrainer`: episodes, advantages, update, again; and everything that a run leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from turnwise.config import ConfigStore
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.episode import Collection, EpisodeLimits
+from turnwise.episode.actions import ParserChoice
+from turnwise.errors import ConfigError, TrainingStopped
+from turnwise.reward import RewardFn
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.trainer.assembly import Machinery, UserParts, assemble
+from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
+from turnwise.trainer.checkpoints import open_checkpoint, save_checkpoint_to
+from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
+from turnwise.trainer.figures import episode_figures
+from turnwise.trainer.records import Records
+from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
+from turnwise.trainer.rollout import Interrupted, Rollout
+from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
+from turnwise.trainer.state import read_state, write_state
+from turnwise.trainer.stopping import StopRequest
+from turnwise.trainer.stopwatch import Stopwatch
+from turnwise.trainer.warm_start import imitation_batches
+
+_MOST_BROKEN_STEPS = 5
+
+
+class RayPPOTrainer:
+    """Trains a language model in an environment.
+
+    `environment` is a class, a factory, an instance or a name; `reward_fn` scores whole episodes
+    (none: the sum of the step rewards); `dataset` gives each episode a task. `tools` are what the
+    agent can call. In one process by default.
+
+    A run that was interrupted goes on when it is started again with the same settings.
+    """
+
+    def __init__(
+        self,
+        config: ConfigStore | None = None,
+        environment: EnvironmentSource | None = None,
+        reward_fn: RewardFn | None = None,
+        dataset: Any = None,
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+        parser: ParserChoice = "auto",
+        system_prompt: str | None = None,
+        tokenizer: Any = None,
+        model: Any = None,
+        limits: EpisodeLimits | None = None,
+        curriculum: Curriculum | None = None,
+        reporter: Reporter | None = None,
+        resume: Resume = "auto",
+    ) -> None:
+        self.config = (config or ConfigStore()).validate()
+        self.metrics_history: list[Metrics] = []
+        """The metrics of each step so far."""
+        self.run_folder: Path | None = None
+        """Where the run is kept, once it has begun."""
+        self.step = 0
+        """Steps that are done."""
+        self._parts = UserParts(
+            environment,
+            reward_fn,
+            dataset if dataset is not None else train_dataset,
+            eval_dataset,
+            tools,
+            parser,
+            system_prompt,
+            tokenizer,
+            model,
+            limits,
+        )
+        self._name = self._parts.environment_name(self.config)
+        self._rows = self._parts.rows(self._parts.dataset)
+        self._curriculum = curriculum
+        self._reporter = reporter or LogReporter()
+        self._resume = resume
+        self._machinery: Machinery | None = None
+        self._num_broken_steps = 0
+
+    @property
+    def machinery(self) -> Machinery:
+        """Model, learner, engine and episodes; built when they are first needed."""
+        if self._machinery is None:
+            self._machinery = assemble(self.config, self._parts, self._planned_steps())
+        return self._machinery
+
+    def _steps_per_epoch(self) -> int:
+        training = self.config.training
+        if self._rows is None:
+            return training.steps_per_epoch
+        return max(1, -(-len(self._rows) // training.batch_size))
+
+    def _planned_steps(self) -> int:
+        return self.config.training.num_epochs * self._steps_per_epoch()
+
+    # ---- the loop ----
+
+    def fit(
+        self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
+    ) -> list[Metrics]:
+        """Train; the metrics of every step. Called again, it trains for as long once more.
+
+        Without numbers they are those of the settings; an epoch is one pass over the dataset, or
+        `training.steps_per_epoch` steps where there is none.
+        """
+        per_epoch = num_iters_per_epoch or self._steps_per_epoch()
+        num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
+        with self._run(num_steps) as (records, stop):
+            rollout = Rollout(self.machinery.collector, self.config, self._rows, self._curriculum)
+            if self.step == 0:
+                self._warm_start(records, stop)
+            while self.step < num_steps and not stop.is_wanted:
+                try:
+                    metrics, played, columns = self._train_step(rollout, stop)
+                except Interrupted:
+                    break
+                self.step += 1
+                ends_epoch = self.step % per_epoch == 0
+                metrics = {"step": self.step, "epoch": -(-self.step // per_epoch), **metrics}
+                if ends_epoch or self.step == num_steps:
+                    metrics |= self._evaluate_epoch(records, stop)
+                self.metrics_history.append(metrics)
+                records.keep(metrics, played, columns)
+                epoch = self.step // per_epoch
+                if ends_epoch and epoch % self.config.checkpoint.save_interval == 0:
+                    records.save(self.step, self._write_state, metrics)
+        return self.metrics_history
+
+    def _train_step(
+        self, rollout: Rollout, stop: StopRequest
+    ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
+        """Play, score, update, publish: one step of reinforcement learning."""
+        parts, clock = self.machinery, Stopwatch()
+        learner = parts.learner
+        with clock.timing("play"):
+            played = rollout.play(self.step, stop, self._episode_progress)
+            baselines = (
+                rollout.baselines(self.step, stop) if parts.advantages.needs_baselines else None
+            )
+        figures = episode_figures(played)
+        if rollout.zero_variance is not None:
+            figures["zero_variance"] = rollout.zero_variance
+            figures["num_resampled"] = rollout.num_resampled
+        rows = trained_rows(played)
+        columns: Mapping[str, torch.Tensor] = {}
+        if rows:
+            batch = make_batch(rows)
+            with clock.timing("log_probs"):
+                figures |= parts.advantages.fill(batch, rows, baselines)
+            with clock.timing("update"):
+                figures |= learner.update(batch)
+                parts.publish_weights()
+            columns = kept_columns(played, rows, batch, learner.seen_log_probs)
+        self._watch_for_broken_steps(figures)
+        if self._curriculum is not None and "success" in figures:
+            self._curriculum.observe(figures["success"], figures["reward"])
+        return {**figures, **clock.figures(played)}, played, columns
+
+    def _watch_for_broken_steps(self, figures: Metrics) -> None:
+        """A run of which nothing is learned any more should end, and say why."""
+        is_broken = not figures.get("num_steps")
+        self._num_broken_steps = self._num_broken_steps + 1 if is_broken else 0
+        if self._num_broken_steps < _MOST_BROKEN_STEPS:
+            return
+        if figures.get("num_skipped_steps"):
+            why = (
+                "the loss or its gradient was not a finite number. Lower training.learning_rate, "
+                "or look for extreme rewards."
+            )
+        else:
+            why = "no episode could be learned from. Look at the errors in log.txt."
+        raise TrainingStopped(f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}")
+
+    # ---- before and between the steps ----
+
+    def _warm_start(self, records: Records, stop: StopRequest) -> None:
+        """Learn to play as the expert, or chance, or a file does."""
+        training, parts = self.config.training, self.machinery
+        if training.warm_start is None:
+            return
+        batches = imitation_batches(
+            training.warm_start,
+            setup=parts.collector.setup,
+            factory=parts.factory,
+            num_steps=training.warm_start_steps,
+            batch_size=training.batch_size,
+            seed=training.seed,
+        )
+        for number, batch in enumerate(batches, 1):
+            figures = parts.learner.imitate(batch, training.warm_start_learning_rate)
+            self._reporter.progress("warm start", number, training.warm_start_steps)
+            if stop.is_wanted:
+                raise Interrupted
+        parts.learner.restart()
+        parts.publish_weights()
+        self._reporter.say(
+            f"warm start on {training.warm_start}: {training.warm_start_steps} steps, "
+            f"loss {figures['policy_loss']:.3f}"
+        )
+        records.save(0, self._write_state, {})
+
+    def _evaluate_epoch(self, records: Records, stop: StopRequest) -> Metrics:
+        number = self.config.training.eval_episodes
+        if not number:
+            return {}
+        started = time.perf_counter()
+        figures: Metrics = {}
+        for name, is_greedy in (("greedy", True), ("sampled", False)):
+            found, played = self._evaluate(number, is_greedy, stop)
+            figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
+            records.keep_evaluation(self.step, played, name)
+        figures["time/evaluate"] = time.perf_counter() - started
+        return figures
+
+    def _evaluate(
+        self, num_episodes: int, is_greedy: bool, stop: StopRequest
+    ) -> tuple[Metrics, Collection]:
+        rows = self._parts.rows(self._parts.eval_dataset) or self._rows
+        collector = self.machinery.collector
+        sampling = GREEDY if is_greedy else collector.setup.sampling
+        tasks = held_out_tasks(num_episodes, self.config.training.seed, rows)
+        return evaluate(
+            collector,
+            tasks,
+            sampling,
+            stop,
+            lambda done, total: self._reporter.progress("evaluation", done, total),
+        )
+
+    def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
+        """Play on held-out seeds with the model as it is now: reward, success and so on."""
+        number = num_episodes or self.config.training.eval_episodes or 32
+        return self._evaluate(number, greedy, StopRequest(self._reporter.say))[0]
+
+    def _episode_progress(self, done: int, total: int) -> None:
+        self._reporter.progress("episodes", done, total)
+
+    # ---- the run around the loop ----
+
+    @contextlib.contextmanager
+    def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
+        """Open the run folder, resume what is in it, and leave it in order whatever happens."""
+        folder, resumes = self._folder()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        stop = StopRequest(self._reporter.say)
+        with folder.held(), folder.logged(self.config.logging.level), stop.listening():
+            records = Records(folder, self.config, self._name, self._reporter)
+            records.begin(num_steps)
+            if resumes and self.step == 0:
+                self._take_up(records)
+            self.run_folder = folder.path
+            self._reporter.begin(
+                RunInfo(
+                    folder.path,
+                    self._name,
+                    self.config.model.local_path or self.config.model.model_name,
+                    num_steps,
+                    self.step,
+                    tuple(self.metrics_history),
+                )
+            )
+            try:
+                yield records, stop
+            except Interrupted:
+                pass
+            except KeyboardInterrupt:
+                records.end("interrupted", self.step, None)
+                raise
+            except BaseException as error:
+                records.end(f"stopped: {error}", self.step, None)
+                raise
+            outcome = "finished" if self.step >= num_steps else "interrupted"
+            records.end(outcome, self.step, self._write_state)
+            stop.leave()
+
+    def _folder(self) -> tuple[RunFolder, bool]:
+        if self.run_folder is not None:
+            return RunFolder(self.run_folder), False
+        return choose_run_folder(self.config, self._name, self._resume)
+
+    def _take_up(self, records: Records) -> None:
+        """Go on where the run in the folder stopped."""
+        checkpoint = records.checkpoints.newest()
+        if checkpoint is None:
+            records.rewind(0)
+            return
+        self._take(read_state(checkpoint, self.machinery.learner))
+        self.machinery.publish_weights()
+        self.metrics_history = records.rewind(self.step)
+        self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
+
+    # ---- checkpoints ----
+
+    def save_checkpoint(self, path: str | Path | None = None) -> Path:
+        """Save everything that resuming needs; to the run's own folder if no path is said."""
+        if path is None:
+            if self.run_folder is None:
+                raise ConfigError("there is no run yet: say where to save, save_checkpoint(path)")
+            path = RunFolder(self.run_folder).checkpoints / f"step-{self.step:08d}"
+        return save_checkpoint_to(Path(path), self._write_state, {}, self.step).path
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Take the weights, the optimiser and all the rest from a checkpoint."""
+        self._take(read_state(open_checkpoint(Path(path)), self.machinery.learner))
+        self.machinery.publish_weights()
+
+    def _write_state(self, folder: Path) -> None:
+        progress: dict[str, Any] = {
+            "step": self.step,
+            "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
+            "num_broken_steps": self._num_broken_steps,
+        }
+        if self._curriculum is not None:
+            progress["curriculum"] = self._curriculum.state_dict()
+        write_state(folder, self.machinery.learner, self.config, progress)
+
+    def _take(self, progress: Mapping[str, Any]) -> None:
+        self.step = int(progress["step"])
+        self.machinery.advantages.kl_controller.load_state_dict(progress["kl_controller"])
+        self._num_broken_steps = int(progress["num_broken_steps"])
+        if self._curriculum is not None and "curriculum" in progress:
+            self._curriculum.load_state_dict(progress["curriculum"])
+
+    def cleanup(self) -> None:
+        """Free the model and the engine. May be called twice."""
+        if self._machinery is not None:
+            self._machinery.close()
+            self._machinery = None
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()

@@ -1,0 +1,181 @@
+"""Imitation before reinforcement: a model that has never seen the task learns how it is played.
+
+The examples are episodes like any other, with the same token streams and masks; only who speaks
+is different: the environment's expert, chance, or a file of conversations.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
+from turnwise.deadlines import run_sync
+from turnwise.env import BaseEnvironment, expert_player, random_player
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.env.players import Player
+from turnwise.episode import Episode, EpisodeResult
+from turnwise.episode.seeds import derive_seed
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.errors import ConfigError
+from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.learner import PPOBatch
+
+PLAYERS = ("expert", "random")
+
+
+class PlayerEngine:
+    """Stands where the model stands in one episode, and says what a player does.
+
+    It sees the environment that the episode made, as players do.
+    """
+
+    weight_version = 0
+    context_length = 2**31
+
+    def __init__(self, player: Player, chat: ChatFormat) -> None:
+        self._player = player
+        self._chat = chat
+        self._environment: BaseEnvironment | None = None
+
+    def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
+        """The same factory; what it makes is what the player sees."""
+
+        def make() -> BaseEnvironment:
+            self._environment = factory()
+            return self._environment
+
+        return make
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        assert self._environment is not None
+        action = self._player(self._environment, "")
+        if not isinstance(action, str):
+            action = await action
+        ids = self._chat.answer_ids(action)
+        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        return [0.0] * (len(ids) - start)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        return 0
+
+    def end_session(self, session: Hashable) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def played_streams(
+    setup: EpisodeSetup,
+    factory: EnvironmentFactory,
+    who: str,
+    seeds: Sequence[int],
+) -> list[TokenStream]:
+    """Episodes that the expert or the random player played, one for each seed."""
+
+    async def play() -> list[EpisodeResult]:
+        return [await _play_one(setup, factory, who, seed) for seed in seeds]
+
+    results = run_sync(play())
+    for result in results:
+        if result.status.is_error:
+            raise ConfigError(
+                f"the {who} player's episode with seed {result.seed} failed: {result.error}"
+            )
+    return [agent.stream for result in results for agent in result.agents if agent.turns]
+
+
+async def _play_one(
+    setup: EpisodeSetup, factory: EnvironmentFactory, who: str, seed: int
+) -> EpisodeResult:
+    player = expert_player if who == "expert" else random_player(seed)
+    engine = PlayerEngine(player, setup.chat)
+    own = copy.copy(setup)  # what episodes of a kind share, but for who speaks
+    own.engine = engine
+    return await Episode(own, engine.making(factory), seed=seed).run()
+
+
+def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
+    """Conversations from a JSONL file, one `{"messages": [...]}` a line."""
+    if not path.is_file():
+        raise ConfigError(
+            f"training.warm_start got {str(path)!r}, expected 'expert', 'random', or a JSONL file "
+            "of conversations; there is no such file"
+        )
+    streams = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.strip():
+            streams.append(conversation_stream(_messages(line, path, number), chat))
+    if not streams:
+        raise ConfigError(f"{path} holds no conversations")
+    return streams
+
+
+def conversation_stream(messages: Sequence[Message], chat: ChatFormat) -> TokenStream:
+    """A conversation as if the model had spoken the assistant's part."""
+    conversation: Conversation | None = None
+    heard: list[Message] = []
+    for message in messages:
+        if message["role"] != "assistant":
+            heard.append(message)
+            continue
+        if conversation is None:
+            conversation = Conversation(chat, heard)
+        elif heard:
+            conversation.add(heard)
+        ids = chat.answer_ids(str(message["content"]))
+        conversation.stream.add_turn(ids, [0.0] * len(ids))
+        heard = []
+    assert conversation is not None
+    return conversation.stream
+
+
+def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
+    try:
+        row: Any = json.loads(line)
+        messages = row["messages"] if isinstance(row, dict) else row
+        roles = [message["role"] for message in messages]
+        contents = [message["content"] for message in messages]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f'{path}, line {number}: expected {{"messages": [{{"role": ..., "content": ...}}]}}, '
+            f"got {line[:80]!r} ({type(error).__name__}: {error})"
+        ) from None
+    if "assistant" not in roles or not all(isinstance(text, str) for text in contents):
+        raise ConfigError(
+            f"{path}, line {number}: a conversation needs a message of the assistant, "
+            f"and text in each; its roles are {', '.join(map(str, roles))}"
+        )
+    found: Sequence[Message] = messages
+    return found
+
+
+def imitation_batches(
+    source: str,
+    *,
+    setup: EpisodeSetup,
+    factory: EnvironmentFactory,
+    num_steps: int,
+    batch_size: int,
+    seed: int,
+) -> Iterator[PPOBatch]:
+    """So many batches of examples; the same seed gives the same."""
+    if source in PLAYERS:
+        for step in range(num_steps):
+            seeds = [derive_seed(seed, "warm start", step, i) for i in range(batch_size)]
+            yield PPOBatch.from_streams(played_streams(setup, factory, source, seeds))
+        return
+    from turnwise.data.order import rows_for_step
+
+    streams = read_conversations(Path(source), setup.chat)
+    for step in range(num_steps):
+        rows = rows_for_step(len(streams), step, batch_size, seed)
+        yield PPOBatch.from_streams([streams[row] for row in rows])
