@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from turnwise.chat import ChatFormat
 from turnwise.data.sources import Row, Source, rows_of
+from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError
 
 Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
@@ -63,8 +64,8 @@ class RLHFDataset:
         self._cut: dict[int, str] = {}
         if source is not None:
             self._rows = rows_of(source, prompt_key)
-        if max_prompt_length is not None:
-            self._limit(max_prompt_length, truncation)
+            if max_prompt_length is not None:
+                self._limit(self._rows, max_prompt_length, truncation)
 
     def __len__(self) -> int:
         return len(self._given_rows()) if self._kept is None else len(self._kept)
@@ -73,25 +74,28 @@ class RLHFDataset:
         number = range(len(self))[operator.index(index)]
         item = self._row(number if self._kept is None else self._kept[number])
         if self.tokenizer is not None:
-            ids = self.encode(item["prompt"])
-            item |= {"input_ids": ids, "attention_mask": [1] * len(ids)}
+            item["input_ids"], item["attention_mask"] = self._tokens(item)
         return item
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self[index] for index in range(len(self)))
+        return map(self.__getitem__, range(len(self)))
 
-    def encode(self, prompt: str | Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a prompt: of a text as it is, of messages by the chat template."""
-        if not isinstance(prompt, str):
-            return self._chat().prompt_ids(prompt)
-        ids = self.tokenizer(prompt, **self.tokenizer_kwargs)["input_ids"]
-        return flat_ids(ids)
+    def _tokens(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
+        """Ids and mask of a row's prompt: a text as it is, messages by the chat template."""
+        prompt = prompt_of(row)
+        if not isinstance(row["prompt"], str) or prompt.system:
+            ids = self._chat().prompt_ids(prompt.messages)
+            return ids, [1] * len(ids)
+        tokens = self.tokenizer(prompt.text, **self.tokenizer_kwargs)
+        ids = flat_ids(tokens["input_ids"])
+        mask = flat_ids(tokens["attention_mask"]) if "attention_mask" in tokens else [1] * len(ids)
+        return ids, mask
 
     def _chat(self) -> ChatFormat:
         if self._format is None:
             if not getattr(self.tokenizer, "chat_template", None):
                 raise ConfigError(
-                    "a prompt is a list of messages, and the tokenizer has no chat template to "
+                    "a prompt has several messages, and the tokenizer has no chat template to "
                     "write them with. Set tokenizer.chat_template, or leave the tokenizer out: "
                     "an episode writes its messages itself."
                 )
@@ -115,40 +119,57 @@ class RLHFDataset:
             row["prompt"] = self._cut[number]
         return row
 
-    def _limit(self, limit: int, truncation: Truncation) -> None:
+    def _limit(self, rows: Sequence[Row], limit: int, truncation: Truncation) -> None:
         """Look at the length of every prompt, before anything is trained."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
             )
-        rows = self._given_rows()
-        lengths = {number: len(self.encode(rows[number]["prompt"])) for number in range(len(rows))}
-        too_long = [number for number, length in lengths.items() if length > limit]
+        lengths = [self._length(row) for row in rows]
+        too_long = [number for number, length in enumerate(lengths) if length > limit]
+        if not too_long:
+            return
+        share = f"{len(too_long)} of {len(rows)} prompts are longer than max_prompt_length={limit}"
         if truncation == "drop":
-            self._drop(too_long, len(rows), limit)
+            if len(too_long) == len(rows):
+                raise ConfigError(f"all prompts are longer than max_prompt_length={limit}")
+            dropped = set(too_long)
+            self._kept = [number for number in range(len(rows)) if number not in dropped]
+            _LOG.warning("%s and left out.", share)
             return
         for number in too_long:
             prompt = rows[number]["prompt"]
             if truncation == "error" or not isinstance(prompt, str):
                 raise ConfigError(
-                    f"row {number} has a prompt of {lengths[number]} tokens, more than "
-                    f"max_prompt_length={limit}: {prompt!r:.80}. Raise the limit, or leave such "
-                    f"rows out with truncation='drop' ({len(too_long)} of {len(rows)})."
-                    + ("" if isinstance(prompt, str) else " Messages cannot be cut.")
+                    f"{share}; the prompt of row {number} has {lengths[number]} tokens: "
+                    f"{prompt!r:.80}. Raise the limit, or leave such rows out with "
+                    "truncation='drop'. A text can be cut ('left' or 'right'), messages cannot."
                 )
-            self._cut[number] = cut_text(prompt, limit, truncation, self.encode)
+            self._cut[number] = self._cut_prompt(rows[number], limit, truncation)
+        _LOG.warning("%s and cut on the %s.", share, truncation)
 
-    def _drop(self, too_long: Sequence[int], num_rows: int, limit: int) -> None:
-        if not too_long:
-            return
-        if len(too_long) == num_rows:
-            raise ConfigError(f"all {num_rows} prompts are longer than max_prompt_length={limit}")
-        dropped = set(too_long)
-        self._kept = [number for number in range(num_rows) if number not in dropped]
-        _LOG.warning(
-            "%d of %d prompts are longer than max_prompt_length=%d and left out.",
-            *(len(too_long), num_rows, limit),
-        )
+    def _length(self, row: Mapping[str, Any]) -> int:
+        return sum(self._tokens(row)[1])
+
+    def _cut_prompt(self, row: Row, limit: int, side: Literal["left", "right"]) -> str:
+        """As much of a text as fits, found by halving; it ends (or begins) as it did."""
+        text: str = row["prompt"]
+
+        def kept(num_characters: int) -> str:
+            return text[len(text) - num_characters :] if side == "left" else text[:num_characters]
+
+        fits, does_not = 0, len(text)
+        while does_not - fits > 1:
+            middle = (fits + does_not) // 2
+            if self._length({**row, "prompt": kept(middle)}) <= limit:
+                fits = middle
+            else:
+                does_not = middle
+        if fits == 0:
+            raise ConfigError(
+                f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
+            )
+        return kept(fits)
 
 
 def flat_ids(ids: Any) -> list[int]:
@@ -157,25 +178,3 @@ def flat_ids(ids: Any) -> list[int]:
     while flat and isinstance(flat[0], list):  # a batch of one
         flat = flat[0]
     return flat
-
-
-def cut_text(
-    text: str, limit: int, side: Literal["left", "right"], encode: Callable[[str], list[int]]
-) -> str:
-    """The longest end (or beginning) of a text found by halving that has `limit` tokens at most."""
-
-    def kept(num_characters: int) -> str:
-        return text[len(text) - num_characters :] if side == "left" else text[:num_characters]
-
-    fits, does_not = 0, len(text)
-    while does_not - fits > 1:
-        middle = (fits + does_not) // 2
-        if len(encode(kept(middle))) <= limit:
-            fits = middle
-        else:
-            does_not = middle
-    if fits == 0:
-        raise ConfigError(
-            f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
-        )
-    return kept(fits)

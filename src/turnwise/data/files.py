@@ -17,7 +17,7 @@ Placed: TypeAlias = tuple[str, object]
 
 def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
     """The rows of all files, one after the other."""
-    for path in map(Path, paths):
+    for path in (Path(path).expanduser() for path in paths):
         if path.suffix not in FILE_KINDS:
             raise ConfigError(
                 f"{str(path)!r} is no file of a kind that is read: {', '.join(FILE_KINDS)}. "

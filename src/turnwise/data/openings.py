@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from turnwise.config import EnvironmentConfig
 from turnwise.data.dataset import RLHFDataset
-from turnwise.deadlines import run_sync
+from turnwise.deadlines import is_async, run_sync
 from turnwise.env import environment_factory, reset_environment
-from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.episode.world import finish
 from turnwise.errors import ConfigError
 
 
 class CustomEnvDataset(RLHFDataset):
     """Row i is how an environment opens with the seed `seed + i`.
 
-    `environment` is a name, a class, a factory or an instance, which stays as it is. An item has
-    the `prompt` (the environment's prefix and its first observation), the `seed`, the `state` in
-    words, and `expected_action` where the environment knows a good player's. The other options are
-    `RLHFDataset`'s. For evaluation, begin where the training's seeds end.
+    `environment` is a name, a class, a factory or an instance, which stays as it is; `config` is
+    the environment's, the other options are `RLHFDataset`'s. An item has the `prompt` (prefix and
+    first observation), the `seed`, the `state` in words, and `expected_action` where the
+    environment knows a good player's. For evaluation, begin where the training's seeds end.
 
     >>> dataset = CustomEnvDataset("grid-world", size=3)
     >>> len(dataset), dataset[2]["seed"], dataset[2]["expected_action"]
@@ -32,22 +34,38 @@ class CustomEnvDataset(RLHFDataset):
         size: int = 1000,
         seed: int = 0,
         tokenizer: Any = None,
+        *,
+        config: EnvironmentConfig | Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         if size < 1:
             raise ConfigError(f"size got {size}, expected at least 1")
         self.environment = environment
-        openings = Openings(environment_factory(environment), size, seed)
-        super().__init__(openings, tokenizer, **options)
+        super().__init__(Openings(environment, config, size, seed), tokenizer, **options)
 
 
 class Openings(Sequence[dict[str, Any]]):
     """What an environment says first, seed by seed; each on a fresh one."""
 
-    def __init__(self, make: EnvironmentFactory, size: int, seed: int) -> None:
-        self._make = make
+    def __init__(
+        self,
+        environment: EnvironmentSource,
+        config: EnvironmentConfig | Mapping[str, Any] | None,
+        size: int,
+        seed: int,
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._make = environment_factory(environment, config)
         self._size = size
         self._seed = seed
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_make"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._make = environment_factory(self._environment, self._config)
 
     def __len__(self) -> int:
         return self._size
@@ -65,7 +83,11 @@ class Openings(Sequence[dict[str, Any]]):
     def _open(self, seed: int) -> dict[str, Any]:
         environment = self._make()
         try:
-            observation = run_sync(reset_environment(environment, seed))
+            reset = reset_environment(environment, seed)
+            if is_async(environment.reset):
+                observation = run_sync(reset)
+            else:  # an event loop of its own would cost more than most resets
+                observation = finish(reset, f"{type(environment).__name__}.reset()")
             row = {
                 "prompt": "\n\n".join(filter(None, [environment.get_prompt_prefix(), observation])),
                 "seed": seed,

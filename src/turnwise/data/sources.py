@@ -47,7 +47,9 @@ def rows_of(source: Source, prompt_key: str) -> Sequence[Row]:
     else:
         raise ConfigError(_no_source(source))
     if not rows:
-        raise ConfigError(f"there are no rows in {source!r:.200}")
+        is_empty_list = isinstance(source, list | tuple) and not source
+        name = "the list" if is_empty_list else str(source)
+        raise ConfigError(f"there are no rows in {name:.200}")
     return rows
 
 
@@ -76,11 +78,13 @@ class LazyRows(Sequence[Row]):
         place = f"row {number} of the {type(self._source).__name__}"
         try:
             value = self._source[number]
-        except (KeyError, TypeError) as error:
+        except KeyError as error:
+            if error.args != (number,):
+                raise  # from within, and about something else
             raise ConfigError(
-                f"{place} cannot be read by its number: {type(error).__name__}: {error}. "
+                f"{place} cannot be had by its number. "
                 "A table of pandas is given as table.to_dict('records')."
-            ) from error
+            ) from None
         return read_row(value, self._prompt_key, place)
 
 
@@ -102,7 +106,8 @@ def read_row(value: object, prompt_key: str, place: str) -> Row:
     # A table of pandas holds lists as arrays.
     row["prompt"] = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     try:
-        prompt_of(row)
+        if not prompt_of(row).text.strip():
+            raise ConfigError(f"the prompt is empty: {prompt!r:.100}")
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return row

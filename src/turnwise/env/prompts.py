@@ -24,6 +24,12 @@ class Prompt:
     history: tuple[Mapping[str, str], ...] = ()
     """What user and assistant said before."""
 
+    @property
+    def messages(self) -> list[Mapping[str, str]]:
+        """The whole of it as messages."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.history, {"role": "user", "content": self.text}]
+
     @classmethod
     def of(cls, prompt: object) -> Prompt:
         """From a text, or from chat messages, the last of which is a user's."""
