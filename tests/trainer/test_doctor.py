@@ -107,10 +107,10 @@ SICK = [
     ({"gap_kl": after(20, 0.05, 1e-9)}, "sampler-gap", 21, "divergence 0.05"),
     ({"gap_max": after(20, 7.0, 1e-6)}, "sampler-gap", 21, "worst log-prob 7 apart"),
     (
-        {"errors": after(20, 0.2, 0.0), "errors__tool_error": after(20, 0.2, 0.0)},
+        {"errors": after(20, 0.2, 0.0), "errors__tool": after(20, 0.2, 0.0)},
         "errors",
         21,
-        "13% of the episodes failed, most by tool error",
+        "13% of the episodes failed, most in the tool",
     ),
     ({"num_skipped_steps": after(20, 2, 0)}, "skipped-steps", 20, "2 steps were skipped"),
     ({"grad_norm": lambda s: 80.0 if s == 20 else 1.0}, "gradient-jump", 20, "to 80, where 1 is"),
@@ -161,6 +161,13 @@ def test_every_finding_is_tested():
     assert {check.code for check in CHECKS} == {code for _, code, _, _ in SICK} | others
 
 
+def test_what_a_step_leaves_out_counts_as_none():
+    run = healthy_run(45, **FLAT | {"tool_calls": 2.0, "zero_variance": 0.1})
+    for metrics in run[19:]:
+        del metrics["tool_calls"], metrics["malformed_calls"]
+    assert codes(run) == [(24, "tools-unused")]
+
+
 def test_cut_turns_are_named_where_they_explain_the_bad_calls():
     run = healthy_run(40, **FLAT | {"malformed_calls": 0.9, "cut_turns": 0.8})
     texts = {finding.code: finding.text for _, finding in diagnose(run)}
@@ -201,7 +208,7 @@ def test_a_resumed_run_hears_the_same():
         assert heard == [(step, finding) for step, finding in whole if step > stop]
 
 
-NAMES = [*healthy_run(1)[0], "errors/tool_error", "reward/format", "eval/greedy/success"]
+NAMES = [*healthy_run(1)[0], "errors/tool", "reward/format", "eval/greedy/success"]
 
 
 @settings(max_examples=200, deadline=None)

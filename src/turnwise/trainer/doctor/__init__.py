@@ -71,8 +71,9 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "alike-groups",
         symptoms.alike_groups,
-        "Raise training.group_size or inference.temperature, or mix in tasks of middling "
-        "difficulty: a group teaches by the difference of its members.",
+        "Raise training.group_size or inference.temperature, mix in tasks of middling "
+        "difficulty, or replace such groups (training.resample): a group teaches by the "
+        "difference of its members.",
     ),
     Check(
         "entropy-collapse",

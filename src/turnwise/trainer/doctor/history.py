@@ -14,6 +14,9 @@ NUM_RECENT = 5
 NUM_STEADY = 10
 """Steps over which a level counts as lasting, and a mean as more than luck."""
 
+COUNTED = ("truncated", "errors", "tool_calls", "malformed_calls", "cut_turns", "invalid_actions")
+"""Metrics that a step leaves out when there was nothing to count."""
+
 
 class History:
     """The metrics so far, as the symptoms need them."""
@@ -26,7 +29,7 @@ class History:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         self.num_steps += 1
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        finite = {name: value for name, value in metrics.items() if _is_finite(value)}
         self.steps.append(finite)
         for name in ("entropy", "reward"):
             first = self._first.setdefault(name, [])
@@ -40,7 +43,10 @@ class History:
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """The values of so many steps, up to `ago` steps before the last; [] if one is missing."""
         steps = list(self.steps)[: len(self.steps) - ago][-num:]
-        values = [step[name] for step in steps if name in step]
+        if name.startswith(COUNTED):
+            values = [step.get(name, 0.0) for step in steps]
+        else:
+            values = [step[name] for step in steps if name in step]
         return values if len(values) == num else []
 
     def mean(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> float | None:
@@ -86,3 +92,7 @@ class History:
         if before is None or now is None or min(before, now) < level:
             return None
         return None if now < before - 0.02 or self.is_rising() else now
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -167,14 +167,10 @@ def errors(history: History) -> str | None:
     share = history.mean("errors", 3)
     if share is None or share <= 0.1:
         return None
-    kinds = {name: history.mean(name, 3) or 0.0 for name in history.steps[-1] if _is_kind(name)}
-    most = max(kinds, key=lambda name: kinds[name], default=None)
-    kind = f", most by {most.removeprefix('errors/').replace('_', ' ')}" if most else ""
+    kinds = sorted({name for step in history.steps for name in step if name.startswith("errors/")})
+    most = max(kinds, key=lambda name: history.mean(name, 3) or 0.0, default=None)
+    kind = f", most in the {most.removeprefix('errors/')}" if most else ""
     return f"{share:.0%} of the episodes failed{kind}: they are not learned from."
-
-
-def _is_kind(name: str) -> bool:
-    return name.startswith("errors/")
 
 
 def skipped_steps(history: History) -> str | None:
