@@ -74,10 +74,11 @@ def sum_squared_probs(
 ) -> torch.Tensor:
     """Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
     chunk = default_chunk_tokens(len(head.weight), hidden.device)
-    parts = [
-        head.logits(part, temperature).softmax(1).square_().sum(1) for part in hidden.split(chunk)
-    ]
-    return torch.cat(parts)
+    sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, start + chunk)
+        sums[part] = head.logits(hidden[part], temperature).softmax(1).square_().sum(1)
+    return sums
 
 
 def default_chunk_tokens(num_words: int, device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +20,6 @@ from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.trainer.metrics_log import MetricsLog
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.run_folder import RunFolder
-from turnwise.trainer.sinks import make_sinks
 
 _LOG = logging.getLogger("turnwise")
 
@@ -41,9 +41,13 @@ class Records:
         self._num_steps = 0
         self._saved_step = -1
         self._seconds: Metrics = {}
-        self._sinks = make_sinks(
-            config.logging.sinks, folder.path, folder.path.name, _as_mapping(config)
-        )
+        self._sinks: Any = None
+        if config.logging.sinks:
+            from turnwise.trainer.sinks import make_sinks
+
+            self._sinks = make_sinks(
+                config.logging.sinks, folder.path, folder.path.name, dataclasses.asdict(config)
+            )
 
     def begin(self, num_steps: int) -> None:
         self._num_steps = num_steps
@@ -68,7 +72,8 @@ class Records:
         metrics |= self._seconds
         step = int(metrics["step"])
         self._metrics.append(metrics)
-        self._sinks.log(step, metrics)
+        if self._sinks is not None:
+            self._sinks.log(step, metrics)
         self._episodes.write(step, list(played), columns)
         self._write_status("running", step)
         self._reporter.step(metrics)
@@ -105,7 +110,8 @@ class Records:
                 self.checkpoints.save(step, write, {"environment": self._environment})
         finally:
             self._write_status(outcome, step)
-            self._sinks.close()
+            if self._sinks is not None:
+                self._sinks.close()
             self._reporter.end(outcome)
 
     def _write_status(self, status: str, step: int) -> None:
@@ -116,9 +122,3 @@ class Records:
             environment=self._environment,
             turnwise=__version__,
         )
-
-
-def _as_mapping(config: ConfigStore) -> Mapping[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(config)

@@ -21,6 +21,7 @@ from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, 
 from turnwise.models import LoadedModel, load_model
 from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.trainer.run_folder import RunFolder
+from turnwise.trainer.stopwatch import uses_gpu
 
 _WEIGHTS, _LEARNER, _STATE, _CONFIG = (
     "weights.safetensors",
@@ -73,8 +74,8 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
             f"{path} is neither a run nor a checkpoint: it has no checkpoints folder in it"
         )
     store = CheckpointStore(folder.checkpoints)
-    found = store.best if which == "best" else None
-    found = found or store.newest()
+    best = store.best if which == "best" else None
+    found = store.newest() if best is None else open_checkpoint(best.path)
     if found is None:
         raise CheckpointError(f"the run in {path} has not saved a checkpoint yet")
     return found
@@ -152,7 +153,7 @@ def _random_state() -> dict[str, Any]:
 
 def _random_tensors() -> dict[str, torch.Tensor]:
     tensors = {"random.torch": torch.get_rng_state()}
-    for number in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+    for number in range(torch.cuda.device_count() if uses_gpu() else 0):
         tensors[f"random.cuda.{number}"] = torch.cuda.get_rng_state(number)
     return tensors
 

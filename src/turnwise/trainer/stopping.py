@@ -25,7 +25,7 @@ class StopRequest:
         self.is_wanted = False
         self._heard: int | None = None
         self._say = say
-        self._call_off: Callable[[], None] | None = None
+        self._call_off: Callable[[], object] | None = None
         self._timer: threading.Timer | None = None
 
     def ask(self) -> None:
@@ -42,7 +42,7 @@ class StopRequest:
             raise SystemExit(128 + self._heard)
 
     @contextlib.contextmanager
-    def calling_off(self, call_off: Callable[[], None]) -> Iterator[None]:
+    def calling_off(self, call_off: Callable[[], object]) -> Iterator[None]:
         """While this lasts, a request calls `call_off`, which must be quick."""
         self._call_off = call_off
         try:

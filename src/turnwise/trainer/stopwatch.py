@@ -47,7 +47,12 @@ class Stopwatch:
 
 def most_memory() -> int:
     """Bytes: the most that was held at once, on the GPU if one is used, else by the process."""
-    if torch.cuda.is_initialized():
+    if uses_gpu():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def uses_gpu() -> bool:
+    """Whether this process has begun to use a GPU."""
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

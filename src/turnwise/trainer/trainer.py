@@ -29,7 +29,7 @@ from turnwise.trainer.rollout import Interrupted, Rollout
 from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.trainer.state import read_state, write_state
 from turnwise.trainer.stopping import StopRequest
-from turnwise.trainer.stopwatch import Stopwatch
+from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
 from turnwise.trainer.warm_start import imitation_batches
 
 _MOST_BROKEN_STEPS = 5
@@ -340,7 +340,7 @@ class RayPPOTrainer:
         if self._machinery is not None:
             self._machinery.close()
             self._machinery = None
-            if torch.cuda.is_initialized():
+            if uses_gpu():
                 torch.cuda.empty_cache()
 
     def __enter__(self) -> Self:
