@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -77,14 +78,11 @@ class UserParts:
         """A dataset's rows; lists and files become one."""
         if dataset is None:
             return None
-        rows: Rows = (
-            dataset
-            if hasattr(dataset, "__getitem__") and not isinstance(dataset, list | str)
-            else RLHFDataset(dataset)
-        )
+        rows: Any = RLHFDataset(dataset) if isinstance(dataset, list | str | Path) else dataset
         if not len(rows):
             raise ConfigError("the dataset has no rows")
-        return rows
+        found: Rows = rows
+        return found
 
 
 @dataclass
