@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,10 +171,9 @@ def _said(messages: Sequence[Mapping[str, Any]], num_turns: int) -> list[tuple[s
     A turn's words are written again only where they are others.
     """
     spoke = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
-    ends = [*spoke[1:], len(messages)]
     said = [
         (_content(messages[start]), "\n\n".join(map(_content, messages[start + 1 : end])))
-        for start, end in zip(spoke, ends, strict=True)
+        for start, end in pairwise([*spoke, len(messages)])
     ]
     missing = [("", "")] * (num_turns - len(said))
     return [*missing, *said[len(said) - num_turns + len(missing) :]]

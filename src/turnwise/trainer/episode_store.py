@@ -109,13 +109,13 @@ class EpisodeStore:
         self._used, self._is_full = None, False
 
     def _path(self, step: int, kind: str) -> Path:
-        path = self.folder / f"{_prefix(kind)}-{step:08d}.npz"
-        if _NAME.fullmatch(path.name) is None:
+        name = f"{_prefix(kind)}-{step:08d}.npz"
+        if _NAME.fullmatch(name) is None:
             raise ConfigError(
                 f"episodes got the step {step} and the kind {kind!r}, expected a number from 0 on "
                 "and a word of small letters"
             )
-        return path
+        return self.folder / name
 
     def _files(self) -> list[tuple[Path, str, int]]:
         if not self.folder.is_dir():

@@ -67,9 +67,8 @@ class _Walk:
             if self.room <= 0:
                 kept["..."] = f"[cut: {len(mapping)} entries]"
                 break
-            kept[self.text(key if isinstance(key, str) else described(key))] = self.plain(
-                value, depth + 1
-            )
+            name = self.text(key if isinstance(key, str) else described(key))
+            kept[name] = self.plain(value, depth + 1)
         return kept
 
     def items(self, values: list[Any] | tuple[Any, ...], depth: int) -> list[Any]:
