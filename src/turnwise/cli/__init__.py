@@ -16,6 +16,7 @@ from turnwise.cli.chat import chat
 from turnwise.cli.check_env import check_env
 from turnwise.cli.config import config
 from turnwise.cli.envs import envs
+from turnwise.cli.eval import evaluate
 from turnwise.cli.play import play
 from turnwise.errors import TurnwiseError
 
@@ -32,6 +33,7 @@ app.command()(check_env)
 app.command()(envs)
 app.command()(config)
 app.command()(chat)
+app.command("eval")(evaluate)
 
 
 def _print_version(asked: bool) -> None:

@@ -1,0 +1,103 @@
+"""The same held-out episodes, played by a model and by the players that an environment has."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+
+from turnwise.config import ConfigStore
+from turnwise.deadlines import run_sync
+from turnwise.env import environment_factory
+from turnwise.env.catalog import EnvironmentFactory, import_object
+from turnwise.env.driver import reset_environment
+from turnwise.env.players import Player, expert_player, random_player
+from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
+from turnwise.episode.collector import EpisodeTask
+from turnwise.inference import SamplingParams, create_inference_engine
+from turnwise.models import LoadedModel
+from turnwise.trainer.evaluation import GREEDY, held_out_tasks
+from turnwise.trainer.rollout import limits_of, run_tasks
+from turnwise.trainer.stopping import StopRequest
+from turnwise.trainer.warm_start import PlayerEngine
+
+OnEpisode = Callable[[str, int, int], None]
+"""Told who plays, and how many episodes of how many are over."""
+
+
+def play_held_out(
+    loaded: LoadedModel,
+    config: ConfigStore,
+    num_episodes: int,
+    is_greedy: bool,
+    stop: StopRequest,
+    on_episode: OnEpisode,
+) -> dict[str, Sequence[EpisodeResult]]:
+    """By who played: `model`, and `expert` and `random` where the environment has them."""
+    settings, factory = (
+        config.inference,
+        environment_factory(config.environment.name, config.environment),
+    )
+    reward = config.environment.reward
+    tasks = held_out_tasks(num_episodes, config.training.seed)
+    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
+        collector = EpisodeCollector(
+            engine,
+            factory,
+            limits=limits_of(config),
+            sampling=GREEDY
+            if is_greedy
+            else SamplingParams(settings.temperature, top_p=settings.top_p),
+            reward_fn=None if reward is None else import_object(reward),
+            seed=config.training.seed,
+        )
+        played: dict[str, Sequence[EpisodeResult]] = {
+            "model": run_tasks(
+                collector, tasks, stop, lambda done, total: on_episode("model", done, total)
+            )
+        }
+        for who in _players_of(factory):
+            if not stop.is_wanted:
+                played[who] = _play_as(who, collector, factory, tasks, stop, on_episode)
+    return played
+
+
+def _players_of(factory: EnvironmentFactory) -> list[str]:
+    """Which of them can act in a fresh episode."""
+    env = factory()
+    try:
+        run_sync(reset_environment(env, 0))
+        can = {
+            "expert": env.expert_action() is not None,
+            "random": env.sample_action(random.Random(0)) is not None,
+        }
+    finally:
+        env.close()
+    return [who for who, able in can.items() if able]
+
+
+def _play_as(
+    who: str,
+    collector: EpisodeCollector,
+    factory: EnvironmentFactory,
+    tasks: Sequence[EpisodeTask],
+    stop: StopRequest,
+    on_episode: OnEpisode,
+) -> list[EpisodeResult]:
+    """As the model plays: the same limits, the same rewards."""
+
+    async def play_all() -> list[EpisodeResult]:
+        results = []
+        for task in tasks:
+            if stop.is_wanted:
+                break
+            player: Player = expert_player if who == "expert" else random_player(task.seed)
+            engine = PlayerEngine(player, collector.setup.chat)
+            setup = copy.copy(collector.setup)
+            setup.engine = engine
+            setup.reward_limit = None
+            results.append(await Episode(setup, engine.making(factory), seed=task.seed).run())
+            on_episode(who, len(results), len(tasks))
+        return results
+
+    return run_sync(play_all())

@@ -1,0 +1,56 @@
+"""What the commands of training and evaluation are told: a file, overrides, and code of a user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.cli.common import make_importable
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.config import ConfigStore
+
+_OVERRIDE = re.compile(r"\+?[\w.]+=")
+
+
+def split_arguments(
+    words: Sequence[str], config_path: str | None, config_name: str | None
+) -> tuple[Path | None, list[str]]:
+    """The configuration file, if one is named, and the settings that replace its values."""
+    from turnwise.config import find_config
+
+    overrides = [word for word in words if _OVERRIDE.match(word)]
+    files = [word for word in words if not _OVERRIDE.match(word)]
+    found = find_config(config_path, config_name)
+    if len(files) + (found is not None) > 1:
+        names = ", ".join([*files, *([str(found)] if found else [])])
+        raise ConfigError(
+            f"got more than one configuration file: {names}. Name one; a setting is written "
+            "section.name=value, for example training.batch_size=8"
+        )
+    return (Path(files[0]) if files else found), overrides
+
+
+def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
+    """Let a user's `path.py:Name` be found: from here, or else from one of these folders."""
+    environment = config.environment
+    places = list(folders)
+    environment.name = _found(environment.name, places)
+    make_importable(environment.name)
+    if environment.reward is not None:
+        environment.reward = _found(environment.reward, places)
+        make_importable(environment.reward)
+
+
+def _found(target: str, folders: Sequence[Path]) -> str:
+    place, _, name = target.rpartition(":")
+    if not place.endswith(".py") or Path(place).is_file():
+        return target
+    for folder in folders:
+        if (folder / place).is_file():
+            return f"{folder / place}:{name}"
+    looked = ", ".join(str(folder.resolve()) for folder in [Path(), *folders][:3])
+    raise ConfigError(f"there is no file {place} for {target!r}: looked in {looked}")
