@@ -82,8 +82,8 @@ class CheckpointStore:
             try:
                 found = verified(path, step)
             except CheckpointError as error:
-                if _identity(path) != identity:
-                    return self.newest()  # replaced or removed while we read it
+                if identity is None or _identity(path) != identity:
+                    return self.newest()  # removed or replaced since we looked
                 damages.append(str(error))
                 continue
             for damage in damages:
@@ -183,7 +183,10 @@ class CheckpointStore:
 
 
 def _identity(path: Path) -> int | None:
+    """Another number when another folder has the name; None when none has."""
     try:
-        return path.stat().st_ino
-    except OSError:
+        return path.lstat().st_ino
+    except FileNotFoundError:
         return None
+    except OSError:
+        return 0  # there, and not ours to look at

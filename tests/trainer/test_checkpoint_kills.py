@@ -1,0 +1,178 @@
+"""Processes that are killed while they save: what is there then is whole, and nothing is lost."""
+
+import itertools
+import os
+import random
+import time
+
+import pytest
+
+from trainer.saved_folders import check, die_at, fill, hidden, in_child
+from turnwise.trainer.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
+
+
+def killed_everywhere(tmp_path, prepare, work):
+    """Kill `work` before each of its steps on the disk in turn; a folder for each time."""
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        prepare(folder)
+
+        def dying(report, folder=folder, number=number):
+            die_at(number)
+            work(folder)
+            report("saved")
+
+        said, killed = in_child(dying).wait()
+        assert said == ([] if killed else ["saved"])
+        yield folder, killed
+        if not killed:
+            return
+
+
+def test_the_first_save(tmp_path):
+    def save(folder):
+        CheckpointStore(folder / "checkpoints").save(1, fill(1), {})
+
+    outcomes = []
+    for folder, killed in killed_everywhere(tmp_path, lambda folder: None, save):
+        store = CheckpointStore(folder / "checkpoints")
+        newest = store.newest()
+        outcomes.append(newest is not None)
+        assert killed or newest is not None
+        if newest is not None:
+            check(newest)
+        store.save(1, fill(1, "again"), {})
+        check(store.newest(), "again")
+        assert os.listdir(store.folder) == ["step-00000001"]
+    # Not there up to some point, there from then on.
+    assert outcomes == sorted(outcomes)
+    assert outcomes.count(False) > 5
+
+
+def test_a_save_that_lets_an_old_one_go(tmp_path):
+    def prepare(folder):
+        store = CheckpointStore(folder, keep_last_n=2)
+        for step in (1, 2, 3):
+            store.mark_best(store.save(step, fill(step), {}), "reward", 0.0 - step)
+            store.mark_best(store.list()[0], "reward", 0.0)
+
+    def save(folder):
+        CheckpointStore(folder, keep_last_n=2).save(4, fill(4), {})
+
+    seen = set()
+    for folder, killed in killed_everywhere(tmp_path, prepare, save):
+        store = CheckpointStore(folder, keep_last_n=2)
+        assert hidden(folder) == []
+        steps = tuple(checkpoint.step for checkpoint in store.list())
+        seen.add(steps)
+        for checkpoint in store.list():
+            check(open_checkpoint(checkpoint.path))
+        assert store.newest().step == steps[-1]
+        assert store.best.step == 1
+        assert killed or steps == (1, 3, 4)
+    assert seen == {(1, 2, 3), (1, 2, 3, 4), (1, 3, 4)}
+
+
+def test_a_step_that_is_saved_again(tmp_path):
+    def prepare(folder):
+        CheckpointStore(folder).save(1, fill(1, "old"), {})
+
+    def save(folder):
+        CheckpointStore(folder).save(1, fill(1, "new"), {})
+
+    versions, num_gaps = [], 0
+    for folder, killed in killed_everywhere(tmp_path, prepare, save):
+        num_gaps += not (folder / "step-00000001").exists()
+        store = CheckpointStore(folder)
+        versions.append(check(store.newest(), "old", "new"))
+        assert os.listdir(folder) == ["step-00000001"]
+        assert killed or versions[-1] == "new"
+    assert versions == sorted(versions, reverse=True)
+    assert num_gaps == 1  # it was killed between the two renames, and came back
+
+
+def test_a_place_of_the_user_that_is_saved_again(tmp_path):
+    def prepare(folder):
+        save_checkpoint_to(folder / "mine", fill(1, "old"), {}, 1)
+
+    def save(folder):
+        save_checkpoint_to(folder / "mine", fill(2, "new"), {}, 2)
+
+    num_gaps = 0
+    for folder, killed in killed_everywhere(tmp_path, prepare, save):
+        num_gaps += not (folder / "mine").exists()
+        version = check(open_checkpoint(folder / "mine"), "old", "new")
+        assert killed or version == "new"
+        save_checkpoint_to(folder / "mine", fill(3), {}, 3)
+        check(open_checkpoint(folder / "mine"))
+        assert os.listdir(folder) == ["mine"]
+    assert num_gaps == 1
+
+
+def test_another_best(tmp_path):
+    def prepare(folder):
+        store = CheckpointStore(folder)
+        store.mark_best(store.save(1, fill(1), {}), "reward", 1.0)
+        store.save(2, fill(2), {})
+
+    def mark(folder):
+        store = CheckpointStore(folder)
+        store.mark_best(store.newest(), "reward", 2.0)
+
+    for folder, killed in killed_everywhere(tmp_path, prepare, mark):
+        best = CheckpointStore(folder).best
+        assert (best.step, best.value) in ({(1, 1.0), (2, 2.0)} if killed else {(2, 2.0)})
+        assert hidden(folder) == []
+
+
+def test_a_removal(tmp_path):
+    def prepare(folder):
+        store = CheckpointStore(folder)
+        for step in (1, 2):
+            store.save(step, fill(step), {})
+
+    def remove(folder):
+        store = CheckpointStore(folder)
+        store.remove(store.newest())
+
+    for folder, killed in killed_everywhere(tmp_path, prepare, remove):
+        steps = [checkpoint.step for checkpoint in CheckpointStore(folder).list()]
+        assert steps in ([[1, 2], [1]] if killed else [[1]])
+        check(CheckpointStore(folder).newest())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_run_that_is_killed_at_random_moments(tmp_path, seed):
+    moments = random.Random(seed)
+    store = CheckpointStore(tmp_path / "checkpoints")
+    ballast = random.Random(0).randbytes(300_000)
+
+    def run(report):
+        newest = store.newest()
+        report("begun")
+        for step in itertools.count(newest.step + 1 if newest else 1):
+
+            def write(folder, step=step):
+                fill(step)(folder)
+                (folder / "ballast").write_bytes(ballast)
+
+            store.save(step, write, {"step": step})
+            report(step)
+
+    reached = 0
+    for _ in range(6):
+        child = in_child(run)
+        time.sleep(moments.uniform(0, 0.08))
+        child.kill()
+        said, _ = child.wait()
+        reached = max([reached, *map(int, said[1:])])
+        newest = store.newest()
+        assert hidden(store.folder) == []
+        # One more than it said: killed after the save and before the word.
+        assert (newest.step if newest else 0) in (reached, reached + 1)
+        reached = newest.step if newest else 0
+        for checkpoint in store.list():
+            whole = open_checkpoint(checkpoint.path)
+            assert whole.file("ballast").read_bytes() == ballast
+            assert whole.meta == {"step": whole.step}
+        assert len(store.list()) in (min(reached, 3), 4)
