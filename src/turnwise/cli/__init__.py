@@ -18,6 +18,7 @@ from turnwise.cli.config import config
 from turnwise.cli.envs import envs
 from turnwise.cli.eval import evaluate
 from turnwise.cli.play import play
+from turnwise.cli.train import train
 from turnwise.errors import TurnwiseError
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.command()(check_env)
 app.command()(envs)
 app.command()(config)
 app.command()(chat)
+app.command()(train)
 app.command("eval")(evaluate)
 
 

@@ -29,7 +29,8 @@ class Warnings(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
+        if record.module != "records":  # the doctor's findings: every reporter is told of those
+            self._say(record.getMessage())
 
     def __enter__(self) -> Self:
         logging.getLogger("turnwise").addHandler(self)
@@ -107,7 +108,8 @@ class LineReporter:
         names = ["reward", "success", "entropy", "kl"]
         if not self.state.reports_success:
             names.remove("success")
-        names += [name for name in metrics if name.startswith("eval/") and name.count("/") == 2]
+        kinds = ["success", "reward"] if "success" in names else ["reward"]
+        names += [f"eval/{way}/{kind}" for way in ("greedy", "sampled") for kind in kinds]
         parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
         if (speed := metrics.get("time/tokens_per_second")) is not None:
             parts.append(f"{speed:,.0f} tok/s")

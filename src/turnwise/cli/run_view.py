@@ -178,6 +178,7 @@ class RunView:
                 wrapped = [*wrapped[: num_lines - 1], f"{wrapped[num_lines - 1][:-1]}…"]
             parts = [Text(" " * len(stamp) + part) for part in wrapped]
             parts[0] = Text.assemble((stamp, "dim"), wrapped[0])
+            parts[0].highlight_words(["doctor:"], "bold yellow")
             lines = [*parts, *lines]
         return lines
 

@@ -1,0 +1,152 @@
+"""`turnwise train --estimate`: two real steps, and what they say of the whole run."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from turnwise.cli.run_state import clock_time, one_line
+from turnwise.config import ConfigStore
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.trainer.reporter import RunInfo
+
+NUM_STEPS = 2
+MOST_WARM_START_STEPS = 20
+# Parts of a step, as the metrics name them and as a person does.
+PARTS = {
+    "time/generate": "generating",
+    "time/environment": "environment",
+    "time/tools": "tools",
+    "time/reward": "reward",
+    "time/log_probs": "log-probs",
+    "time/update": "update",
+    "time/idle": "waiting",
+}
+
+
+@dataclass
+class Measured:
+    """A reporter that takes the time, and what else was seen of two steps."""
+
+    show: Console
+    steps: list[Mapping[str, float]] = field(default_factory=list)
+    warm_start: list[float] = field(default_factory=list)
+    """When each of its steps was done."""
+    checkpoint_bytes: int = 0
+    checkpoint_seconds: float = 0.0
+    episode_bytes: int = 0
+
+    def begin(self, run: RunInfo) -> None:
+        self.warm_start.append(time.perf_counter())
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.steps.append(dict(metrics))
+
+    def say(self, text: str) -> None:
+        """Of a run that nobody will look at."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        if what == "warm start":
+            self.warm_start.append(time.perf_counter())
+
+    def end(self, outcome: str) -> None:
+        """It always ends."""
+
+
+def estimate_run(config: ConfigStore, console: Console) -> None:
+    """Measure in a folder that is gone afterwards, and tell."""
+    from rich.status import Status
+
+    with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
+        measured = Measured(console)
+        with Status(f"measuring {NUM_STEPS} steps", console=console):
+            _measure(config, measured, Path(folder))
+    console.print("\n".join(_report(config, measured)))
+
+
+def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
+    from turnwise.trainer.trainer import RayPPOTrainer
+
+    trial = copy.deepcopy(config)
+    trial.checkpoint.output_dir = str(folder)
+    trial.checkpoint.run_name = "trial"
+    trial.logging.sinks = []
+    training = trial.training
+    training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
+    with RayPPOTrainer(trial, reporter=measured, resume="never") as trainer:
+        trainer.fit(1, NUM_STEPS)
+        started = time.perf_counter()
+        saved = trainer.save_checkpoint(folder / "saved")
+        measured.checkpoint_seconds = time.perf_counter() - started
+        measured.checkpoint_bytes = _size(saved)
+        measured.episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS
+
+
+def _report(config: ConfigStore, measured: Measured) -> list[str]:
+    training = config.training
+    num_steps = training.num_epochs * training.steps_per_epoch
+    last = measured.steps[-1]  # the first one also pays for what is made once
+    step = last["time/step"]
+    parts = {name: last[key] for key, name in PARTS.items() if last.get(key, 0) >= 0.01 * step}
+    warm = 0.0
+    if len(measured.warm_start) > 2:
+        begun, *done = measured.warm_start
+        warm = (done[-1] - begun) / len(done) * training.warm_start_steps
+    evaluation = last.get("time/evaluate", 0.0)
+    num_saves = max(training.num_epochs // config.checkpoint.save_interval, 1)
+    saving = measured.checkpoint_seconds * num_saves
+    whole = num_steps * step + warm + evaluation * training.num_epochs + saving
+    sampled = sum(metrics["num_sampled_tokens"] for metrics in measured.steps) / NUM_STEPS
+    num_kept = min(config.checkpoint.keep_last_n + 1, num_saves + 1)
+    disk_of_episodes = min(measured.episode_bytes * num_steps, config.logging.episodes_gb * 2**30)
+    disk = num_kept * measured.checkpoint_bytes + disk_of_episodes
+    model = config.model.local_path or config.model.model_name
+    rows = {
+        "a step": f"{_seconds(step)}: "
+        + ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items()),
+        "warm start": f"{clock_time(warm)} for {training.warm_start_steps:,} steps" if warm else "",
+        "evaluation": f"{_seconds(evaluation)} after each of {training.num_epochs:,} epochs"
+        if evaluation
+        else "",
+        "checkpoint": f"{_seconds(measured.checkpoint_seconds)} each",
+        "whole run": f"{clock_time(whole)} for {num_steps:,} steps",
+        "memory": f"{last['time/memory_gib']:.2f} GiB at most",
+        "tokens": f"{sampled * num_steps:,.0f} sampled, "
+        f"{sampled * num_steps * training.update_epochs:,.0f} trained on",
+        "disk": f"{_bytes(disk)}: {num_kept} checkpoints of {_bytes(measured.checkpoint_bytes)}, "
+        f"episodes {_bytes(disk_of_episodes)}",
+    }
+    head = (
+        f"{one_line(model)} on {one_line(config.environment.name)}, measured on {NUM_STEPS} steps"
+    )
+    notes = ["", "Episodes get longer or shorter as a model learns, and the time with them."]
+    if training.warm_start is not None and training.warm_start_steps > MOST_WARM_START_STEPS:
+        notes.append(
+            f"They were played after {MOST_WARM_START_STEPS} steps of warm start instead of "
+            f"{training.warm_start_steps:,}."
+        )
+    return [head, "", *(f"{name:<12}{text}" for name, text in rows.items() if text), *notes]
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds < 60 else clock_time(seconds)
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            break
+        number /= 1000
+    return f"{number:.3g} {unit}"

@@ -1,0 +1,191 @@
+"""`turnwise train`: train a model, watch it learn, stop and go on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.cli.common import legible, make_console
+from turnwise.errors import ConfigError, TurnwiseError
+
+if TYPE_CHECKING:
+    from turnwise.config import ConfigStore
+    from turnwise.trainer.run_folder import Resume
+
+DEMO = Path(__file__).with_name("demo.yaml")
+INTERRUPTED = 130
+
+
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG] [SECTION.NAME=VALUE]...",
+            help="A YAML file or the folder of a run, then settings that replace its values.",
+            show_default=False,
+        ),
+    ] = None,
+    config_path: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder of the YAML file.")
+    ] = None,
+    config_name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Its name, with or without .yaml.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the run's folder.")
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Folder that holds the runs.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run; there must be one.")
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="A new run, even if one could be resumed.")
+    ] = False,
+    estimate: Annotated[
+        bool,
+        typer.Option("--estimate", help="Measure two steps; say what the whole run will take."),
+    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the metrics of each step as JSON.")
+    ] = False,
+) -> None:
+    """Train a model in an environment; without arguments, a demo that learns in minutes.
+
+    Ctrl-C saves and leaves; the same command goes on from there.
+
+    [bold]Examples[/bold]
+
+    turnwise train
+    turnwise train my.yaml training.learning_rate=3e-5 --name second
+    turnwise train my.yaml --estimate
+    turnwise train runs/mine --resume
+    turnwise train my.yaml --json > metrics.jsonl
+    """
+    if resume and fresh:
+        raise ConfigError("--resume and --fresh are opposites. Take one of them.")
+    words = arguments or []
+    config = _config(words, config_path, config_name)
+    if name is not None:
+        config.checkpoint.run_name = name
+    if output is not None:
+        config.checkpoint.output_dir = output
+    if estimate:
+        from turnwise.cli.estimate import estimate_run
+
+        estimate_run(config, make_console())
+        return
+    if not words and config_path is None and config_name is None and not as_json:
+        make_console().print(_about_the_demo(config))
+    again = _command(
+        words,
+        {"config-path": config_path, "config-name": config_name, "name": name, "output": output},
+    )
+    _train(config, "always" if resume else "never" if fresh else "auto", plain, as_json, again)
+
+
+def _config(words: Sequence[str], config_path: str | None, config_name: str | None) -> ConfigStore:
+    """The settings: of a file, of a run, or of the demo, with what replaces them."""
+    from turnwise.cli.settings import find_code, split_arguments
+    from turnwise.config import ConfigStore
+
+    file, overrides = split_arguments(words, config_path, config_name)
+    run = file if file is not None and file.is_dir() else None
+    if run is not None:
+        file = run / "config.yaml"
+        if not file.is_file():
+            raise ConfigError(f"{run} is not a run: it has no config.yaml")
+    # The demo's numbers suit its environment; for another one they would be odd.
+    names_environment = any(word.lstrip("+").startswith("environment.name=") for word in overrides)
+    if file is None and not names_environment:
+        file = DEMO
+    config = ConfigStore.load(file, overrides)
+    if run is not None:
+        config.checkpoint.output_dir = str(run.parent)
+        config.checkpoint.run_name = run.resolve().name
+    # A file names what lies beside it; a run, what lies beside the folder that holds it.
+    find_code(config, run.absolute().parents if run else [file.parent] if file else [])
+    return config
+
+
+def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, again: str) -> None:
+    from turnwise.cli.live import make_reporter
+
+    words = make_console(stderr=as_json)
+    with make_reporter(plain=plain, as_json=as_json) as reporter:
+        from turnwise.trainer.trainer import RayPPOTrainer
+
+        trainer = RayPPOTrainer(config, reporter=reporter, resume=resume)
+        try:
+            with trainer:
+                trainer.fit()
+        except KeyboardInterrupt:
+            is_saved = trainer.run_folder is not None
+            outcome = INTERRUPTED
+        except ConfigError:
+            raise
+        except TurnwiseError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from None
+        else:
+            outcome = 0
+    if outcome == INTERRUPTED:
+        words.print(f"\nGo on with:  {again}" if is_saved else "interrupted")
+        raise typer.Exit(INTERRUPTED)
+    words.print(_closing(config, trainer.metrics_history, str(trainer.run_folder)))
+
+
+def _about_the_demo(config: ConfigStore) -> str:
+    game = config.environment
+    return (
+        f"A model of a million random weights learns to find a number from {game.params['low']} "
+        f"to {game.params['high']}\nin {game.max_steps} guesses. It first imitates random play, "
+        "so that it knows what a guess looks like;\nthe rest it learns from reward alone. "
+        "This takes some minutes on two cores.\n"
+        "Ctrl-C saves and leaves; the same command goes on.\n"
+    )
+
+
+def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
+    """What was reached, and what to do next."""
+    run = shlex.quote(legible(folder))
+    given = [f"--param={key}={value}" for key, value in config.environment.params.items()]
+    game = legible(shlex.join([config.environment.name, *given]))
+    commands = {
+        f"turnwise eval {run}": "how good it is, beside the expert and chance",
+        f"turnwise eval {run} --show 3": "read what it says",
+        f"turnwise play {game}": "try it yourself",
+        f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
+    }
+    width = max(len(command) for command in commands)
+    steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
+    return "\n".join(["", *_reached(history), "", "Next:", *steps])
+
+
+def _reached(history: Sequence[Mapping[str, float]]) -> list[str]:
+    """The first tenth of the run and the last one; single steps are mostly noise."""
+    from turnwise.cli.run_state import brief
+
+    lines = []
+    for name in ("success", "reward"):
+        values = [metrics[name] for metrics in history if name in metrics]
+        if not values or (name == "success" and not any(values)):
+            continue
+        tenth = max(len(values) // 10, 1)
+        first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
+        held_out = [m[key] for m in history if (key := f"eval/greedy/{name}") in m]
+        beside = f", {brief(held_out[-1])} on held-out episodes" if held_out else ""
+        lines.append(f"{name:<8} {brief(first)} at first, {brief(last)} at last{beside}")
+    return lines
+
+
+def _command(words: Sequence[str], options: Mapping[str, str | None]) -> str:
+    """The command that goes on with this run."""
+    given = [part for key, value in options.items() if value for part in (f"--{key}", value)]
+    return legible(shlex.join(["turnwise", "train", *words, *given]))
