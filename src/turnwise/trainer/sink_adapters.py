@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import io
 import json
 import os
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +22,7 @@ from turnwise.trainer.plain_json import plain_json
 
 _PROJECT = "turnwise"
 _MOST_PARAMS = 100  # that MLflow takes at once
+_OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # that MLflow does not take in a name
 
 
 class Sink(Protocol):
@@ -71,9 +72,9 @@ class WandB:
 
     def open(self, first_step: int) -> None:
         wandb = self._wandb
-        mode = None if "WANDB_MODE" in os.environ else "offline"
-        if mode is not None and wandb.api.api_key:
-            mode = "online"
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None:
+            mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", _PROJECT),
             dir=str(self._folder),
@@ -133,10 +134,9 @@ class MLflow:
             return
         now = int(1000 * time.time())
         metric = self._mlflow.entities.Metric
-        self._client.log_batch(
-            self._run_id,
-            metrics=[metric(name, value, now, step) for name, value in numbers.items()],
-        )
+        named = {_OTHER_MARKS.sub("_", name): value for name, value in numbers.items()}
+        metrics = [metric(name, value, now, step) for name, value in named.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
         self._memory.remember_step(step)
 
     def close(self) -> None:
@@ -154,16 +154,15 @@ class Trackio:
     def open(self, first_step: int) -> None:
         # Runs in other folders may have the same name, and would be continued.
         name = self._memory.remember_id(lambda: f"{self._name}-{uuid.uuid4().hex[:6]}")
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints greetings
-            self._run = self._trackio.init(
-                project=_PROJECT,
-                name=name,
-                config=plain_json(self._config),
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
+        self._run = self._trackio.init(
+            project=_PROJECT,
+            name=name,
+            config=plain_json(self._config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         if self._memory.is_new(step):
@@ -171,8 +170,7 @@ class Trackio:
             self._memory.remember_step(step)
 
     def close(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
-            self._run.finish()
+        self._run.finish()
 
 
 class _Memory:

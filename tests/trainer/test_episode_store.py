@@ -1,0 +1,438 @@
+"""The store of episodes: what goes in comes back, in few bytes, and never stops a run."""
+
+import json
+import logging
+import math
+import re
+import zipfile
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from episode.worlds import Counting, TicTacToe, model, tokenizer
+from trainer.stored_examples import episodes
+from turnwise import (
+    ConfigError,
+    EpisodeLimits,
+    EpisodeStatus,
+    LocalEngine,
+    ScriptedEngine,
+    collect,
+    run_episode,
+    tool,
+)
+from turnwise.chat import TokenStream
+from turnwise.episode import EpisodeResult
+from turnwise.episode.types import AgentRecord, TurnRecord
+from turnwise.inference import FinishReason
+from turnwise.learner import PPOBatch
+from turnwise.reward import Reward
+from turnwise.trainer.episode_store import EpisodeStore
+
+NO_LIMIT = 1e12
+SHORT = EpisodeLimits(max_turns=4, max_tokens_per_turn=16)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return EpisodeStore(tmp_path / "episodes", NO_LIMIT)
+
+
+def rows_of(results):
+    return [agent for result in results for agent in result.agents]
+
+
+def random_columns(results, *names, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    width = max((len(agent.stream) for agent in rows_of(results)), default=0)
+    shape = (len(rows_of(results)), width)
+    return {name: torch.randn(shape, generator=generator) for name in names}
+
+
+def answering(*answers):
+    """An engine that gives these answers in turn."""
+    left = iter(answers)
+    return ScriptedEngine(tokenizer(), lambda text: next(left))
+
+
+def assert_same(result, stored):
+    for name in ("seed", "group", "member", "status", "error", "attempt"):
+        assert getattr(stored, name) == getattr(result, name), name
+    assert stored.seconds == pytest.approx(dict(result.seconds), abs=1e-6)
+    assert [agent.name for agent in stored.agents] == [agent.name for agent in result.agents]
+    for agent, kept in zip(result.agents, stored.agents, strict=True):
+        assert kept.ids.tolist() == list(agent.stream.ids)
+        assert kept.mask.tolist() == list(agent.stream.mask)
+        np.testing.assert_array_equal(
+            kept.column("sampler_log_probs"), np.array(agent.stream.log_probs, np.float32)
+        )
+        assert kept.messages == agent.messages
+        assert kept.reward == agent.reward
+        assert len(kept.turns) == len(agent.turns)
+        for turn, kept_turn in zip(agent.turns, kept.turns, strict=True):
+            assert_same_turn(turn, kept_turn)
+
+
+def assert_same_turn(turn, kept):
+    names = ("tokens", "text", "finish_reason", "weight_version", "state", "malformed")
+    for name in (*names, "observation", "reward", "done", "info"):
+        assert getattr(kept, name) == getattr(turn, name), name
+    assert kept.seconds == pytest.approx(turn.seconds, abs=1e-6)
+    assert len(kept.calls) == len(turn.calls)
+    for number, (call, kept_call) in enumerate(zip(turn.calls, kept.calls, strict=True)):
+        for name in ("name", "arguments", "result", "success"):
+            assert getattr(kept_call, name) == getattr(call, name), name
+        if number < len(turn.tool_results):
+            assert kept_call.failure == turn.tool_results[number].failure
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(results=st.lists(episodes(), max_size=4), seed=st.integers(0, 99))
+def test_what_is_stored_comes_back(tmp_path_factory, results, seed):
+    store = EpisodeStore(tmp_path_factory.mktemp("store"), NO_LIMIT)
+    columns = random_columns(results, "log_probs", "values", "advantages", "odd", seed=seed)
+    store.write(7, results, columns)
+    stored = store.read(7)
+    assert len(stored) == len(results)
+    for result, kept in zip(results, stored, strict=True):
+        assert_same(result, kept)
+    kept_rows = rows_of(stored)
+    for row, agent in enumerate(kept_rows):
+        for name, column in columns.items():
+            expected = column[row, : len(agent.ids)].numpy()[agent.mask]
+            exact = name in ("log_probs", "odd")
+            np.testing.assert_allclose(agent.columns[name], expected, 0 if exact else 1e-3)
+    store.write(8, results, {name: column.numpy() for name, column in columns.items()})
+    files = [store.folder / f"step-0000000{step}.npz" for step in (7, 8)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@cache
+def play(environment="guess-number"):
+    """Episodes of an untrained model, with its real log-probs."""
+    engine = LocalEngine(model(), tokenizer())
+    try:
+        return list(collect(engine, environment, 2, group_size=2, limits=SHORT))
+    finally:
+        engine.close()
+
+
+def test_episodes_of_a_model_come_back(store):
+    results = play()
+    store.write(1, results)
+    for result, stored in zip(results, store.read(1), strict=True):
+        assert_same(result, stored)
+    turn = store.read(1)[0].agent.turns[0]
+    assert turn.text == results[0].turns[0].text
+    assert turn.observation == results[0].messages[3]["content"]
+
+
+@pytest.mark.parametrize("environment", ["guess-number", "grid-world", "shop"])
+def test_episodes_of_a_game_take_under_16_bytes_a_token(store, environment):
+    results = play(environment)
+    names = ("log_probs", "values", "advantages", "returns")
+    store.write(1, results, random_columns(results, *names))
+    assert bytes_a_token(store, results) < 16
+
+
+def single_turns(num_episodes=32, num_tokens=256):
+    """Every token sampled, nothing about any number to be foreseen, and words of five letters."""
+    random = np.random.default_rng(0)
+    words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
+    results = []
+    for seed in range(num_episodes):
+        stream = TokenStream()
+        ids = random.integers(0, len(words), num_tokens).tolist()
+        log_probs = -random.standard_exponential(num_tokens).astype(np.float32)
+        stream.add_turn(ids, log_probs.tolist())
+        text = " ".join(words[token] for token in ids)
+        turn = TurnRecord((0, num_tokens), text, FinishReason.STOP, 3, reward=1.0, done=True)
+        messages = [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": text}]
+        agent = AgentRecord("agent", stream, messages, [turn], reward=Reward(1.0))
+        results.append(EpisodeResult(seed, agents=[agent], seconds={"engine": random.random()}))
+    return results
+
+
+def test_random_single_turns_take_under_16_bytes_a_token(store):
+    results = single_turns()
+    store.write(1, results, random_columns(results, "values", "advantages", "returns"))
+    assert bytes_a_token(store, results) < 16
+
+
+def bytes_a_token(store, results):
+    num_tokens = sum(len(agent.stream) for agent in rows_of(results))
+    assert num_tokens > 1000
+    return (store.folder / "step-00000001.npz").stat().st_size / num_tokens
+
+
+def test_the_learners_log_probs_are_exact_and_small_when_they_are_nearly_the_samplers(store):
+    results = single_turns()
+    sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
+    log_probs = sampler * (1 + 1e-5 * torch.randn(sampler.shape))
+    store.write(1, results)
+    without = bytes_a_token(store, results)
+    store.write(1, results, {"log_probs": log_probs})
+    assert bytes_a_token(store, results) - without < 2.5
+    for row, agent in zip(log_probs, rows_of(store.read(1)), strict=True):
+        np.testing.assert_array_equal(agent.column("log_probs"), row.numpy())
+
+
+def test_words_are_not_written_twice(store):
+    result = run_episode(answering("say it", "say it"), TicTacToe)
+    store.write(1, [result])
+    text = written_text(store)
+    assert text.count("say it") == text.count('"role":"assistant"') > 0
+
+
+def written_text(store):
+    with zipfile.ZipFile(store.folder / "step-00000001.npz") as archive:
+        return archive.read("episodes.json").decode()
+
+
+def test_two_players_and_their_columns(store):
+    results = list(collect(ScriptedEngine(tokenizer()), TicTacToe, 3, limits=SHORT))
+    columns = random_columns(results, "advantages")
+    store.write(1, results, columns)
+    rows = rows_of(store.read(1))
+    assert [agent.name for agent in rows] == [agent.name for agent in rows_of(results)]
+    for column, agent in zip(columns["advantages"], rows, strict=True):
+        expected = column[: len(agent.ids)].masked_fill(~torch.tensor(agent.mask), math.nan)
+        torch.testing.assert_close(
+            torch.tensor(agent.column("advantages")), expected, atol=0, rtol=1e-3, equal_nan=True
+        )
+
+
+def test_tool_calls_and_what_came_of_them(store):
+    @tool(timeout=None)
+    def halve(number: int) -> int:
+        """Half of it."""
+        if number % 2:
+            raise ValueError("it is odd")
+        return number // 2
+
+    call = '{"tool": "halve", "arguments": {"number": NUMBER}}'
+    texts = [call.replace("NUMBER", number) for number in ("0", "3")]
+    engine = answering(*texts, '{"tool": ', "Done.")
+    result = run_episode(engine, None, prompt="Halve.", tools=[halve], parser="json")
+    store.write(1, [result])
+    (stored,) = store.read(1)
+    assert_same(result, stored)
+    (worked,), (failed,), *_ = [turn.calls for turn in stored.agent.turns]
+    assert (worked.name, worked.arguments, worked.result) == ("halve", {"number": 0}, 0)
+    assert (worked.success, worked.failure) == (True, None)
+    assert (failed.success, failed.failure) == (False, "raised")
+    assert "it is odd" in failed.result
+    assert stored.agent.turns[2].malformed is not None
+
+
+def test_an_episode_that_failed_before_its_first_token(store):
+    class NeverBegins(Counting):
+        def reset(self):
+            raise RuntimeError("no board")
+
+    result = run_episode(ScriptedEngine(tokenizer()), NeverBegins)
+    assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    store.write(1, [result, *play(), result])
+    first, *_, last = store.read(1)
+    assert_same(result, first)
+    assert_same(result, last)
+    assert "no board" in first.error
+    assert first.agent.reward is None
+
+
+class Odd:
+    pass
+
+
+def test_infos_that_are_no_json_and_huge_ones(store):
+    infos = {
+        "number": np.float32(0.5),
+        "count": np.int64(3),
+        "flag": np.bool_(True),
+        "nothing": math.nan,
+        "array": np.arange(1000),
+        "tensor": torch.ones(2),
+        "set": {3, 1, 2},
+        "object": Odd(),
+        "status": EpisodeStatus.DONE,
+        5: (1, [2]),
+        "digits": 10**5000,
+        "long": "x" * 10_000_000,
+        "more": list(range(1_000_000)),
+    }
+    infos["itself"] = infos
+    result = single_turns(1, 4)[0]
+    result.turns[0].info = infos
+    store.write(1, [result])
+    info = store.read(1)[0].agent.turns[0].info
+    assert (info["number"], info["count"], info["flag"]) == (0.5, 3, True)
+    assert info["nothing"] == "nan"
+    assert info["array"].startswith("array([")
+    assert info["tensor"] == "tensor([1., 1.])"
+    assert info["set"] == "{1, 2, 3}"
+    assert re.fullmatch(r"<.*Odd object>", info["object"])
+    assert info["status"] == "done"
+    assert info["5"] == [1, [2]]
+    assert "bits" in info["digits"]
+    assert info["long"].startswith("xxx")
+    assert info["long"].endswith("[cut: 10000000 characters]")
+    assert len(json.dumps(info)) < 6000
+
+
+def test_numbers_too_large_for_half_precision_keep_their_size(store):
+    results = single_turns(1, 4)
+    store.write(1, results, {"returns": np.array([[1e6, -2e9, 0.5, math.inf]], np.float32)})
+    returns = store.read(1)[0].agent.columns["returns"]
+    assert returns.tolist() == [1e6, -2e9, 0.5, math.inf]
+
+
+def test_brain_floats_and_wide_columns_are_taken(store):
+    results = single_turns(2, 4)
+    store.write(1, results, {"values": torch.full((2, 9), 0.5, dtype=torch.bfloat16)})
+    assert store.read(1)[1].agent.columns["values"].tolist() == [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("values", (3, 4), r"'values' got shape \(3, 4\), expected \[2, 4\]"),
+        ("values", (2, 3), r"'values' got shape \(2, 3\)"),
+        ("values", (8,), r"'values' got shape \(8,\)"),
+        ("ids", (2, 4), r"named 'ids'"),
+    ],
+)
+def test_columns_of_other_episodes_are_refused(store, name, shape, message):
+    with pytest.raises(ConfigError, match=message):
+        store.write(1, single_turns(2, 4), {name: torch.zeros(shape)})
+
+
+def test_kinds_and_rewinding(store):
+    results = single_turns(1, 4)
+    for step in (0, 2, 4, 6):
+        store.write(step, results)
+    store.write(4, results, kind="eval")
+    store.write(6, results, kind="eval")
+    (store.folder / "notes.txt").write_text("a user's own")
+    assert (store.steps(), store.steps("eval")) == ([0, 2, 4, 6], [4, 6])
+    store.rewind(4)
+    assert (store.steps(), store.steps("eval")) == ([0, 2, 4], [4])
+    assert (store.folder / "notes.txt").exists()
+    assert store.read(4, kind="eval")[0].seed == 0
+
+
+def test_no_folder_has_no_steps(store):
+    assert store.steps() == []
+    store.rewind(0)
+    with pytest.raises(ConfigError, match="has no train episodes of step 3"):
+        store.read(3)
+
+
+@pytest.mark.parametrize(("step", "kind"), [(1, "../x"), (1, ""), (-1, "train")])
+def test_a_kind_is_a_word_and_a_step_a_number(store, step, kind):
+    with pytest.raises(ConfigError, match="expected a number from 0 on and a word"):
+        store.write(step, single_turns(1, 4), kind=kind)
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "other"])
+def test_a_file_that_is_not_whole_is_named(store, harm):
+    store.write(1, single_turns(1, 64))
+    path = store.folder / "step-00000001.npz"
+    data = bytearray(path.read_bytes())
+    if harm == "cut":
+        data = data[: len(data) // 2]
+    elif harm == "flip":
+        data[len(data) // 3] ^= 0xFF
+    elif harm == "empty":
+        data = bytearray()
+    else:
+        data = bytearray(b"hello")
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"step-00000001\.npz is no whole file of episodes"):
+        store.read(1)
+
+
+def test_the_budget_is_kept_and_told_once(tmp_path, caplog):
+    results = single_turns(4, 64)
+    probe = EpisodeStore(tmp_path / "probe", NO_LIMIT)
+    probe.write(1, results)
+    size = (probe.folder / "step-00000001.npz").stat().st_size
+    store = EpisodeStore(tmp_path / "episodes", 3.5 * size)
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        for step in range(1, 8):
+            store.write(step, results)
+        store.write(3, results)  # a step that is there takes no room of its own
+    assert store.steps() == [1, 2, 3]
+    assert len(caplog.records) == 1
+    assert "logging.episodes_gb" in caplog.text
+    again = EpisodeStore(store.folder, 3.5 * size)
+    again.write(4, results)
+    assert again.steps() == [1, 2, 3]
+    again.rewind(1)
+    again.write(2, results)
+    assert again.steps() == [1, 2]
+
+
+def test_a_budget_of_nothing_keeps_nothing_and_says_nothing(tmp_path, caplog):
+    store = EpisodeStore(tmp_path / "episodes", 0)
+    store.write(1, single_turns(1, 4))
+    assert not store.folder.exists()
+    assert not caplog.records
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    store = EpisodeStore(tmp_path / "file" / "episodes", NO_LIMIT)
+    for step in range(3):
+        store.write(step, single_turns(1, 4))
+    assert len(caplog.records) == 1
+    assert "could not be kept" in caplog.text
+
+
+def test_a_write_that_fails_leaves_nothing_behind(store, caplog, monkeypatch):
+    results = single_turns(1, 4)
+    store.write(1, results)
+    before = (store.folder / "step-00000001.npz").read_bytes()
+
+    def full(path, data):
+        with open(path, "wb") as file:
+            file.write(data[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    store.write(1, single_turns(2, 4))
+    store.write(2, results)
+    monkeypatch.undo()
+    assert "No space left on device" in caplog.text
+    assert [path.name for path in store.folder.iterdir()] == ["step-00000001.npz"]
+    assert (store.folder / "step-00000001.npz").read_bytes() == before
+    store.write(2, results)  # there is room again
+    assert store.steps() == [1, 2]
+
+
+def test_an_info_that_raises_when_it_is_looked_at_stops_nothing(store, caplog):
+    class Changing(dict):
+        def items(self):
+            raise RuntimeError("dictionary changed size during iteration")
+
+    (result,) = single_turns(1, 4)
+    result.turns[0].info = Changing(a=1)
+    store.write(1, [result])
+    assert "changed size" in caplog.text
+    assert store.steps() == []
+
+
+def test_numpy_alone_reads_a_file(store):
+    results = play()
+    store.write(1, results)
+    with np.load(store.folder / "step-00000001.npz", allow_pickle=False) as file:
+        ids, offsets = file["ids"], file["offsets"]
+        mask = np.unpackbits(file["mask"], count=len(ids)).astype(bool)
+        texts = json.loads(file["episodes.json"])["episodes"]
+    agents = [agent for episode in texts for agent in episode["agents"]]
+    assert [agent["messages"] for agent in agents] == [r.messages for r in results]
+    start, end = offsets[1], offsets[2]
+    assert ids[start:end].tolist() == list(results[1].stream.ids)
+    assert mask[start:end].tolist() == list(results[1].stream.mask)
