@@ -15,8 +15,10 @@ from turnwise import __version__
 from turnwise.cli.chat import chat
 from turnwise.cli.check_env import check_env
 from turnwise.cli.config import config
+from turnwise.cli.doctor import doctor
 from turnwise.cli.envs import envs
 from turnwise.cli.eval import evaluate
+from turnwise.cli.init import init
 from turnwise.cli.play import play
 from turnwise.cli.train import train
 from turnwise.errors import TurnwiseError
@@ -34,6 +36,8 @@ app.command()(check_env)
 app.command()(envs)
 app.command()(config)
 app.command()(chat)
+app.command()(init)
+app.command()(doctor)
 app.command()(train)
 app.command("eval")(evaluate)
 

