@@ -7,27 +7,13 @@ taken from it. No reference model, no gradient checkpointing, the whole batch in
 
 from __future__ import annotations
 
-import time
 from importlib.metadata import version
 from typing import Any
 
-from measure import Order, Report, earned, fitted, memory_mib, quiet
-
-quiet()
-
 import agilerl  # type: ignore[import-not-found]
-
-# Else it puts Triton kernels into the model, which no CPU runs; the package must be there, though.
-agilerl.HAS_LIGER_KERNEL = False
-
 import torch
 import transformers
-from agilerl.algorithms import GRPO  # type: ignore[import-not-found]
-from agilerl.llm_envs import RolloutCollector, RolloutHarness  # type: ignore[import-not-found]
-from agilerl.rollouts.on_policy import (  # type: ignore[import-not-found]
-    collate_llm_rollouts,
-    collect_rollouts_llm,
-)
+from measure import Order, Report, earned, fitted, memory_mib
 
 
 class World:
@@ -69,10 +55,10 @@ def make_world(order: Order, tokenizer: Any) -> World:
 
 
 def make_agent(order: Order, tokenizer: Any) -> Any:
+    from agilerl.algorithms import GRPO  # type: ignore[import-not-found]
+
     work = order.work
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        order.model, dtype=torch.float32
-    )
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=torch.float32)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     return GRPO(
         pad_token_id=tokenizer.pad_token_id,
@@ -94,6 +80,17 @@ def make_agent(order: Order, tokenizer: Any) -> Any:
 
 
 def main() -> None:
+    # Else it puts Triton kernels into the model, which no CPU runs; it reads this when imported.
+    agilerl.HAS_LIGER_KERNEL = False
+    from agilerl.llm_envs import (  # type: ignore[import-not-found]
+        RolloutCollector,
+        RolloutHarness,
+    )
+    from agilerl.rollouts.on_policy import (  # type: ignore[import-not-found]
+        collate_llm_rollouts,
+        collect_rollouts_llm,
+    )
+
     order = Order.read()
     report = Report(f"AgileRL {version('agilerl')}", memory_mib(), note="LoRA adapters only")
     torch.set_num_threads(order.num_threads)
@@ -108,13 +105,13 @@ def main() -> None:
     collector = RolloutCollector(factory, work.num_prompts, work.group_size)
     group_seed = 0
     for _ in range(order.num_steps):
-        start = time.perf_counter()
+        start = order.now()
         agent.init_training_step()
         found = collect_rollouts_llm(
             agent, collector, work.num_turns, collector.batch_size, group_seed
         )
         ids, masks, turn_ids, rewards, num_turns, group_seed, log_probs, _ = found
-        collected = time.perf_counter()
+        collected = order.now()
         batch = collate_llm_rollouts(
             ids, masks, turn_ids, rewards, log_probs, group_size=work.group_size
         )
@@ -122,7 +119,7 @@ def main() -> None:
             batch.experiences(), turn_ids=batch.turn_ids, sampling_logps=batch.sampling_logps
         )
         agent.finalize_training_step(num_turns)
-        report.step.append(time.perf_counter() - start)
+        report.step.append(order.now() - start)
         report.generate.append(collected - start)
         report.num_sampled.append(sum(int(mask.sum()) for mask in masks))
         report.num_tokens.append(sum(one.numel() for one in ids))

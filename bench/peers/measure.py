@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import random
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +67,8 @@ class Order:
     num_steps: int
     """Those of the warm-up included."""
     num_threads: int
+    clock: str = "wall"
+    """`cpu`: the processor's time, for a busy machine; meant for one thread."""
     learning_rate: float = 1e-5
     options: dict[str, Any] = field(default_factory=dict)
     """A side's own."""
@@ -75,6 +77,10 @@ class Order:
     def read(cls) -> Order:
         data = json.load(sys.stdin)
         return cls(**{**data, "work": Work(**data["work"])})
+
+    def now(self) -> float:
+        """Seconds since some moment."""
+        return time.process_time() if self.clock == "cpu" else time.perf_counter()
 
     def write(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -129,14 +135,3 @@ def earned(texts: Sequence[str]) -> float:
     """A reward that differs from one episode to the next: the share of letters up to m."""
     letters = [letter for letter in "".join(texts).lower() if letter.isalpha()]
     return sum(letter <= "m" for letter in letters) / max(len(letters), 1)
-
-
-def quiet() -> None:
-    """Before the imports: no network, no progress bars, no warnings about this and that."""
-    os.environ.update(
-        HF_HUB_OFFLINE="1",
-        HF_DATASETS_OFFLINE="1",
-        HF_HUB_DISABLE_PROGRESS_BARS="1",
-        TOKENIZERS_PARALLELISM="false",
-        TRANSFORMERS_VERBOSITY="error",
-    )

@@ -12,28 +12,25 @@ tokenizer's parser is replaced by one that reads every answer as a call: less wo
 from __future__ import annotations
 
 import tempfile
-import time
 from typing import Any
-
-from measure import Order, Report, earned, fitted, memory_mib, quiet
-
-quiet()
 
 import torch
 import transformers
 import trl  # type: ignore[import-not-found]
 from datasets import Dataset  # type: ignore[import-not-found]
+from measure import Order, Report, earned, fitted, memory_mib
 
 
 class Timed(trl.GRPOTrainer):  # type: ignore[misc]
     """Notes how long generation takes, and what came of it."""
 
+    order: Order
     report: Report
 
     def _generate(self, prompts: list[Any]) -> Any:
-        start = time.perf_counter()
+        start = self.order.now()
         found = super()._generate(prompts)
-        self.report.generate.append(time.perf_counter() - start)
+        self.report.generate.append(self.order.now() - start)
         prompt_ids, completion_ids, tool_mask = found[:3]
         sampled = completion_ids if tool_mask is None else [[m for m in r if m] for r in tool_mask]
         self.report.num_sampled.append(sum(map(len, sampled)))
@@ -44,15 +41,16 @@ class Timed(trl.GRPOTrainer):  # type: ignore[misc]
 class Clock(transformers.TrainerCallback):
     """The time from the end of a step to the end of the next."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, order: Order, report: Report) -> None:
+        self._now = order.now
         self._report = report
         self._last = 0.0
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._last = time.perf_counter()
+        self._last = self._now()
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
-        now = time.perf_counter()
+        now = self._now()
         self._report.step.append(now - self._last)
         self._last = now
 
@@ -113,7 +111,7 @@ def prompts_of(order: Order, tokenizer: Any) -> list[list[dict[str, str]]]:
 
 def config_of(order: Order, folder: str) -> Any:
     work, options = order.work, order.options
-    micro_batch = options.get("micro_batch") or work.num_episodes
+    micro_batch = min(options.get("micro_batch") or work.num_episodes, work.num_episodes)
     # In a conversation the length is a limit of the whole, and of a turn by generation_kwargs.
     length = work.episode_tokens - work.prompt_tokens
     return trl.GRPOConfig(
@@ -144,9 +142,7 @@ def main() -> None:
     torch.set_num_threads(order.num_threads)
     work = order.work
     tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
-        order.model, dtype=torch.float32
-    )
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=torch.float32)
     several: dict[str, Any] = {"reward_funcs": score}
     if work.num_turns > 1:
         read_as_call(tokenizer)
@@ -158,10 +154,10 @@ def main() -> None:
             args=config_of(order, folder),
             processing_class=tokenizer,
             train_dataset=Dataset.from_list([{"prompt": p} for p in prompts_of(order, tokenizer)]),
-            callbacks=[Clock(report)],
+            callbacks=[Clock(order, report)],
             **several,
         )
-        trainer.report = report
+        trainer.order, trainer.report = order, report
         trainer.eos_token_ids = [-1]
         if work.num_turns > 1:
             World.observation = fitted(work.observation_tokens, between(trainer), 0)
