@@ -89,7 +89,7 @@ def assert_same_turn(turn, kept):
             assert kept_call.failure == turn.tool_results[number].failure
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(results=st.lists(episodes(), max_size=4), seed=st.integers(0, 99))
 def test_what_is_stored_comes_back(tmp_path_factory, results, seed):
     store = EpisodeStore(tmp_path_factory.mktemp("store"), NO_LIMIT)

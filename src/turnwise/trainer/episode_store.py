@@ -135,7 +135,7 @@ class EpisodeStore:
         _LOG.warning(
             "%s holds %.3g GB of episodes, and the next step's do not fit into its budget of "
             "%.3g GB: from here on none are kept. logging.episodes_gb allows more.",
-            *(self.folder, used / 1e9, self.budget_bytes / 1e9),
+            *(self.folder, used / 2**30, self.budget_bytes / 2**30),
         )
         return False
 
