@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -97,4 +98,5 @@ def _filled(template: str, module: str, class_name: str) -> str:
     from importlib.resources import files
 
     text = (files("turnwise.cli") / "templates" / template).read_text(encoding="utf-8")
-    return text.replace("my_env", module).replace("MyEnv", class_name)
+    names = {"my_env": module, "MyEnv": class_name}
+    return re.sub("my_env|MyEnv", lambda found: names[found[0]], text)

@@ -109,10 +109,18 @@ def _num_cores() -> int:
 
 def _memory() -> tuple[State, str]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = Path("/sys/fs/cgroup/memory.max")
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        total = min(total, int(text))  # a container's share
-    return "ok", f"{_gib(total)} GiB"
+    limits = _lines(Path("/sys/fs/cgroup/memory.max"))  # a container's share
+    total = min([total, *(int(limit) for limit in limits if limit.isdigit())])
+    free = [
+        int(line.split()[1]) * 1024
+        for line in _lines(Path("/proc/meminfo"))
+        if line.startswith("MemAvailable:")
+    ]
+    return "ok", f"{_gib(total)} GiB" + (f", {_gib(free[0])} free" if free else "")
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.is_file() else []
 
 
 def _gpus() -> tuple[State, str]:
@@ -194,24 +202,26 @@ def _train_tiny() -> tuple[State, str]:
     from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
     from turnwise.models import load_model
 
-    started = time.perf_counter()
     loaded = load_model("tiny")
     prompt = loaded.tokenizer("Hello")["input_ids"]
     with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
+        started = time.perf_counter()
         result = run_sync(engine.sample(GenerationRequest(prompt, max_tokens=8)))
+        sampled = time.perf_counter()
         stream = TokenStream()
         stream.add_context(prompt)
         stream.add_turn(result.ids, result.log_probs)
         batch = PPOBatch.from_streams([stream])
         batch.advantages = torch.ones(batch.input_ids.shape)
         metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
-    seconds = time.perf_counter() - started
+    learned = time.perf_counter()
     if metrics["num_steps"] != 1:
         return "broken", "the learner's step was not a finite number"
     return (
         "ok",
-        f"sampled {len(result.ids)} tokens and learned from them on {loaded.model.device} in "
-        f"{seconds:.1f} s; sampler and learner agree to {metrics['gap_max']:.0e}",
+        f"sampled {len(result.ids)} tokens in {sampled - started:.2f} s and learned from them in "
+        f"{learned - sampled:.2f} s, on {loaded.model.device}; "
+        f"sampler and learner agree to {metrics['gap_max']:.0e}",
     )
 
 

@@ -1,0 +1,124 @@
+"""`turnwise doctor`: what it says of the machine and of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from turnwise import __version__
+from turnwise.cli.machine import EXTRAS
+
+ROOT = Path(__file__).parents[2]
+
+
+def facts_of(ran):
+    return {(fact["part"], fact["name"]): fact for fact in json.loads(ran.out)["facts"]}
+
+
+def write_run(folder, num_steps=30, **ways):
+    """A run that earns nothing, but for `ways`."""
+    folder.mkdir(parents=True)
+    metrics = {"reward": 0.0, "reward_std": 0.0, "success": 0.0, **ways}
+    lines = [json.dumps({"step": step, **metrics}) + "\n" for step in range(1, num_steps + 1)]
+    (folder / "metrics.jsonl").write_text("".join(lines))
+    return folder
+
+
+def test_this_machine_can_train(turnwise):
+    ran = turnwise("doctor")
+    assert ran.code == 0, ran.out
+    assert f"✓ turnwise       {__version__}\n" in ran.out
+    assert re.search(r"✓ torch +\S+, \d+ threads, with", ran.out) or "for CUDA" in ran.out
+    assert re.search(r"✓ tiny +sampled 8 tokens in .* and learned from them .* agree to", ran.out)
+    assert ran.out.endswith("This machine can train. Start with: turnwise train\n")
+
+
+def test_without_transformers_nothing_can_be_trained(turnwise, monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ran = turnwise("doctor", "--json")
+    assert ran.code == 1
+    assert json.loads(ran.out)["ok"] is False
+    facts = facts_of(ran)
+    broken = {name for (_, name), fact in facts.items() if fact["state"] == "broken"}
+    assert broken == {"transformers", "tiny"}
+    assert facts["software", "transformers"]["text"].startswith("ModuleNotFoundError: ")
+    assert str(tmp_path / "cache" / "turnwise") in facts["hardware", "cache"]["text"]
+
+
+def test_a_cache_that_cannot_be_written_is_told_and_no_obstacle(turnwise, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    ran = turnwise("doctor", "--json")
+    assert ran.code == 0
+    cache = facts_of(ran)["hardware", "cache"]
+    assert cache["state"] == "broken"
+    assert "XDG_CACHE_HOME" in cache["text"]
+
+
+def test_every_extra_is_told():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    elsewhere = {"vllm", "sglang", "smollm2", "dev"}  # engines, models, and what only we need
+    assert set(project["optional-dependencies"]) - elsewhere <= set(EXTRAS)
+
+
+def test_a_sick_run(turnwise, tmp_path):
+    run = write_run(tmp_path / "mine")
+    ran = turnwise("doctor", str(run))
+    assert ran.code == 0
+    first, second, third = ran.out.splitlines()[:3]
+    assert first == "step 5     too-hard"
+    assert second.startswith("  All episodes earned the same for 5 steps, with success 0%")
+    assert third.startswith("  cure: Begin with an easier task")
+    assert f"{run}: 30 steps, reward 0 (best 0 at step 30), success 0%\n" in ran.out
+    assert ran.out.endswith("As of the last step: too-hard.\n")
+
+
+def test_a_sound_run(turnwise, tmp_path):
+    run = write_run(tmp_path / "mine", reward=0.5, reward_std=0.5, success=0.5)
+    ran = turnwise("doctor", str(run / "metrics.jsonl"))
+    assert ran.out.startswith(f"{run}/metrics.jsonl: 30 steps, reward 0.5")
+    assert ran.out.endswith("As of the last step: nothing wrong.\n")
+
+
+def test_a_run_for_programs(turnwise, tmp_path):
+    ran = turnwise("doctor", str(write_run(tmp_path / "mine", num_steps=60)), "--json")
+    told = json.loads(ran.out)
+    assert [(found["step"], found["code"]) for found in told["findings"]] == [
+        (5, "too-hard"),
+        (55, "too-hard"),
+    ]
+    assert [finding["code"] for finding in told["now"]] == ["too-hard"]
+    assert told["num_steps"] == 60
+    assert told["last"]["step"] == 60
+
+
+def test_a_run_that_was_killed_while_it_wrote(turnwise, tmp_path):
+    run = write_run(tmp_path / "mine")
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write('{"step": 31, "rew')
+    assert f"{run}: 30 steps" in turnwise("doctor", str(run)).out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere", "there is no run nowhere"),
+        ("runs", "Runs in it: runs/mine."),
+        ("bare", "Is it the folder of a run?"),
+        ("fresh", "no step of this run was finished yet"),
+    ],
+)
+def test_what_is_no_run_is_said(turnwise, tmp_path, monkeypatch, name, message):
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("runs/mine"))
+    write_run(Path("fresh"), num_steps=0)
+    Path("bare").mkdir()
+    ran = turnwise("doctor", name)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
