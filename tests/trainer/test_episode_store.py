@@ -138,14 +138,18 @@ def test_episodes_of_a_game_take_under_16_bytes_a_token(store, environment):
     assert bytes_a_token(store, results) < 16
 
 
-def single_turns(num_episodes=32, num_tokens=256):
-    """Every token sampled, nothing about any number to be foreseen, and words of five letters."""
+def single_turns(num_episodes=32, num_tokens=256, prose=False):
+    """Every token sampled, nothing about any number to be foreseen, and words of five letters.
+
+    In prose some words are much more frequent than others.
+    """
     random = np.random.default_rng(0)
     words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
     results = []
     for seed in range(num_episodes):
         stream = TokenStream()
-        ids = random.integers(0, len(words), num_tokens).tolist()
+        drawn = random.zipf(1.2, num_tokens) if prose else random.integers(0, 2**40, num_tokens)
+        ids = (drawn % len(words)).tolist()
         log_probs = -random.standard_exponential(num_tokens).astype(np.float32)
         stream.add_turn(ids, log_probs.tolist())
         text = " ".join(words[token] for token in ids)
@@ -159,6 +163,16 @@ def single_turns(num_episodes=32, num_tokens=256):
 def test_random_single_turns_take_under_16_bytes_a_token(store):
     results = single_turns()
     store.write(1, results, random_columns(results, "values", "advantages", "returns"))
+    assert bytes_a_token(store, results) < 16
+
+
+def test_prose_with_every_column_takes_under_16_bytes_a_token(store):
+    results = single_turns(prose=True)
+    sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
+    torch.manual_seed(0)
+    log_probs = sampler * (1 + 0.01 * torch.randn(sampler.shape))  # a sampler in bfloat16
+    columns = random_columns(results, "values", "advantages", "returns")
+    store.write(1, results, {"log_probs": log_probs, **columns})
     assert bytes_a_token(store, results) < 16
 
 
