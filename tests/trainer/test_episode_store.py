@@ -6,6 +6,8 @@ import math
 import re
 import zipfile
 from functools import cache
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,7 @@ from turnwise.learner import PPOBatch
 from turnwise.reward import Reward
 from turnwise.trainer.episode_store import EpisodeStore
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_LIMIT = 1e12
 SHORT = EpisodeLimits(max_turns=4, max_tokens_per_turn=16)
 
@@ -138,22 +141,37 @@ def test_episodes_of_a_game_take_under_16_bytes_a_token(store, environment):
     assert bytes_a_token(store, results) < 16
 
 
-def single_turns(num_episodes=32, num_tokens=256, prose=False):
-    """Every token sampled, nothing about any number to be foreseen, and words of five letters.
-
-    In prose some words are much more frequent than others.
-    """
+def single_turns(num_episodes=32, num_tokens=256):
+    """Every token sampled, and nothing about any word or number to be foreseen."""
     random = np.random.default_rng(0)
-    words = ["".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
+    words = [" " + "".join(map(chr, random.integers(97, 123, 5))) for _ in range(32_000)]
+    said = [
+        [words[token] for token in row]
+        for row in random.integers(0, 32_000, (num_episodes, num_tokens))
+    ]
+    return sampled(said)
+
+
+def prose():
+    """Every token sampled, and the words are those of the docs."""
+    text = "".join(page.read_text() for page in sorted(DOCS.glob("*.md")))
+    tokens = re.findall(r" ?\w{1,6}|\s|[^\w\s]", text)
+    return sampled([tokens[start : start + 256] for start in range(0, len(tokens), 256)])
+
+
+def sampled(said):
+    """Episodes of one turn that say these tokens, numbered as in a vocabulary of 50,000."""
+    random = np.random.default_rng(1)
+    number = dict(
+        zip(dict.fromkeys(chain(*said)), random.permutation(50_000).tolist(), strict=False)
+    )
     results = []
-    for seed in range(num_episodes):
-        stream = TokenStream()
-        drawn = random.zipf(1.2, num_tokens) if prose else random.integers(0, 2**40, num_tokens)
-        ids = (drawn % len(words)).tolist()
-        log_probs = -random.standard_exponential(num_tokens).astype(np.float32)
-        stream.add_turn(ids, log_probs.tolist())
-        text = " ".join(words[token] for token in ids)
-        turn = TurnRecord((0, num_tokens), text, FinishReason.STOP, 3, reward=1.0, done=True)
+    for seed, tokens in enumerate(said):
+        stream, end = TokenStream(), len(tokens)
+        log_probs = -random.standard_exponential(end).astype(np.float32)
+        stream.add_turn([number[token] for token in tokens], log_probs.tolist())
+        text = "".join(tokens)
+        turn = TurnRecord((0, end), text, FinishReason.STOP, 3, reward=1.0, done=True)
         messages = [{"role": "user", "content": "Speak."}, {"role": "assistant", "content": text}]
         agent = AgentRecord("agent", stream, messages, [turn], reward=Reward(1.0))
         results.append(EpisodeResult(seed, agents=[agent], seconds={"engine": random.random()}))
@@ -167,7 +185,7 @@ def test_random_single_turns_take_under_16_bytes_a_token(store):
 
 
 def test_prose_with_every_column_takes_under_16_bytes_a_token(store):
-    results = single_turns(prose=True)
+    results = prose()
     sampler = PPOBatch.from_streams([result.stream for result in results]).sampler_log_probs
     torch.manual_seed(0)
     log_probs = sampler * (1 + 0.01 * torch.randn(sampler.shape))  # a sampler in bfloat16
