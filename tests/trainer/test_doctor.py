@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from turnwise.config import ConfigStore
 from turnwise.trainer.doctor import CHECKS, Doctor, diagnose
 
 NUM_EPISODES = 32
@@ -62,7 +65,7 @@ def after(change, then, before=None):
     return lambda step: then if step >= change else before
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", range(20))
 def test_a_healthy_run_is_left_in_peace(seed):
     assert codes(healthy_run(seed=seed)) == []
 
@@ -211,7 +214,7 @@ def test_a_resumed_run_hears_the_same():
 NAMES = [*healthy_run(1)[0], "errors/tool", "reward/format", "eval/greedy/success"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.dictionaries(st.sampled_from(NAMES), st.floats() | st.integers(-5, 5)), max_size=70
@@ -222,3 +225,18 @@ def test_no_metrics_whatever_upset_it(run):
         assert isinstance(step, int)
         assert finding.text.endswith(".")
         assert "nan" not in finding.text.split()
+
+
+def test_the_guide_explains_every_finding():
+    guide = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
+    told = re.findall(r"^\| `([a-z-]+)` \|", guide, re.M)
+    assert sorted(told) == sorted(check.code for check in CHECKS)
+    settings_named = set(re.findall(r"\b(?:training|inference|model|environment)\.[a-z_]+", guide))
+    settings_named |= {
+        name
+        for check in CHECKS
+        for name in re.findall(r"\b(?:training|inference|model|environment)\.[a-z_]+", check.cure)
+    }
+    for name in settings_named:
+        section, setting = name.split(".")
+        assert hasattr(getattr(ConfigStore(), section), setting), name
