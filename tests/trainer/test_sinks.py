@@ -22,6 +22,7 @@ CONFIG = {"training": {"learning_rate": 3e-5, "name": None}, "model": {"model_na
 def nobody_is_logged_in(tmp_path, monkeypatch):
     """No account of whoever runs the tests is touched."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_PROJECT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
 
