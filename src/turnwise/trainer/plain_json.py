@@ -25,7 +25,7 @@ def plain_json(value: Any, room: float = math.inf) -> Any:
 
     >>> plain_json({"price": np.float32(0.5), 3: (1, {2})})
     {'price': 0.5, '3': [1, '{2}']}
-    >>> plain_json("abcdefgh", 3)
+    >>> plain_json("abcdefgh", 4)
     'abc... [cut: 8 characters]'
     """
     return _Walk(room).plain(value, 0)
