@@ -38,7 +38,8 @@ def _padded(items: Sequence[Mapping[str, Any]], pad_token_id: int) -> tuple[Any,
         if item.get("input_ids") is None:
             raise ConfigError(f"item {number} of the batch has no input_ids, and others have")
         ids = flat_ids(item["input_ids"])
-        mask = flat_ids(item["attention_mask"]) if "attention_mask" in item else [1] * len(ids)
+        given = item.get("attention_mask")
+        mask = [1] * len(ids) if given is None else flat_ids(given)
         if len(mask) != len(ids):
             raise ConfigError(
                 f"item {number} of the batch has {len(ids)} input_ids and an attention_mask of "
@@ -47,7 +48,6 @@ def _padded(items: Sequence[Mapping[str, Any]], pad_token_id: int) -> tuple[Any,
         rows.append((ids, mask))
     longest = max(len(ids) for ids, _ in rows)
     padding = [longest - len(ids) for ids, _ in rows]
-    return (
-        torch.tensor([[pad_token_id] * p + ids for p, (ids, _) in zip(padding, rows, strict=True)]),
-        torch.tensor([[0] * p + mask for p, (_, mask) in zip(padding, rows, strict=True)]),
-    )
+    padded_ids = [[pad_token_id] * p + ids for p, (ids, _) in zip(padding, rows, strict=True)]
+    padded_mask = [[0] * p + mask for p, (_, mask) in zip(padding, rows, strict=True)]
+    return torch.tensor(padded_ids, dtype=torch.long), torch.tensor(padded_mask, dtype=torch.long)
