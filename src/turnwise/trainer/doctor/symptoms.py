@@ -141,14 +141,16 @@ def out_of_time(history: History) -> str | None:
 
 
 def value_useless(history: History) -> str | None:
-    explained = history.median("explained_variance", NUM_STEADY)
-    if explained is None or explained > 0 or history.num_steps < 2 * NUM_STEADY:
+    num = 2 * NUM_STEADY
+    explained = history.median("explained_variance", num)
+    if explained is None or explained > 0 or history.num_steps < 3 * NUM_STEADY:
         return None
-    if min(history.last("reward_std", NUM_STEADY), default=1.0) < 1e-6:
-        return None  # nothing to explain
+    has_spread = min(history.last("reward_std", num), default=1.0) > 1e-6
+    if not has_spread or history.is_rising():
+        return None  # nothing to explain, or not needed
     return (
         f"The value function explains nothing of the returns (explained variance {explained:.2g} "
-        f"over {NUM_STEADY} steps; 1 is perfect, 0 a constant)."
+        f"over {num} steps; 1 is perfect, 0 a constant)."
     )
 
 
