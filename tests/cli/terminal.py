@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import re
 
-_CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|\x1b(.)")
+_CODES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])")
+_BEGUN = re.compile(r"\x1b(\[[?\d;]*)?$")
 
 
 class Terminal(io.StringIO):
@@ -19,6 +20,7 @@ class Terminal(io.StringIO):
         self.scrolled: list[str] = []
         """What has left the screen at the top."""
         self.raw = ""
+        self._begun = ""
         self.num_breaks = 0
         """How often a line was too long for the screen."""
 
@@ -27,13 +29,18 @@ class Terminal(io.StringIO):
 
     def write(self, text: str) -> int:
         self.raw += text
+        length = len(text)
+        text = self._begun + text
+        begun = _BEGUN.search(text)  # the rest of the code comes with the next piece
+        self._begun = begun[0] if begun else ""
+        text = text.removesuffix(self._begun)
         place = 0
         for code in _CODES.finditer(text):
             self._print(text[place : code.start()])
-            self._obey(code[1] or "", code[2])
+            self._obey(code[1], code[2])
             place = code.end()
         self._print(text[place:])
-        return len(text)
+        return length
 
     @property
     def screen(self) -> str:

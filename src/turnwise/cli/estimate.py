@@ -93,13 +93,14 @@ def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
 def _report(config: ConfigStore, measured: Measured) -> list[str]:
     training = config.training
     num_steps = training.num_epochs * training.steps_per_epoch
-    last = measured.steps[-1]  # the first one also pays for what is made once
+    last = measured.steps[-1]
     step = last["time/step"]
     parts = {name: last[key] for key, name in PARTS.items() if last.get(key, 0) >= 0.01 * step}
+    _, *warm_ends = measured.warm_start
     warm = 0.0
-    if len(measured.warm_start) > 2:
-        begun, *done = measured.warm_start
-        warm = (done[-1] - begun) / len(done) * training.warm_start_steps
+    if len(warm_ends) > 1:  # the first one also pays for what is made once
+        pace = (warm_ends[-1] - warm_ends[0]) / (len(warm_ends) - 1)
+        warm = pace * training.warm_start_steps
     evaluation = last.get("time/evaluate", 0.0)
     num_saves = max(training.num_epochs // config.checkpoint.save_interval, 1)
     saving = measured.checkpoint_seconds * num_saves

@@ -25,6 +25,8 @@ FIGURES = (
 NUM_FIGURES = 5
 MOST_COLUMNS = 120
 MOST_ROWS = 34
+LEAST_ROWS_WITH_CURVE = 17
+NUM_ROWS_OF_CLOSING = 8
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -38,6 +40,8 @@ class RunView:
         # Never as wide or as high as the terminal: a full last column or row would scroll it.
         width = max(min(options.max_width - 1, MOST_COLUMNS), 20)
         num_rows = max(min(console.height - 1, MOST_ROWS), 4)
+        if self.state.outcome is not None:  # room for the words that follow it
+            num_rows = min(num_rows, max(num_rows - NUM_ROWS_OF_CLOSING, LEAST_ROWS_WITH_CURVE))
         for line in self.lines(width, num_rows, options.ascii_only):
             line.truncate(width)
             line.no_wrap = True
@@ -153,7 +157,13 @@ class RunView:
         else:
             what, done, total = state.now
             turn = "" if ascii_only else _SPINNER[int(state.elapsed * 4) % len(_SPINNER)] + " "
-            left = Text.assemble((turn, "cyan"), f"{what} {done:,}/{total:,} ")
+            is_learning = what == "episodes" and done >= total
+            words = (
+                f"learning from {total:,} episodes"
+                if is_learning
+                else f"{what} {done:,}/{total:,} "
+            )
+            left = Text.assemble((turn, "cyan"), words)
             if what == "warm start":
                 left.append_text(Text.assemble(*_bar_parts(done / max(total, 1), 20, ascii_only)))
         return _spread(left, self._held_out(), width)

@@ -124,6 +124,7 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
         trainer = RayPPOTrainer(config, reporter=reporter, resume=resume)
         try:
             with trainer:
+                _ = trainer.machinery  # a wrong name is told before there is a folder
                 trainer.fit()
         except KeyboardInterrupt:
             is_saved = trainer.run_folder is not None
@@ -136,9 +137,10 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
         else:
             outcome = 0
     if outcome == INTERRUPTED:
-        words.print(f"\nGo on with:  {again}" if is_saved else "interrupted")
+        words.print(f"\nGo on with:  {again}" if is_saved else "interrupted", soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
-    words.print(_closing(config, trainer.metrics_history, str(trainer.run_folder)))
+    closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
+    words.print(closing, soft_wrap=True)
 
 
 def _about_the_demo(config: ConfigStore) -> str:
@@ -156,6 +158,8 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     """What was reached, and what to do next."""
     run = shlex.quote(legible(folder))
     given = [f"--param={key}={value}" for key, value in config.environment.params.items()]
+    if config.environment.max_steps is not None:
+        given.append(f"--max-steps={config.environment.max_steps}")
     game = legible(shlex.join([config.environment.name, *given]))
     commands = {
         f"turnwise eval {run}": "how good it is, beside the expert and chance",

@@ -1,0 +1,129 @@
+"""`turnwise eval`: a run's model on held-out episodes, beside the expert and chance."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, strategies as st
+
+from cli.conftest import COINS
+from turnwise.cli import main
+from turnwise.cli.scores import wilson_interval
+
+SETTINGS = {
+    "environment": {"name": "coins.py:Coins"},
+    "inference": {"max_tokens": 3, "max_turns": 4},
+    "training": {"batch_size": 4, "steps_per_epoch": 1, "num_epochs": 1, "seed": 3},
+    "checkpoint": {"run_name": "mine"},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A run of one step; the environment lies beside the folder that holds it."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "coins.py").write_text(COINS)
+    (folder / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
+    with pytest.raises(SystemExit) as left:
+        main(["train", str(folder / "my.yaml"), "--output", str(folder / "runs")])
+    assert not left.value.code
+    return folder / "runs/mine"
+
+
+def figures(turnwise, *arguments: str) -> dict:
+    ran = turnwise("eval", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@given(num_solved=st.integers(0, 400), number=st.integers(1, 400))
+def test_an_interval_holds_its_rate_and_shrinks_with_more_episodes(num_solved, number):
+    rate = min(num_solved, number) / number
+    low, high = wilson_interval(rate, number)
+    assert 0 <= low <= rate <= high <= 1
+    nearer_low, nearer_high = wilson_interval(rate, 4 * number)
+    assert nearer_high - nearer_low < high - low
+
+
+def test_a_run_is_played_beside_its_expert_and_chance(turnwise, run):
+    ran = turnwise("eval", str(run), "--episodes", "20")
+    assert ran.code == 0, ran.err
+    head, names, *rows = ran.out.splitlines()
+    assert head.endswith("coins.py:Coins, 20 held-out episodes, greedy")
+    assert names.split() == ["success", "reward", "std", "turns", "truncated"]
+    assert [row.split()[0] for row in rows] == ["model", "expert", "random"]
+    assert re.match(r"expert +1\.000 \(0\.839 to 1\.000\) +0\.\d+ ± ", rows[1])
+
+
+def test_figures_as_json_agree_with_the_players(turnwise, run):
+    found = figures(turnwise, str(run), "--episodes", "40", "--sampled")
+    assert (found["seed"], found["sampling"]) == (3, "sampled")
+    expert, chance = found["expert"], found["random"]
+    assert expert["success"] == 1.0
+    assert expert["errors"] == 0
+    # The expert takes one or two coins at -0.1 each and says stop.
+    assert expert["reward"] == pytest.approx(1 - 0.1 * (expert["turns"] - 1))
+    assert 0 < chance["success"] < 1
+    assert chance["success_low"] < chance["success"] < chance["success_high"]
+    margin = 1.96 * chance["reward_std"] / math.sqrt(40)
+    assert chance["reward_margin"] == pytest.approx(margin, rel=1e-3)
+    assert found["model"]["episodes"] == 40
+
+
+def test_the_same_seed_gives_the_same_and_another_one_others(turnwise, run):
+    first = figures(turnwise, str(run), "--episodes", "30")
+    assert figures(turnwise, str(run), "--episodes", "30") == first
+    other = figures(turnwise, str(run), "--episodes", "30", "--seed", "4")
+    assert other["seed"] == 4
+    assert other["random"] != first["random"]
+
+
+def test_whole_conversations_are_shown_as_they_were(turnwise, run):
+    ran = turnwise("eval", str(run), "--episodes", "3", "--show", "2")
+    assert len(re.findall(r"^seed \d+$", ran.out, re.M)) == 2
+    assert ran.out.count("Say take or stop. [bold]Be quick.[/bold]") == 2
+    assert re.search(r"^user: Take [12]\.$", ran.out, re.M)
+    assert len(re.findall(r"^assistant: ", ran.out, re.M)) >= 2
+    assert re.search(r"^reward [-\d.]+, \w+", ran.out, re.M)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f]", ran.out)
+
+
+def test_a_model_plays_any_environment(turnwise, coins):
+    found = figures(turnwise, "tiny", "--env", "guess-number", "-p", "high=3", "--episodes", "4")
+    assert found["environment"] == "guess-number"
+    assert found["expert"]["turns"] <= 2
+    mute = figures(turnwise, "tiny", "--env", "coins.py:Mute", "--episodes", "2")
+    assert "model" in mute
+    assert not {"expert", "random"} & set(mute)
+
+
+def test_a_certain_checkpoint(turnwise, run):
+    (newest,) = (run / "checkpoints").glob("step-00000001")
+    last = figures(turnwise, str(run), "--episodes", "5")
+    for arguments in ([str(run), "--checkpoint", str(newest)], [str(newest)]):
+        assert figures(turnwise, *arguments, "--episodes", "5")["model"] == last["model"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tiny"], "tiny is not a run"),
+        ([".", "--env", "shop"], "the folder . holds no model"),
+        (["tiny", "--env", "shopp"], "Did you mean 'shop'?"),
+        (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),
+        (["tiny", "--env", "coins.py:Broken"], "every episode failed, the first one with: "),
+    ],
+)
+def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, tmp_path, arguments, message):
+    file = tmp_path / "coins.py"
+    broken = "class Broken(Coins):\n    def step(self, action):\n        raise KeyError(1)\n"
+    file.write_text(f"{file.read_text()}\n\n{broken}")
+    ran = turnwise("eval", *arguments, "--episodes", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err

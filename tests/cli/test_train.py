@@ -1,0 +1,252 @@
+"""`turnwise train`: real runs of the tiny model, a step or two each, and how they are told."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli.terminal import Terminal
+from turnwise.cli.train import DEMO, train
+from turnwise.config import ConfigStore
+from turnwise.env import environment_factory, expert_player, play_episode
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+SMALL = {
+    "environment": {"name": "coins.py:Coins"},
+    "inference": {"max_tokens": 3, "max_turns": 2},
+    "training": {"batch_size": 4, "steps_per_epoch": 1, "num_epochs": 2},
+}
+
+
+@pytest.fixture
+def small(coins, tmp_path) -> str:
+    """The user's folder holds small.yaml too."""
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    return "small.yaml"
+
+
+def metrics_of(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_from_a_file_is_told_in_lines_and_kept(turnwise, small, tmp_path):
+    ran = turnwise("train", small, "training.eval_episodes=2", "--name", "first")
+    assert ran.code == 0, ran.err
+    lines = ran.out.splitlines()
+    assert lines[:2] == ["training tiny on coins.py:Coins, 2 steps", "run folder runs/first"]
+    steps = [line for line in lines if re.match(r"step \d/2  reward -?[\d.]+", line)]
+    assert [line[:8] for line in steps] == ["step 1/2", "step 2/2"]
+    assert all("eval/greedy/reward" in line and " tok/s" in line for line in steps)
+    assert any(line.startswith("finished after 0:") for line in lines)
+    assert "  turnwise eval runs/first " in ran.out
+    assert "  turnwise play coins.py:Coins " in ran.out
+    assert [metrics["step"] for metrics in metrics_of(tmp_path / "runs/first")] == [1, 2]
+    assert (tmp_path / "runs/first/checkpoints").is_dir()
+
+
+def test_settings_options_and_code_beside_the_file(turnwise, small, tmp_path, monkeypatch):
+    (tmp_path / "rewards.py").write_text("def seven(trajectory):\n    return 7.0\n")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    ran = turnwise(
+        *("train", "--config-path", "..", "--config-name", "small", "--output", "kept"),
+        *("environment.reward=rewards.py:seven", "training.num_epochs=1", "--json"),
+    )
+    assert ran.code == 0, ran.err
+    folder = tmp_path / "elsewhere/kept/Coins"
+    assert metrics_of(folder)[0]["reward"] == 7.0
+    printed = [json.loads(line) for line in ran.out.splitlines()]
+    assert printed == metrics_of(folder)
+    assert "turnwise eval kept/Coins" in ran.err
+
+
+def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, monkeypatch):
+    demo = yaml.safe_load(DEMO.read_text())
+    demo["training"] |= {"batch_size": 4, "num_epochs": 1, "steps_per_epoch": 1}
+    demo["training"] |= {"warm_start_steps": 2, "eval_episodes": 0}
+    (tmp_path / "demo.yaml").write_text(yaml.safe_dump(demo, sort_keys=False))
+    monkeypatch.setattr(sys.modules[train.__module__], "DEMO", tmp_path / "demo.yaml")
+    monkeypatch.chdir(tmp_path)
+    ran = turnwise("train")
+    assert ran.code == 0, ran.err
+    low, high = demo["environment"]["params"]["low"], demo["environment"]["params"]["high"]
+    assert f"a number from {low} to {high}\nin " in ran.out
+    assert "warm start on random: 2 steps" in ran.out
+    given = f"--param=low={low} --param=high={high} --max-steps={demo['environment']['max_steps']}"
+    assert f"  turnwise play guess-number {given} " in ran.out
+
+
+def test_the_demo_can_be_solved():
+    config = ConfigStore.load(DEMO)
+    make = environment_factory(config.environment.name, config.environment)
+    assert config.model.model_name == "tiny"
+    assert all(play_episode(make(), expert_player, seed).success for seed in range(20))
+
+
+def test_another_environment_is_not_trained_with_the_demos_settings(turnwise, coins):
+    ran = turnwise("train", "environment.name=coins.py:Coins", "--resume")
+    assert ran.code == 2
+    assert "no run to resume" in ran.err
+    ran = turnwise("train", "environment.name=coins.py:Nothing", "training.batch_size=2")
+    assert (ran.code, ran.out) == (2, "")
+    assert "coins.py has no 'Nothing'" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "there is no run to resume in runs"),
+        (["--resume", "--fresh"], "--resume and --fresh are opposites"),
+        (["training.batchsize=3"], "there is no setting 'training.batchsize'. Did you mean"),
+        (["other.yaml"], "got more than one configuration file: small.yaml, other.yaml"),
+        (["environment.name=nowhere.py:Env"], "there is no file nowhere.py"),
+        (["environment.reward=nowhere.py:f"], "there is no file nowhere.py"),
+        (["inference.temperature=0"], "inference.temperature got 0"),
+        (["--name", "a/b"], "got 'a/b', expected a folder's name"),
+    ],
+)
+def test_a_mistake_is_a_message_and_nothing_else(turnwise, small, tmp_path, arguments, message):
+    ran = turnwise("train", small, *arguments)
+    assert ran.code == 2
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_not_a_run_cannot_go_on(turnwise, small, tmp_path):
+    (tmp_path / "folder").mkdir()
+    ran = turnwise("train", "folder", "--resume")
+    assert (ran.code, ran.out) == (2, "")
+    assert "folder is not a run: it has no config.yaml" in ran.err
+
+
+def test_a_finished_run_trains_on_and_a_fresh_one_begins_anew(turnwise, small, tmp_path):
+    short = "training.num_epochs=1"
+    assert turnwise("train", small, short).code == 0
+    more = turnwise("train", "runs/Coins", "training.num_epochs=2")
+    assert more.code == 0, more.err
+    assert "resuming from step 1" in more.out
+    assert "step 2/2" in more.out
+    assert "step 1/2" not in more.out
+    fresh = turnwise("train", small, short, "--fresh")
+    assert "resuming" not in fresh.out
+    assert "run folder runs/Coins-2" in fresh.out
+
+
+def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
+    more = ["training.warm_start=random", "training.warm_start_steps=3", "training.eval_episodes=2"]
+    ran = turnwise("train", small, *more, "training.num_epochs=50", "--estimate")
+    assert ran.code == 0, ran.err
+    found = dict(re.findall(r"^(\w[\w ]{0,10}\w) {2,}(.+)$", ran.out, re.M))
+    assert re.match(r"[\d.]+ s: generating [\d.]+ s, .*update [\d.]+ s", found["a step"])
+    assert re.fullmatch(r"[\d:]+ for 50 steps", found["whole run"])
+    assert re.fullmatch(r"[\d:]+ for 3 steps", found["warm start"])
+    assert found["evaluation"].endswith("after each of 50 epochs")
+    assert re.fullmatch(r"[\d.]+ GiB at most", found["memory"])
+    sampled, trained = re.fullmatch(
+        r"([\d,]+) sampled, ([\d,]+) trained on", found["tokens"]
+    ).groups()
+    assert sampled == trained
+    assert 0 < int(sampled.replace(",", "")) <= 50 * 4 * 2 * 3
+    assert re.match(r"[\d.]+ MB: 4 checkpoints of [\d.]+ MB, episodes", found["disk"])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.suffix != "") == [
+        "coins.py",
+        "small.yaml",
+    ]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_from_which_nothing_can_be_learned_ends_with_the_reason(turnwise, small, tmp_path):
+    file = tmp_path / "coins.py"
+    file.write_text(file.read_text().replace('if action == "crash"', "if True"))
+    ran = turnwise("train", small, "training.num_epochs=9")
+    assert ran.code == 1
+    assert "5 steps in a row changed nothing" in ran.err
+    assert "Traceback" not in ran.err
+
+
+class Session:
+    """A command on a terminal of its own."""
+
+    def __init__(self, arguments: list[str], folder: Path) -> None:
+        self.terminal = Terminal()
+        self.master, slave = pty.openpty()
+        size = struct.pack("HHHH", self.terminal.height, self.terminal.width, 0, 0)
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
+        env = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color"}
+        env.pop("NO_COLOR", None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "turnwise", *arguments],
+            **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
+            cwd=folder,
+            env={**env, "COLUMNS": "", "LINES": "", "PYTHONIOENCODING": "utf-8"},
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.rest = b""
+
+    def read_until(self, text: str) -> None:
+        deadline = time.monotonic() + 120
+        while text not in self.terminal.screen:
+            assert time.monotonic() < deadline, self.terminal.screen
+            if not self.read():
+                break
+        assert text in self.terminal.screen
+
+    def read(self) -> bool:
+        """More of the screen; False at the end."""
+        if not select.select([self.master], [], [], 1.0)[0]:
+            return True
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        data = self.rest + data
+        whole = data.decode("utf-8", "ignore")
+        self.rest = data[len(whole.encode()) :]
+        self.terminal.write(whole)
+        return bool(data)
+
+
+def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small, tmp_path):
+    long = ["train", small, "training.num_epochs=400", "--name", "long"]
+    session = Session(long, tmp_path)
+    try:
+        session.read_until("step 2/400")
+        session.process.send_signal(signal.SIGINT)
+        while session.read():
+            pass
+        assert session.process.wait(30) == 130
+    finally:
+        session.process.kill()
+        session.process.wait()
+        os.close(session.master)
+    screen = session.terminal.screen
+    assert "\ninterrupted" in screen
+    assert screen.count("elapsed") == 0
+    assert "Go on with:  turnwise train small.yaml training.num_epochs=400 --name long" in screen
+    assert session.terminal.num_breaks == 0
+    done = len(metrics_of(tmp_path / "runs/long"))
+    assert done >= 2
+    again = turnwise(
+        "train", small, f"training.num_epochs={done + 1}", "--name", "long", "--resume"
+    )
+    assert again.code == 0, again.err
+    assert f"resuming from step {done} " in again.out
+    assert f"step {done + 1}/{done + 1}  reward" in again.out
+    assert [m["step"] for m in metrics_of(tmp_path / "runs/long")] == list(range(1, done + 2))
