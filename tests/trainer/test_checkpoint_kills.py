@@ -65,6 +65,7 @@ def test_a_save_that_lets_an_old_one_go(tmp_path):
         assert hidden(folder) == []
         steps = tuple(checkpoint.step for checkpoint in store.list())
         seen.add(steps)
+        assert len(os.listdir(folder)) == len(steps) + 1  # no half ones; and best.json
         for checkpoint in store.list():
             check(open_checkpoint(checkpoint.path))
         assert store.newest().step == steps[-1]
@@ -120,6 +121,7 @@ def test_another_best(tmp_path):
         store.mark_best(store.newest(), "reward", 2.0)
 
     for folder, killed in killed_everywhere(tmp_path, prepare, mark):
+        assert (folder / "best.json").exists()
         best = CheckpointStore(folder).best
         assert (best.step, best.value) in ({(1, 1.0), (2, 2.0)} if killed else {(2, 2.0)})
         assert hidden(folder) == []
@@ -138,6 +140,7 @@ def test_a_removal(tmp_path):
     for folder, killed in killed_everywhere(tmp_path, prepare, remove):
         steps = [checkpoint.step for checkpoint in CheckpointStore(folder).list()]
         assert steps in ([[1, 2], [1]] if killed else [[1]])
+        assert len(os.listdir(folder)) == len(steps)
         check(CheckpointStore(folder).newest())
 
 
@@ -162,10 +165,11 @@ def test_a_run_that_is_killed_at_random_moments(tmp_path, seed):
     reached = 0
     for _ in range(6):
         child = in_child(run)
+        child.hear("begun")
         time.sleep(moments.uniform(0, 0.08))
         child.kill()
         said, _ = child.wait()
-        reached = max([reached, *map(int, said[1:])])
+        reached = max([reached, *map(int, said)])
         newest = store.newest()
         assert hidden(store.folder) == []
         # One more than it said: killed after the save and before the word.
@@ -175,4 +179,4 @@ def test_a_run_that_is_killed_at_random_moments(tmp_path, seed):
             whole = open_checkpoint(checkpoint.path)
             assert whole.file("ballast").read_bytes() == ballast
             assert whole.meta == {"step": whole.step}
-        assert len(store.list()) in (min(reached, 3), 4)
+        assert len(store.list()) >= min(reached, 3)

@@ -64,6 +64,31 @@ class TestRoundTrip:
         saved = save(store, 1)
         assert saved.path.stat().st_mode & 0o777 == 0o777 & ~_umask()
 
+    def test_all_of_it_is_on_the_disk_before_it_has_its_name(self, store, monkeypatch):
+        fsync, rename = os.fsync, os.rename
+        synced, before = set(), set()
+
+        def state(stat):
+            return stat.st_ino, stat.st_mtime_ns  # a folder's time is that of its last new file
+
+        def record(handle):
+            synced.add(state(os.fstat(handle)))
+            fsync(handle)
+
+        def name_it(source, target):
+            before.update(synced)
+            synced.clear()
+            rename(source, target)
+
+        monkeypatch.setattr(whole_folders.os, "fsync", record)
+        monkeypatch.setattr(whole_folders.os, "rename", name_it)
+        saved = save(store, 1)
+        above = (store.folder.parent, store.folder.parent.parent)
+        assert {
+            state(path.stat()) for path in (saved.path, *saved.path.rglob("*"), *above)
+        } <= before
+        assert synced == {state(store.folder.stat())}
+
     def test_the_manifest_is_the_stores_own(self, store):
         with pytest.raises(CheckpointError, match=r"manifest\.json is the store's own"):
             store.save(1, lambda folder: (folder / "manifest.json").touch(), {})
