@@ -9,7 +9,7 @@ import signal
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from turnwise import ConfigError
 from turnwise.trainer.metrics_log import MetricsLog
@@ -53,6 +53,7 @@ def test_no_file_has_no_lines(log):
     assert not log.path.exists()
 
 
+@settings(max_examples=40, deadline=None)
 @given(lines=st.lists(METRICS, max_size=5))
 def test_every_finite_value_comes_back_exactly(tmp_path_factory, lines):
     log = MetricsLog(tmp_path_factory.mktemp("log") / "metrics.jsonl")
@@ -67,6 +68,7 @@ def test_every_finite_value_comes_back_exactly(tmp_path_factory, lines):
     assert [repr(line) for line in log.read()] == [repr(line) for line in expected]
 
 
+@settings(max_examples=40, deadline=None)
 @given(num_steps=st.integers(0, 6), step=st.integers(-1, 8), torn=st.booleans())
 def test_after_a_rewind_the_file_is_what_it_was_at_that_step(
     tmp_path_factory, num_steps, step, torn
