@@ -79,6 +79,11 @@ bench-vllm:  ## time the local engine beside vLLM's CPU build
 	@py=$(call env,vllm)
 	$$py bench/decode.py --vllm --batches 1 8 32
 
+.PHONY: bench-train
+bench-train:  ## time a training step beside TRL's and AgileRL's, each in its own environment
+	@py=$(call env,dev)
+	$$py bench/train_step.py
+
 test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py
 	$(PYTHON) bench/gpu/local_check.py

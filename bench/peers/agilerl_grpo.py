@@ -79,9 +79,7 @@ def make_agent(order: Order, tokenizer: Any) -> Any:
     )
 
 
-def main() -> None:
-    # Else it puts Triton kernels into the model, which no CPU runs; it reads this when imported.
-    agilerl.HAS_LIGER_KERNEL = False
+def train(order: Order, report: Report) -> None:
     from agilerl.llm_envs import (  # type: ignore[import-not-found]
         RolloutCollector,
         RolloutHarness,
@@ -91,9 +89,7 @@ def main() -> None:
         collect_rollouts_llm,
     )
 
-    order = Order.read()
-    report = Report(f"AgileRL {version('agilerl')}", memory_mib(), note="LoRA adapters only")
-    torch.set_num_threads(order.num_threads)
+    report.imported_mib = memory_mib()
     work = order.work
     tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
     agent = make_agent(order, tokenizer)
@@ -107,10 +103,9 @@ def main() -> None:
     for _ in range(order.num_steps):
         start = order.now()
         agent.init_training_step()
-        found = collect_rollouts_llm(
+        ids, masks, turn_ids, rewards, num_turns, group_seed, log_probs, _ = collect_rollouts_llm(
             agent, collector, work.num_turns, collector.batch_size, group_seed
         )
-        ids, masks, turn_ids, rewards, num_turns, group_seed, log_probs, _ = found
         collected = order.now()
         batch = collate_llm_rollouts(
             ids, masks, turn_ids, rewards, log_probs, group_size=work.group_size
@@ -123,6 +118,15 @@ def main() -> None:
         report.generate.append(collected - start)
         report.num_sampled.append(sum(int(mask.sum()) for mask in masks))
         report.num_tokens.append(sum(one.numel() for one in ids))
+
+
+def main() -> None:
+    # Else it puts Triton kernels into the model, which no CPU runs; it reads this when imported.
+    agilerl.HAS_LIGER_KERNEL = False
+    order = Order.read()
+    report = Report(f"AgileRL {version('agilerl')}", memory_mib(), note="LoRA adapters only")
+    torch.set_num_threads(order.num_threads)
+    train(order, report)
     report.print()
 
 
