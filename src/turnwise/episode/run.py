@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from turnwise.chat import ChatFormat
@@ -27,6 +27,7 @@ async def run_episode_async(
     *,
     seed: int = 0,
     prompt: str = "",
+    task: Mapping[str, Any] | None = None,
     chat_format: ChatFormat | None = None,
     limits: EpisodeLimits | None = None,
     sampling: SamplingParams | None = None,
@@ -48,7 +49,7 @@ async def run_episode_async(
         reward_fn=reward_fn,
         environment_calls=environment_calls,
     )
-    return await Episode(setup, source_of(environment), seed=seed, prompt=prompt).run()
+    return await Episode(setup, source_of(environment), seed=seed, prompt=prompt, task=task).run()
 
 
 def source_of(

@@ -16,7 +16,7 @@ from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models.cache import cached_folder
 from turnwise.models.smollm2 import smollm2_folder
-from turnwise.models.tiny import make_tiny, make_tiny_tokenizer
+from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def _tiny_folder() -> Path:
         for part in make_tiny():
             part.save_pretrained(folder)
 
-    return cached_folder(f"tiny-{__version__}", fill)
+    return cached_folder(f"tiny-{__version__}-{RECIPE}", fill)
 
 
 # Each built-in name, and the folder that holds it; `tiny` needs none unless one is asked for.

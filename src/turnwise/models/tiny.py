@@ -13,6 +13,8 @@ from turnwise.chat import TEMPLATES
 
 # A token is a character here: ten turns of a built-in game come to about 2,500 of them.
 CONTEXT_LENGTH = 4096
+RECIPE = 2
+"""Counts the ways in which it was made: a copy on the disk of another one is not this model."""
 PAD, START, TURN, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
@@ -38,6 +40,8 @@ def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
+        # As wide as the model allows: from the usual 0.02 so small a one learns three times slower.
+        initializer_range=128**-0.5,
     )
     # The caller's random numbers stay where they were.
     with torch.random.fork_rng(devices=[]):

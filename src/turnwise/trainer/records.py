@@ -58,7 +58,9 @@ class Records:
         """Go back to a step: what came after it is forgotten; the metrics until then."""
         self._metrics.rewind(step)
         self._episodes.rewind(step)
-        self._saved_step = step
+        for checkpoint in self.checkpoints.list():
+            if checkpoint.step > step:
+                self.checkpoints.remove(checkpoint)
         history: list[Metrics] = self._metrics.read()
         for metrics in history:
             self._doctor.look(metrics)

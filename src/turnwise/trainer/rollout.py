@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
+from turnwise.data import CustomEnvDataset
 from turnwise.data.order import rows_for_step
 from turnwise.deadlines import run_sync
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
@@ -100,14 +101,16 @@ class Rollout:
     ) -> list[EpisodeTask]:
         numbers = range(self._training.batch_size) if groups is None else groups
         rows = self._chosen_rows(step, attempt, len(numbers))
-        seed = self._training.seed
         return [
-            EpisodeTask(
-                derive_seed(seed, "train", step, attempt, group), group, member, task=rows[place]
-            )
+            EpisodeTask(self._seed(rows[place], step, attempt, group), group, member, task=rows[place])
             for place, group in enumerate(numbers)
             for member in range(self._group_size)
         ]
+
+    def _seed(self, row: Mapping[str, Any] | None, step: int, attempt: int, group: int) -> int:
+        if row is not None and isinstance(self._rows, CustomEnvDataset):
+            return int(row["seed"])  # the environment's opening with this seed is the row
+        return derive_seed(self._training.seed, "train", step, attempt, group)
 
     def _chosen_rows(
         self, step: int, attempt: int, number: int

@@ -260,8 +260,10 @@ class RayPPOTrainer:
         with folder.held(), folder.logged(self.config.logging.level), stop.listening():
             records = Records(folder, self.config, self._name, self._reporter)
             records.begin(num_steps)
-            if resumes and self.step == 0:
+            if resumes:
                 self._take_up(records)
+            elif self.run_folder is not None:
+                records.rewind(self.step)
             self.run_folder = folder.path
             self._reporter.begin(
                 RunInfo(
@@ -290,7 +292,9 @@ class RayPPOTrainer:
     def _folder(self) -> tuple[RunFolder, bool]:
         if self.run_folder is not None:
             return RunFolder(self.run_folder), False
-        return choose_run_folder(self.config, self._name, self._resume)
+        # Weights that were loaded from elsewhere are not to be replaced by those of another run.
+        resume: Resume = "never" if self.step else self._resume
+        return choose_run_folder(self.config, self._name, resume)
 
     def _take_up(self, records: Records) -> None:
         """Go on where the run in the folder stopped."""
@@ -314,9 +318,13 @@ class RayPPOTrainer:
         return save_checkpoint_to(Path(path), self._write_state, {}, self.step).path
 
     def load_checkpoint(self, path: str | Path) -> None:
-        """Take the weights, the optimiser and all the rest from a checkpoint."""
+        """Take the weights, the optimiser and all the rest from a checkpoint.
+
+        Training goes on from its step; what this run has of later ones is forgotten.
+        """
         self._take(read_state(open_checkpoint(Path(path)), self.machinery.learner))
         self.machinery.publish_weights()
+        self.metrics_history = [m for m in self.metrics_history if m["step"] <= self.step]
 
     def _write_state(self, folder: Path) -> None:
         progress: dict[str, Any] = {

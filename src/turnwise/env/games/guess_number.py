@@ -22,7 +22,8 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     Parameters: `low` and `high`, the range (0 and 1023, both included); `shaping`, a reward
     spread over the guesses by the share of the uncertainty (in bits) that each one removed
-    (default 0: only the right number is rewarded, with 1).
+    (default 0: only the right number is rewarded, with 1); `rules`, whether the agent is told them
+    (True; a model that learns from nothing cannot read them yet, and is quicker without).
 
     The expert halves the range. Ten guesses, each told apart from the next only by higher or
     lower, can single out 2**10 - 1 = 1023 numbers, so of the 1024 one is out of reach for any
@@ -39,10 +40,11 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     def __init__(self, config: EnvironmentConfig | Mapping[str, Any] | None = None) -> None:
         super().__init__(config)
-        params = read_params(self, low=0, high=1023, shaping=0.0)
+        params = read_params(self, low=0, high=1023, shaping=0.0, rules=True)
         self.low: int = params["low"]
         self.high: int = params["high"]
         self.shaping: float = params["shaping"]
+        self.rules: bool = params["rules"]
         require(
             -(10**18) < self.low < self.high < 10**18,
             "low must be below high and both of at most 18 digits, "
@@ -114,6 +116,8 @@ class GuessNumberEnvironment(BaseEnvironment):
         )
 
     def get_prompt_prefix(self) -> str:
+        if not self.rules:
+            return ""
         return (
             f"Find the hidden number from {self.low} to {self.high} "
             f"in at most {self.max_steps} guesses. "

@@ -1,0 +1,104 @@
+"""Small worlds and a small model, for training that takes a second or two."""
+
+import random
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise.models.tiny import make_tiny_tokenizer
+
+LETTERS = "abcd"
+
+
+class Echo(BaseEnvironment):
+    """Say the letter that you read."""
+
+    quick = True
+
+    def reset(self):
+        self._done = False
+        self.step_count = 0
+        self.letter = self.rng.choice(LETTERS)
+        return self.letter
+
+    def step(self, action):
+        self._done = True
+        right = action == self.letter
+        return "", float(right), True, {"success": right}
+
+    def get_state_description(self):
+        return self.letter
+
+    def sample_action(self, rng: random.Random):
+        return rng.choice(LETTERS)
+
+    def expert_action(self):
+        return self.letter
+
+
+class Memory(Echo):
+    """The letter is told first and asked for at the end; what is said between does not count."""
+
+    def step(self, action):
+        self.step_count += 1
+        if self.step_count < 3:
+            return "?", 0.0, False, {}
+        self._done = True
+        right = action == self.letter
+        return "", float(right), True, {"success": right}
+
+
+class Several(Echo):
+    """Four letters, one after the other, each paid for by itself."""
+
+    def step(self, action):
+        self.step_count += 1
+        right = action == self.letter
+        self.letter = self.rng.choice(LETTERS)
+        self._done = self.step_count == 4
+        return self.letter, float(right), self._done, {"success": right}
+
+
+def small_model(seed=0):
+    """50,000 weights, and bytes for tokens."""
+    tokenizer = make_tiny_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=48,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        initializer_range=0.1,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval(), tokenizer
+
+
+def small_config(folder, *overrides):
+    return ConfigStore.load(
+        overrides=[
+            f"checkpoint.output_dir={folder}",
+            "inference.max_tokens=3",
+            "training.batch_size=32",
+            "training.steps_per_epoch=5",
+            "training.learning_rate=3e-3",
+            "training.warm_start=random",
+            "training.warm_start_steps=30",
+            "training.warm_start_learning_rate=1e-2",
+            *overrides,
+        ]
+    )
+
+
+def small_trainer(folder, environment=Echo, *overrides, **options):
+    model, tokenizer = small_model()
+    return RayPPOTrainer(
+        small_config(folder, *overrides), environment, model=model, tokenizer=tokenizer, **options
+    )
