@@ -18,6 +18,7 @@ from turnwise.cli.config import config
 from turnwise.cli.doctor import doctor
 from turnwise.cli.envs import envs
 from turnwise.cli.eval import evaluate
+from turnwise.cli.export import export
 from turnwise.cli.init import init
 from turnwise.cli.play import play
 from turnwise.cli.train import train
@@ -40,6 +41,7 @@ app.command()(init)
 app.command()(doctor)
 app.command()(train)
 app.command("eval")(evaluate)
+app.command()(export)
 
 
 def _print_version(asked: bool) -> None:

@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.common import Parameters, legible, make_console
+from turnwise.cli.common import (
+    MaxSteps,
+    Parameters,
+    environment_config,
+    legible,
+    make_console,
+)
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from turnwise.cli.scores import Scores
-    from turnwise.config import ConfigStore
+    from turnwise.config import ConfigStore, EnvironmentConfig
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
 
@@ -37,6 +43,7 @@ def evaluate(
         typer.Option(metavar="ENV", help="Another environment.", show_default="the run's own"),
     ] = None,
     param: Parameters = None,
+    max_steps: MaxSteps = None,
     episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 100,
     greedy: Annotated[
         bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
@@ -67,7 +74,10 @@ def evaluate(
     """
     from turnwise.cli.scores import Scores, tells_success
 
-    loaded, config = _loaded(run_or_model, checkpoint, env, param)
+    if env is None and (param or max_steps):
+        raise ConfigError("--param and --max-steps are for the environment that --env names")
+    own = None if env is None else environment_config(env, param, max_steps)
+    loaded, config = _loaded(run_or_model, checkpoint, own)
     if seed is not None:
         config.training.seed = seed
     played = _played(loaded, config, episodes, greedy)
@@ -97,23 +107,20 @@ def evaluate(
 
 
 def _loaded(
-    name: str, checkpoint: str, env: str | None, param: list[str] | None
+    name: str, checkpoint: str, environment: EnvironmentConfig | None
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model, and the settings under which it plays."""
-    from turnwise.cli.common import environment_config
     from turnwise.cli.settings import find_code
     from turnwise.config import ConfigStore
     from turnwise.trainer.state import load_configured_model, load_trained_model
 
     folder = Path(name).expanduser()
     is_run = (folder / "checkpoints").is_dir() or (folder / "state.json").is_file()
-    if not is_run and env is None:
+    if not is_run and environment is None:
         raise ConfigError(
             f"{name} is not a run, so it does not say what to play. "
             "Name an environment: --env guess-number"
         )
-    if param and env is None:
-        raise ConfigError("--param is for the environment that --env names, and there is none")
     if checkpoint not in ("best", "last"):
         loaded, config = load_trained_model(checkpoint)
     elif is_run:
@@ -122,10 +129,10 @@ def _loaded(
         config = ConfigStore()
         config.model.model_name = name
         loaded = load_configured_model(config)
-    if env is not None:
-        config.environment = environment_config(env, param, None)
+    if environment is not None:
+        config.environment = environment
     # A run lies somewhere below the folder in which its environment was found.
-    find_code(config, folder.absolute().parents if env is None else [])
+    find_code(config, folder.absolute().parents if environment is None else [])
     return loaded, config
 
 

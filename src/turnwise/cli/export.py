@@ -1,0 +1,92 @@
+"""`turnwise export`: a run's model as a folder that transformers, vLLM and others load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from turnwise.errors import ConfigError
+
+
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint.", show_default=False),
+    ],
+    out: Annotated[
+        str,
+        typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
+    ],
+    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best or last.")] = "last",
+) -> None:
+    """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
+
+    LoRA adapters are merged into the weights. Nothing that exists is overwritten.
+
+    [bold]Examples[/bold]
+
+    turnwise export runs/mine models/mine
+    turnwise export runs/mine models/mine --checkpoint best
+    turnwise chat models/mine
+    vllm serve models/mine
+    """
+    if checkpoint not in ("best", "last"):
+        raise ConfigError(f"--checkpoint got {checkpoint!r}, expected best or last")
+    place = Path(out).expanduser()
+    _check_free(place)
+    from turnwise.cli.model_card import model_card
+    from turnwise.models.load import without_progress_bars
+    from turnwise.trainer.state import find_checkpoint, load_trained_model
+
+    found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
+    loaded, config = load_trained_model(found.path)
+    if not loaded.tokenizer.chat_template:  # the run wrote its conversations in this one
+        from turnwise.chat import TEMPLATES
+
+        loaded.tokenizer.chat_template = TEMPLATES["plain"]
+
+    def fill(folder: Path) -> None:
+        with without_progress_bars():
+            loaded.model.save_pretrained(folder)
+            loaded.tokenizer.save_pretrained(folder)
+        card = model_card(Path(run), found.step, config, place.name, loaded.model.num_parameters())
+        readme = folder / "README.md"
+        readme.write_text(card, encoding="utf-8")
+        for file in folder.iterdir():  # safetensors writes files that nobody else may read
+            file.chmod(readme.stat().st_mode)
+
+    _make_whole(place, fill)
+    typer.echo(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
+
+
+def _check_free(place: Path) -> None:
+    if place.is_dir() and not any(place.iterdir()):
+        return
+    if place.exists():
+        raise ConfigError(f"{place} exists already. Name a folder that does not.")
+
+
+def _make_whole(place: Path, fill: Callable[[Path], None]) -> None:
+    """Under a hidden name first: a folder that is half a model looks like a whole one."""
+    place = place.absolute()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
+        try:
+            folder = draft / "model"  # made here, so that it is as readable as any other
+            folder.mkdir()
+            fill(folder)
+            os.rename(folder, place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {place}: {error.strerror or error}. "
+            "Free some space there, or name another folder."
+        ) from error

@@ -1,0 +1,116 @@
+"""The README.md of an exported model: what it is, how well it did, how to load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from turnwise import __version__
+
+if TYPE_CHECKING:
+    from turnwise.config import ConfigStore
+
+_CARD = """\
+---
+{header}---
+
+# {name}
+
+{base}, trained by reinforcement learning with turnwise {version} in the environment
+`{environment}`: {steps}.
+
+{figures}## How to load it
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+```
+
+```sh
+turnwise chat {name}
+turnwise eval {name} --env {play}
+vllm serve {name}
+```
+
+The chat template is part of the tokenizer. In training, a turn had at most {max_tokens} tokens,
+sampled at temperature {temperature}.
+
+## How it was trained
+
+| setting | value |
+|---|---|
+{settings}"""
+_FIGURES = {
+    "eval/greedy/success": "success, greedy, held-out episodes",
+    "eval/greedy/reward": "reward, greedy, held-out episodes",
+    "eval/sampled/success": "success, sampled, held-out episodes",
+    "eval/sampled/reward": "reward, sampled, held-out episodes",
+    "success": "success in training",
+    "reward": "reward in training",
+}
+_SETTINGS = ("adv_estimator", "policy_loss", "learning_rate", "batch_size", "group_size")
+_MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
+
+
+def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
+    """In the form that the Hugging Face hub reads."""
+    metrics = _metrics(run, step)
+    training = config.training
+    base = config.model.local_path or config.model.model_name
+    is_on_hub = "/" in base and not Path(base).exists()
+    header: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["reinforcement-learning", "turnwise"],
+    }
+    if is_on_hub:
+        header["base_model"] = base
+    from turnwise.yaml_files import dump
+
+    game = config.environment
+    given = "".join(f" --param {key}={value}" for key, value in game.params.items())
+    if game.max_steps is not None:
+        given += f" --max-steps {game.max_steps}"
+    settings = [(key, getattr(training, key)) for key in (*_SETTINGS, *_MORE_SETTINGS)]
+    return _CARD.format(
+        header=dump(header),
+        name=name,
+        base=f"`{base}` ({num_parameters / 1e6:,.1f} million parameters)",
+        version=__version__,
+        environment=game.name + given,
+        steps=f"{step:,} steps of {training.batch_size:,} starts each",
+        figures=_table(metrics, step),
+        play=game.name + given,
+        max_tokens=config.inference.max_tokens,
+        temperature=config.inference.temperature,
+        settings="".join(f"| {key} | {_shown(value)} |\n" for key, value in settings),
+    )
+
+
+def _metrics(run: Path, step: int) -> Mapping[str, float]:
+    """What the run's file says of the step; nothing if there is no such file or line."""
+    from turnwise.trainer.metrics_log import MetricsLog
+    from turnwise.trainer.run_folder import RunFolder
+
+    folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint lies two deep in it
+    for folder in folders:
+        file = RunFolder(folder.expanduser()).metrics_file
+        if file.is_file():
+            found = [line for line in MetricsLog(file).read() if line.get("step") == step]
+            return found[-1] if found else {}
+    return {}
+
+
+def _table(metrics: Mapping[str, float], step: int) -> str:
+    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in _FIGURES.items() if key in metrics]
+    if not rows:
+        return ""
+    return "\n".join([f"| at step {step:,} | |", "|---|---|", *rows, "", ""])
+
+
+def _shown(value: object) -> str:
+    return "none" if value is None else json.dumps(value).strip('"')

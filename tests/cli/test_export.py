@@ -1,0 +1,112 @@
+"""`turnwise export`: a folder that transformers loads, with the very weights of the run."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from turnwise.trainer.state import load_trained_model
+
+SETTINGS = {
+    "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
+    "inference": {"max_tokens": 3},
+    "training": {"batch_size": 4, "steps_per_epoch": 1, "num_epochs": 1, "eval_episodes": 2},
+    "checkpoint": {"run_name": "mine"},
+}
+
+
+@pytest.fixture
+def run(turnwise, tmp_path, monkeypatch) -> str:
+    """A run of one step, in the user's folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text(yaml.safe_dump(SETTINGS))
+    assert turnwise("train", "my.yaml").code == 0
+    return "runs/mine"
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(20).unsqueeze(0)).logits
+
+
+def test_transformers_loads_what_was_trained(turnwise, run):
+    ran = turnwise("export", run, "models/mine")
+    assert ran.code == 0, ran.err
+    assert ran.out == (
+        "models/mine holds the model of step 1. Talk to it: turnwise chat models/mine\n"
+    )
+    trained, _ = load_trained_model(run)
+    exported = AutoModelForCausalLM.from_pretrained("models/mine")
+    assert torch.equal(logits(exported), logits(trained.model))
+    tokenizer = AutoTokenizer.from_pretrained("models/mine")
+    asked = [{"role": "user", "content": "Hello"}]
+    options = {"add_generation_prompt": True, "tokenize": False}
+    text = tokenizer.apply_chat_template(asked, **options)
+    assert text == trained.tokenizer.apply_chat_template(asked, **options)
+    assert len({os.stat(file).st_mode for file in Path("models/mine").iterdir()}) == 1
+    assert [path.name for path in Path("models").iterdir()] == ["mine"]
+
+
+def test_the_card_says_what_it_is_and_how_well_it_did(turnwise, run):
+    turnwise("export", run, "mine")
+    card = Path("mine/README.md").read_text()
+    _, header, text = card.split("---\n", 2)
+    assert yaml.safe_load(header)["library_name"] == "transformers"
+    assert "`tiny` (0.8 million parameters)" in text
+    assert "turnwise eval mine --env guess-number --param high=7 --max-steps 2\n" in text
+    assert "| success, greedy, held-out episodes | " in text
+    assert "| adv_estimator | gae |" in text
+    played = turnwise(
+        *("eval", "mine", "--env", "guess-number", "--param", "high=7", "--max-steps", "2"),
+        *("--episodes", "2"),
+    )
+    assert played.code == 0, played.err
+
+
+def test_nothing_that_exists_is_overwritten(turnwise, run, tmp_path):
+    Path("mine").mkdir()
+    assert turnwise("export", run, "mine").code == 0  # an empty folder is none
+    before = Path("mine/model.safetensors").stat()
+    again = turnwise("export", run, "mine")
+    assert (again.code, again.out) == (2, "")
+    assert "mine exists already" in again.err
+    assert Path("mine/model.safetensors").stat().st_mtime_ns == before.st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "out"], "nowhere is neither a run nor a checkpoint"),
+        ([".", "out", "--checkpoint", "newest"], "--checkpoint got 'newest'"),
+        ([".", "file/out"], ". is neither a run nor a checkpoint"),
+    ],
+)
+def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, arguments, message):
+    ran = turnwise("export", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert not Path("out").exists()
+
+
+def test_a_place_that_cannot_be_written_is_told(turnwise, run):
+    Path("file").write_text("")
+    ran = turnwise("export", run, "file/out")
+    assert ran.code == 2
+    assert "cannot write" in ran.err
+
+
+@pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
+def test_adapters_are_merged_into_the_weights(turnwise, run):
+    ran = turnwise("train", "my.yaml", "training.lora_rank=2", "--name", "adapted")
+    assert ran.code == 0, ran.err
+    assert turnwise("export", "runs/adapted", "mine").code == 0
+    trained, _ = load_trained_model("runs/adapted")
+    exported = AutoModelForCausalLM.from_pretrained("mine")
+    assert not any("lora" in name for name, _ in exported.named_parameters())
+    torch.testing.assert_close(logits(exported), logits(trained.model))
