@@ -30,6 +30,8 @@ class Bucket:
 
     tokens: torch.Tensor
     """[n, L], which of the N tokens stands where."""
+    seen: torch.Tensor
+    """[n, P + L], the same behind the tokens of a shared opening."""
     is_real: torch.Tensor
     """[n, L] bool, not set where a row is only filled up."""
 
@@ -40,8 +42,14 @@ class Episodes:
     layers."""
 
     lengths: Sequence[int]
+    openings: Sequence[tuple[int, int]] | None = None
+    """Where the opening that an episode shares stands, and how long it is; None: none is shared."""
     _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
     _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
+
+    @property
+    def has_shared(self) -> bool:
+        return any(length for _, length in self.openings or ())
 
     def offsets(self, device: torch.device) -> torch.Tensor:
         """Where each begins, and where the last one ends [b + 1]."""
@@ -55,15 +63,18 @@ class Episodes:
         if device not in self._buckets:
             starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
             lengths = torch.tensor(list(self.lengths))
+            openings = torch.tensor(list(self.openings or [(0, 0)] * len(lengths)))
             unit = torch.where(lengths <= 128, 16, 64)
             sizes = -(-lengths // unit) * unit
             buckets = []
-            for size in torch.unique(sizes):
-                chosen = (sizes == size).nonzero().squeeze(1)
+            for size, opening in torch.unique(torch.stack([sizes, openings[:, 1]], 1), dim=0):
+                chosen = ((sizes == size) & (openings[:, 1] == opening)).nonzero().squeeze(1)
                 at = torch.arange(int(lengths[chosen].max()))
                 is_real = at < lengths[chosen, None]
                 tokens = torch.where(is_real, starts[chosen, None] + at, 0)
-                buckets.append(Bucket(tokens.to(device), is_real.to(device)))
+                before = openings[chosen, :1] + torch.arange(int(opening))
+                seen = torch.cat([before, tokens], 1)
+                buckets.append(Bucket(tokens.to(device), seen.to(device), is_real.to(device)))
             order = torch.cat([b.tokens[b.is_real] for b in buckets]).argsort()
             self._buckets[device] = (buckets, order)
         return self._buckets[device]
@@ -86,27 +97,40 @@ def episode_attention(
     if softcap is not None or attention_mask is not None:
         raise NotImplementedError("this attention knows neither a softcap nor a mask of its own")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if _has_kernel(query):
+    if _has_kernel(query) and not episodes.has_shared:
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
-    tokens = [x[0].transpose(0, 1) for x in (query, key, value)]
+    queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     buckets, order = episodes.buckets(query.device)
     pieces = []
     for bucket in buckets:
-        rows = [x[bucket.tokens].transpose(1, 2) for x in tokens]
-        seen = _attend(rows[0], rows[1], rows[2], scale, sliding_window)
+        seen = _attend(
+            _rows(queries, bucket.tokens),
+            _rows(keys, bucket.seen),
+            _rows(values, bucket.seen),
+            scale,
+            sliding_window,
+        )
         pieces.append(seen.transpose(1, 2)[bucket.is_real])
-    return torch.cat(pieces)[order][None], None
+    return torch.cat(pieces).index_select(0, order)[None], None
+
+
+def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[N, H, D] -> [n, H, L, D]. `index_select`, whose gradient takes half the time of `[]`'s."""
+    found = tokens.index_select(0, places.flatten())
+    return found.view(*places.shape, *tokens.shape[1:]).transpose(1, 2)
 
 
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    length = query.shape[2]
+    length, num_seen = query.shape[2], key.shape[2]
     mask = None
-    if window is not None and window < length:
-        at = torch.arange(length, device=query.device)
-        distance = at[:, None] - at[None]
-        mask = (distance >= 0) & (distance < window)
+    if num_seen > length or (window is not None and window < length):
+        at = torch.arange(num_seen, device=query.device)
+        distance = at[num_seen - length :, None] - at[None]
+        mask = distance >= 0
+        if window is not None:
+            mask &= distance < window
     return F.scaled_dot_product_attention(
         query,
         key,

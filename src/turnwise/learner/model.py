@@ -102,6 +102,12 @@ class PolicyValueModel(nn.Module):
         """How episodes are computed together."""
         return self._trunk.layout
 
+    @property
+    def shares_openings(self) -> bool:
+        """Whether episodes that open with the same tokens can share their computation."""
+        trunks = [self._trunk, self._critic_trunk]
+        return all(trunk.shares_openings for trunk in trunks if trunk is not None)
+
     def train(self, mode: bool = True) -> PolicyValueModel:
         """Stays as it is: dropout is off while learning, see `trunk`."""
         return super().train(False)

@@ -1,7 +1,8 @@
 """Episodes laid end to end up to a token budget: no padding is ever computed.
 
 A batch is rows [B, T] in which an attention mask says which columns hold tokens. A pack is a few
-of its rows as one line of tokens; positions restart with each episode.
+of its rows as one line of tokens; positions restart with each episode. Episodes that open with the
+same prompt, as those of a group do, can share it: it is computed once, for the first of them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ class Pack:
     rows: torch.Tensor
     """[b], which rows of the batch they are, ascending."""
     lengths: tuple[int, ...]
-    """Tokens of each episode."""
+    """Tokens of each episode that are computed for it, in this order."""
+    openings: tuple[tuple[int, int], ...]
+    """Where each episode's opening stands among the tokens of another, and how long it is; a length
+    of 0: it is its own."""
     row_of: torch.Tensor
     """[N], the episode of each token, from 0 to b."""
     columns: torch.Tensor
@@ -47,7 +51,7 @@ class Pack:
         """The same on another device."""
         names = ("rows", "row_of", "columns", "positions", "sources", "targets", "ends")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return Pack(lengths=self.lengths, **moved)
+        return Pack(lengths=self.lengths, openings=self.openings, **moved)
 
     def take(self, grid: torch.Tensor) -> torch.Tensor:
         """The tokens' values of a batch's [B, T] tensor: [N]."""
@@ -88,38 +92,113 @@ def make_packs(
     response_mask: torch.Tensor,
     rows: torch.Tensor,
     budget: int,
+    ids: torch.Tensor | None = None,
 ) -> list[Pack]:
     """Pack these rows of a batch; rows without a token are left out.
 
-    attention_mask, response_mask: [B, T] bool on the CPU; rows: [b].
+    attention_mask, response_mask: [B, T] bool on the CPU; rows: [b]. With the tokens `ids` [B, T],
+    equal openings are shared.
     """
     lengths = attention_mask[rows].sum(1)
     rows = rows[lengths > 0]
     lengths = lengths[lengths > 0]
-    groups = assign_to_packs(lengths.tolist(), budget)
-    return [_pack(attention_mask, response_mask, rows[group].sort().values) for group in groups]
+    prompts = _Prompts.none(len(rows))
+    if ids is not None:
+        prompts = _Prompts.of(ids[rows], attention_mask[rows], response_mask[rows])
+    packs = []
+    for group in assign_together(lengths.tolist(), prompts, budget):
+        chosen = torch.tensor(group)
+        packs.append(_pack(attention_mask, response_mask, rows[chosen], prompts.select(group)))
+    return packs
 
 
-def _pack(attention_mask: torch.Tensor, response_mask: torch.Tensor, rows: torch.Tensor) -> Pack:
+@dataclass(frozen=True)
+class _Prompts:
+    """What each episode opens with, before the policy's first token."""
+
+    names: tuple[int, ...]
+    """The same number for the same opening."""
+    lengths: tuple[int, ...]
+    """Tokens of it; 0: it is shared with nobody."""
+
+    @classmethod
+    def none(cls, number: int) -> _Prompts:
+        return cls(tuple(range(number)), (0,) * number)
+
+    @classmethod
+    def of(cls, ids: torch.Tensor, present: torch.Tensor, sampled: torch.Tensor) -> _Prompts:
+        known: dict[bytes, int] = {}
+        names, lengths = [], []
+        is_prompt = present & (sampled.cumsum(1) == 0) & sampled.any(1, keepdim=True)
+        for row, mask in zip(ids, is_prompt, strict=True):
+            prompt = row[mask]
+            names.append(known.setdefault(prompt.numpy().tobytes(), len(known)))
+            lengths.append(len(prompt))
+        alone = {name for name in set(names) if names.count(name) == 1}
+        shared = [0 if name in alone else n for name, n in zip(names, lengths, strict=True)]
+        return cls(tuple(names), tuple(shared))
+
+    def select(self, group: Sequence[int]) -> _Prompts:
+        return _Prompts(tuple(self.names[i] for i in group), tuple(self.lengths[i] for i in group))
+
+
+def assign_together(lengths: Sequence[int], prompts: _Prompts, budget: int) -> list[list[int]]:
+    """`assign_to_packs`, with those together that share an opening, as far as there is room."""
+    units: list[list[int]] = []
+    costs: list[int] = []
+    open_unit: dict[int, int] = {}
+    for index, length in enumerate(lengths):
+        name, shared = prompts.names[index], prompts.lengths[index]
+        unit = open_unit.get(name) if shared else None
+        if unit is not None and costs[unit] + length - shared <= budget:
+            units[unit].append(index)
+            costs[unit] += length - shared
+            continue
+        open_unit[name] = len(units)
+        units.append([index])
+        costs.append(length)
+    packs = assign_to_packs(costs, budget)
+    return [sorted(index for unit in pack for index in units[unit]) for pack in packs]
+
+
+def _pack(
+    attention_mask: torch.Tensor, response_mask: torch.Tensor, rows: torch.Tensor, prompts: _Prompts
+) -> Pack:
+    order = rows.argsort()
+    rows, prompts = rows[order], prompts.select(order.tolist())
     present = attention_mask[rows]
-    lengths = present.sum(1)
-    ends = lengths.cumsum(0)
+    owners = [prompts.names.index(name) for name in prompts.names]
+    borrowed = torch.tensor(
+        [
+            n if owner != row else 0
+            for row, (owner, n) in enumerate(zip(owners, prompts.lengths, strict=True))
+        ]
+    )
+    within = present.cumsum(1) - 1
+    computed = present & (within >= borrowed[:, None])
+    lengths = computed.sum(1)
+    starts = lengths.cumsum(0) - lengths
     # Row by row, so that the episodes come one after the other.
-    row_of, columns = present.nonzero(as_tuple=True)
-    positions = torch.arange(len(columns)) - (ends - lengths)[row_of]
+    row_of, columns = computed.nonzero(as_tuple=True)
+    positions = within[row_of, columns]
     targets = response_mask[rows][row_of, columns].nonzero().squeeze(1)
     if bool((positions[targets] == 0).any()):
         raise ConfigError(
             "an episode begins with a token that the policy sampled: nothing comes before it that "
             "could predict it. Begin episodes with a prompt or a start token."
         )
+    # The token before an episode's first own one is the last of its opening.
+    opening_ends = starts[torch.tensor(owners)] + borrowed - 1
+    of_target = row_of[targets]
+    is_first = (positions[targets] == borrowed[of_target]) & (borrowed[of_target] > 0)
     return Pack(
         rows=rows,
         lengths=tuple(lengths.tolist()),
+        openings=tuple(zip(starts[torch.tensor(owners)].tolist(), borrowed.tolist(), strict=True)),
         row_of=row_of,
         columns=columns,
         positions=positions,
-        sources=targets - 1,
+        sources=torch.where(is_first, opening_ends[of_target], targets - 1),
         targets=targets,
-        ends=ends - 1,
+        ends=starts + lengths - 1,
     )

@@ -77,6 +77,11 @@ class Trunk:
         """Numbers in a hidden state."""
         return int(self.model.get_output_embeddings().in_features)
 
+    @property
+    def shares_openings(self) -> bool:
+        """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
+        return self.layout == "packed" and self.model.device.type == "cpu"
+
     def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         """After each token of a pack: ids [N]; [N, D]."""
         with self._checkpointing(), self._our_way():
@@ -99,7 +104,7 @@ class Trunk:
             input_ids=ids[None],
             position_ids=pack.positions[None],
             use_cache=False,
-            episodes=Episodes(pack.lengths),
+            episodes=Episodes(pack.lengths, pack.openings),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden

@@ -309,6 +309,7 @@ class Learner:
             batch.response_mask.cpu(),
             rows,
             self.options.micro_batch_tokens,
+            batch.input_ids if self.model.shares_openings else None,
         )
 
     def _totals(self, packs: list[Pack], num_tokens: int) -> BatchTotals:

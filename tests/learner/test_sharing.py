@@ -1,0 +1,101 @@
+"""Episodes that open with the same prompt share its computation, and nothing changes but time."""
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from inference.tiny_models import make_model
+from learner.episodes import ALL_TERMS, double_model, largest_difference, weights, with_targets
+from turnwise.learner import Learner, PolicyValueModel, PPOBatch
+from turnwise.learner.packing import make_packs
+
+
+def grouped_batch(num_groups=3, size=3, prompt=6, width=15, seed=0, left_padded=False):
+    """Groups whose members share a prompt and go on in their own ways, with observations."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = num_groups * size
+    ids = torch.randint(0, 30, (rows, width), generator=generator)
+    for group in range(num_groups):
+        ids[group * size : (group + 1) * size, :prompt] = ids[group * size, :prompt]
+    lengths = torch.randint(prompt + 1, width + 1, (rows,), generator=generator)
+    present = torch.arange(width) < lengths[:, None]
+    sampled = (torch.rand(rows, width, generator=generator) < 0.6) & present
+    sampled[:, :prompt] = False
+    sampled[:, prompt] = True
+    if left_padded:
+        ids, present, sampled = ids.flip(1), present.flip(1), sampled.flip(1)
+        for row in range(rows):  # the tokens in their order, at the right end
+            n = int(lengths[row])
+            for grid in (ids, sampled):
+                grid[row, width - n :] = grid[row, width - n :].flip(0)
+    return PPOBatch(ids, sampled, present)
+
+
+def without_sharing(learner):
+    learner.model.__class__ = type("Plain", (PolicyValueModel,), {"shares_openings": False})
+    return learner
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mistral", "gemma"])
+@pytest.mark.parametrize("left_padded", [False, True])
+def test_scores_are_the_same(family, left_padded):
+    batch = grouped_batch(left_padded=left_padded)
+    learner = Learner(double_model(family))
+    if not learner.model.shares_openings:
+        pytest.skip("this family is computed padded")
+    shared = learner.score(batch)
+    plain = without_sharing(learner).score(batch)
+    for name in ("log_probs", "entropy", "values", "last_values"):
+        torch.testing.assert_close(shared[name], plain[name], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("budget", [20, 45, 8192])
+def test_the_update_is_the_same(budget, checkpointing):
+    options = dataclasses.replace(ALL_TERMS, micro_batch_tokens=budget)
+    after = []
+    for prepare in (lambda x: x, without_sharing):
+        learner = Learner(
+            double_model(gradient_checkpointing=checkpointing),
+            options,
+            reference=make_model("gpt2").double(),
+        )
+        batch = with_targets(grouped_batch(), learner)
+        prepare(learner).update(batch)
+        after.append(weights(learner.model))
+    assert largest_difference(*after) < 1e-9
+
+
+def test_an_opening_is_computed_once():
+    batch = grouped_batch(num_groups=2, size=4, prompt=6)
+    every = torch.arange(len(batch))
+    (pack,) = make_packs(batch.attention_mask, batch.response_mask, every, 10_000, batch.input_ids)
+    assert pack.num_tokens == int(batch.attention_mask.sum()) - 2 * 3 * 6
+    packs = make_packs(batch.attention_mask, batch.response_mask, every, 30, batch.input_ids)
+    assert all(pack.num_tokens <= 30 for pack in packs)
+    assert sorted(int(row) for pack in packs for row in pack.rows) == every.tolist()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.integers(1, 4), st.integers(1, 4), st.integers(1, 7), st.integers(8, 80), st.integers(0, 99)
+)
+def test_every_policy_token_is_predicted_by_the_one_before_it(groups, size, prompt, budget, seed):
+    batch = grouped_batch(groups, size, prompt, prompt + 6, seed)
+    names = torch.arange(batch.input_ids.numel()).view(batch.input_ids.shape)
+    trained = []
+    packs = make_packs(
+        batch.attention_mask, batch.response_mask, torch.arange(len(batch)), budget, batch.input_ids
+    )
+    for pack in packs:
+        ids, tokens = pack.take(batch.input_ids), pack.take(names)
+        for source, target in zip(pack.sources.tolist(), pack.targets.tolist(), strict=True):
+            row, column = divmod(int(tokens[target]), batch.input_ids.shape[1])
+            assert ids[source] == batch.input_ids[row, column - 1]
+            assert pack.positions[source] == pack.positions[target] - 1
+        for row, end in zip(pack.rows.tolist(), pack.ends.tolist(), strict=True):
+            assert pack.positions[end] == batch.attention_mask[row].sum() - 1
+        trained += tokens[pack.targets].tolist()
+    assert sorted(trained) == names[batch.response_mask].tolist()
