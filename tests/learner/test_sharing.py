@@ -18,7 +18,7 @@ def grouped_batch(num_groups=3, size=3, prompt=6, width=15, seed=0, left_padded=
     rows = num_groups * size
     ids = torch.randint(0, 30, (rows, width), generator=generator)
     for group in range(num_groups):
-        ids[group * size : (group + 1) * size, :prompt] = ids[group * size, :prompt]
+        ids[group * size : (group + 1) * size, :prompt] = ids[group * size, :prompt].clone()
     lengths = torch.randint(prompt + 1, width + 1, (rows,), generator=generator)
     present = torch.arange(width) < lengths[:, None]
     sampled = (torch.rand(rows, width, generator=generator) < 0.6) & present
