@@ -13,6 +13,7 @@ from typing import Any
 import agilerl  # type: ignore[import-not-found]
 import torch
 import transformers
+import transformers.models.llama.modeling_llama  # else it would count as the model
 from measure import Order, Report, earned, fitted, memory_mib
 
 
@@ -58,7 +59,7 @@ def make_agent(order: Order, tokenizer: Any) -> Any:
     from agilerl.algorithms import GRPO  # type: ignore[import-not-found]
 
     work = order.work
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=torch.float32)
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(order.model, dtype=torch.float32)
     model.config.eos_token_id = model.generation_config.eos_token_id = None
     return GRPO(
         pad_token_id=tokenizer.pad_token_id,

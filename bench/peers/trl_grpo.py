@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+import transformers.models.llama.modeling_llama  # else it would count as the model
 import trl  # type: ignore[import-not-found]
 from datasets import Dataset  # type: ignore[import-not-found]
 from measure import Order, Report, earned, fitted, memory_mib
@@ -142,7 +143,7 @@ def main() -> None:
     torch.set_num_threads(order.num_threads)
     work = order.work
     tokenizer = transformers.AutoTokenizer.from_pretrained(order.model)
-    model: Any = transformers.AutoModelForCausalLM.from_pretrained(order.model, dtype=torch.float32)
+    model: Any = transformers.LlamaForCausalLM.from_pretrained(order.model, dtype=torch.float32)
     several: dict[str, Any] = {"reward_funcs": score}
     if work.num_turns > 1:
         read_as_call(tokenizer)
