@@ -313,6 +313,19 @@ def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal, live):
     assert not any(thread.name == "display" for thread in threading.enumerate())
 
 
+def test_a_run_goes_on_when_its_terminal_is_gone(terminal, live, monkeypatch):
+    live.begin(info(40))
+
+    def hang_up(text):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(terminal, "write", hang_up)
+    wait_for(lambda: not any(thread.name == "display" for thread in threading.enumerate()))
+    live.step(metrics(1))
+    live.end("finished")
+    assert live.state.outcome == "finished"
+
+
 def test_warnings_become_messages_and_do_not_tear_the_picture(live, capsys):
     live.begin(info(40))
     logging.getLogger("turnwise").warning("nothing moves: %d episodes wait", 3)

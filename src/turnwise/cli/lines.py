@@ -174,7 +174,7 @@ class _Out:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except BrokenPipeError:  # `| head` has seen enough; the run is worth more than its log
+        except OSError:  # `| head` has seen enough; the run is worth more than its log
             self._forget()
         except UnicodeEncodeError as error:
             self._stream.write(line.encode(error.encoding, "replace").decode(error.encoding) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
@@ -86,8 +87,9 @@ class LiveReporter:
             self._painter.join()
             self._painter = None
         if self._live is not None:
-            self._clear_if_narrower()
-            self._live.stop()
+            with contextlib.suppress(OSError):  # the terminal may be gone
+                self._clear_if_narrower()
+                self._live.stop()
             self._live = None
 
     def _start(self) -> None:
@@ -96,9 +98,12 @@ class LiveReporter:
 
     def _paint_on(self) -> None:
         while not self._over.wait(SECONDS_BETWEEN_PICTURES):
-            self._clear_if_narrower()
-            if self._live is not None:
-                self._together(self._live)
+            try:
+                self._clear_if_narrower()
+                if self._live is not None:
+                    self._together(self._live)
+            except OSError:  # the terminal is gone; the run is worth more than its picture
+                return
 
     def _together(self, live: Live) -> None:
         self.console.file.write(_TOGETHER)
