@@ -119,9 +119,11 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
 
     words = make_console(stderr=as_json)
     with make_reporter(plain=plain, as_json=as_json) as reporter:
+        from turnwise.trainer.reporter import LogReporter, Reporters
         from turnwise.trainer.trainer import RayPPOTrainer
 
-        trainer = RayPPOTrainer(config, reporter=reporter, resume=resume)
+        both = Reporters(LogReporter(), reporter)  # the run's log.txt, and whoever looks on
+        trainer = RayPPOTrainer(config, reporter=both, resume=resume)
         try:
             with trainer:
                 _ = trainer.machinery  # a wrong name is told before there is a folder
