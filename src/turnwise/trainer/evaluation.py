@@ -10,7 +10,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.inference import SamplingParams
 from turnwise.trainer.figures import episode_figures
 from turnwise.trainer.reporter import Metrics
-from turnwise.trainer.rollout import OnEpisode, Rows, run_tasks
+from turnwise.trainer.rollout import OnEpisode, Rows, run_tasks, seed_of
 from turnwise.trainer.stopping import StopRequest
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -19,14 +19,12 @@ _KEPT = ("reward", "reward_std", "success", "turns", "truncated", "errors")
 
 def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> list[EpisodeTask]:
     """The same episodes whenever they are asked for."""
-    return [
-        EpisodeTask(
-            derive_seed(seed, "eval", number),
-            number,
-            task=None if rows is None else rows[number % len(rows)],
-        )
-        for number in range(num_episodes)
-    ]
+    tasks = []
+    for number in range(num_episodes):
+        row = None if rows is None else rows[number % len(rows)]
+        own_seed = seed_of(row, rows, derive_seed(seed, "eval", number))
+        tasks.append(EpisodeTask(own_seed, number, task=row))
+    return tasks
 
 
 def evaluate(

@@ -14,7 +14,9 @@ import torch
 from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
+from turnwise.errors import CheckpointError
 from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore
+from turnwise.trainer.disk_errors import explained
 from turnwise.trainer.doctor import Doctor
 from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.trainer.metrics_log import MetricsLog
@@ -41,6 +43,8 @@ class Records:
         self._num_steps = 0
         self._saved_step = -1
         self._seconds: Metrics = {}
+        self._last: Metrics = {}
+        """The metrics of the last step that was written down."""
         self._sinks: Any = None
         if config.logging.sinks:
             from turnwise.trainer.sinks import make_sinks
@@ -51,8 +55,10 @@ class Records:
 
     def begin(self, num_steps: int) -> None:
         self._num_steps = num_steps
-        self._config.save(self._folder.config_file)
+        # The status first: whoever has it is a run, however soon it was killed.
         self._write_status("running", 0)
+        with explained(self._folder.config_file):
+            self._config.save(self._folder.config_file)
 
     def rewind(self, step: int) -> list[Metrics]:
         """Go back to a step: what came after it is forgotten; the metrics until then."""
@@ -64,19 +70,26 @@ class Records:
         history: list[Metrics] = self._metrics.read()
         for metrics in history:
             self._doctor.look(metrics)
+            self._last = metrics
         return history
 
-    def keep(
-        self, metrics: Metrics, played: Collection, columns: Mapping[str, torch.Tensor]
+    def keep_episodes(
+        self, step: int, played: Collection, columns: Mapping[str, torch.Tensor]
     ) -> None:
-        """Write down a step. `metrics` gets what the writing of the step before took."""
+        """Keep the episodes of a step, and what was learned from them."""
+        started = time.perf_counter()
+        self._episodes.write(step, list(played), columns)
+        self._seconds["time/log"] = time.perf_counter() - started
+
+    def keep(self, metrics: Metrics) -> None:
+        """Write down a step. `metrics` gets what keeping its episodes took."""
         started = time.perf_counter()
         metrics |= self._seconds
         step = int(metrics["step"])
         self._metrics.append(metrics)
         if self._sinks is not None:
             self._sinks.log(step, metrics)
-        self._episodes.write(step, list(played), columns)
+        self._last = metrics
         self._write_status("running", step)
         self._reporter.step(metrics)
         for finding in self._doctor.look(metrics):
@@ -88,18 +101,19 @@ class Records:
         """Keep the episodes of an evaluation, `greedy` or `sampled`."""
         self._episodes.write(step, list(played), kind=f"eval-{kind}")
 
-    def save(self, step: int, write: Callable[[Path], None], metrics: Mapping[str, float]) -> None:
+    def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Save a checkpoint, and mark it if it is the best so far."""
         started = time.perf_counter()
         saved = self.checkpoints.save(step, write, {"environment": self._environment})
         self._saved_step = step
-        self._mark_if_best(saved, metrics)
+        self.mark_if_best(saved)
         self._seconds["time/checkpoint"] = time.perf_counter() - started
 
-    def _mark_if_best(self, saved: Checkpoint, metrics: Mapping[str, float]) -> None:
+    def mark_if_best(self, saved: Checkpoint) -> None:
+        """By the metrics that were written down last, if they are of the same step."""
         name = self._config.checkpoint.best_metric
-        value = metrics.get(name)
-        if value is None:
+        value = self._last.get(name)
+        if value is None or self._last["step"] != saved.step:
             return
         best = self.checkpoints.best
         if best is None or best.metric != name or value > best.value:
@@ -109,9 +123,15 @@ class Records:
         """The run is over or breaks off; saved once more, if it can be."""
         try:
             if write is not None and self._saved_step != step:
-                self.checkpoints.save(step, write, {"environment": self._environment})
+                self.save(step, write)
+        except BaseException as error:
+            outcome = f"stopped: {error}"
+            raise
         finally:
-            self._write_status(outcome, step)
+            try:
+                self._write_status(outcome, step)
+            except CheckpointError as error:  # of the same disk that may have ended the run
+                _LOG.warning("%s", error)
             if self._sinks is not None:
                 self._sinks.close()
             self._reporter.end(outcome)

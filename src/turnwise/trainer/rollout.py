@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import itertools
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
 from turnwise.data.order import rows_for_step
-from turnwise.deadlines import run_sync
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
-from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.stopping import StopRequest
+from turnwise.trainer.curriculum import Curriculum, Task
+from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, run_unless_stopped
 
-Rows: TypeAlias = Sequence[Mapping[str, Any]]
+Rows: TypeAlias = Sequence[Task]
 OnEpisode: TypeAlias = Callable[[int, int], None]
 """Told how many episodes of how many are over."""
 
 _DEFAULT_GROUP = 8
-
-
-class Interrupted(Exception):
-    """The episodes were called off; nothing of the step counts."""
 
 
 class Rollout:
@@ -52,12 +46,14 @@ class Rollout:
         self._group_size = group_size(config)
         self._rows = rows
         self._curriculum = curriculum
-        self._on_episode: OnEpisode | None = None
+        self._starts: dict[int, EpisodeTask] = {}
+        """Where each group of the last step started."""
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
         """The episodes of a step, counted from 0."""
         tasks = self._tasks(step)
-        collection = self._played(tasks, stop, on_episode)
+        self._starts = {task.group: task for task in tasks if task.member == 0}
+        collection = self._played(step, tasks, stop, on_episode)
         dull = _dull_groups(collection)
         self.num_resampled = 0
         self.zero_variance = None
@@ -68,8 +64,9 @@ class Rollout:
             if not dull or self._group_size == 1:
                 break
             others = self._tasks(step, attempt, groups=sorted(dull))
-            replaced = self._played(others, stop, on_episode)
+            replaced = self._played(step, others, stop, on_episode)
             fresh = {r.group for r in replaced} - _dull_groups(replaced)
+            self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
             self.num_resampled += len(fresh)
             dull -= fresh
             collection = Collection(
@@ -84,37 +81,49 @@ class Rollout:
             )
         return collection
 
-    def baselines(self, step: int, stop: StopRequest) -> dict[int, float]:
-        """The reward of the greedy episode from each start of a step: ReMax's baseline."""
+    def baselines(self, stop: StopRequest) -> dict[int, float]:
+        """The reward of the greedy episode from each start of the last step: ReMax's baseline."""
         collector = self.collector.sampling_with(SamplingParams(temperature=0.0))
-        tasks = [task for task in self._tasks(step) if task.member == 0]
-        played = run_tasks(collector, tasks, stop)
+        played = run_tasks(collector, list(self._starts.values()), stop)
         return {r.group: r.reward.total for r in played if r.reward is not None}
 
     def _played(
-        self, tasks: Sequence[EpisodeTask], stop: StopRequest, on_episode: OnEpisode | None
+        self,
+        step: int,
+        tasks: Sequence[EpisodeTask],
+        stop: StopRequest,
+        on_episode: OnEpisode | None,
     ) -> Collection:
-        return run_tasks(self.collector, tasks, stop, on_episode)
+        collector = self.collector
+        if _are_openings(self._rows):
+            # An opening comes again with its seed each epoch; what is sampled then is to be new.
+            collector = collector.sampling_with(collector.setup.sampling)
+            collector.setup.seed = derive_seed(self._training.seed, "sampling", step)
+        return run_tasks(collector, tasks, stop, on_episode)
 
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
         numbers = range(self._training.batch_size) if groups is None else groups
         rows = self._chosen_rows(step, attempt, len(numbers))
+        seeds = [derive_seed(self._training.seed, "train", step, attempt, n) for n in numbers]
         return [
-            EpisodeTask(self._seed(rows[place], step, attempt, group), group, member, task=rows[place])
-            for place, group in enumerate(numbers)
+            EpisodeTask(seed_of(row, self._rows, seed), group, member, task=row)
+            for group, row, seed in zip(numbers, rows, seeds, strict=True)
             for member in range(self._group_size)
         ]
 
-    def _seed(self, row: Mapping[str, Any] | None, step: int, attempt: int, group: int) -> int:
-        if row is not None and isinstance(self._rows, CustomEnvDataset):
-            return int(row["seed"])  # the environment's opening with this seed is the row
-        return derive_seed(self._training.seed, "train", step, attempt, group)
+    def imitation_tasks(self, step: int) -> list[EpisodeTask]:
+        """What the players of a warm start play in one of its steps."""
+        number, seed = self._training.batch_size, self._training.seed
+        return [
+            EpisodeTask(
+                seed_of(row, self._rows, derive_seed(seed, "warm start", step, place)), task=row
+            )
+            for place, row in enumerate(self._chosen_rows(step, 0, number))
+        ]
 
-    def _chosen_rows(
-        self, step: int, attempt: int, number: int
-    ) -> Sequence[Mapping[str, Any] | None]:
+    def _chosen_rows(self, step: int, attempt: int, number: int) -> Sequence[Task | None]:
         rng = random.Random(derive_seed(self._training.seed, "rows", step, attempt))
         if self._curriculum is not None:
             tasks = list(self._curriculum.choose(number, rng))
@@ -131,6 +140,15 @@ class Rollout:
             len(self._rows), step, self._training.batch_size, self._training.seed
         )
         return [self._rows[row] for row in chosen]
+
+
+def seed_of(row: Task | None, rows: Rows | None, seed: int) -> int:
+    """The seed of an episode; a row that is an environment's opening brings its own."""
+    return int(row["seed"]) if row is not None and _are_openings(rows) else seed
+
+
+def _are_openings(rows: Any) -> bool:
+    return isinstance(rows, CustomEnvDataset)
 
 
 def group_size(config: ConfigStore) -> int:
@@ -172,20 +190,7 @@ def run_tasks(
         if on_episode is not None:
             on_episode(next(count), len(tasks))
 
-    async def play() -> Collection:
-        loop, work = (
-            asyncio.get_running_loop(),
-            asyncio.ensure_future(collector.play(tasks, on_result=tell)),
-        )
-        with stop.calling_off(lambda: loop.call_soon_threadsafe(work.cancel)):
-            try:
-                return await work
-            except asyncio.CancelledError:
-                if not stop.is_wanted:
-                    raise
-        raise Interrupted
-
-    return run_sync(play())
+    return run_unless_stopped(collector.play(tasks, on_result=tell), stop)
 
 
 def _dull_groups(results: Collection) -> set[int]:

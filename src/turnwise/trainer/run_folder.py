@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
+from turnwise.trainer.disk_errors import explained
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto`: go on with a run of the same settings that did not end; `always`: there must be one;
@@ -25,6 +26,8 @@ Resume: TypeAlias = Literal["auto", "always", "never"]
 _FREE = {"training.num_epochs", "ray.num_actors"}
 _FREE_SECTIONS = {"checkpoint", "logging"}
 _MOST_RUNS = 10_000
+_BEGINNING = {".lock", "log.txt", ".run.json"}
+"""Files that are there before a run has a status."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +72,19 @@ class RunFolder:
     def write_status(self, **status: Any) -> None:
         """Say how the run stands; whoever reads it sees the old or the new, never half of one."""
         temporary = self.path / ".run.json"
-        temporary.write_text(json.dumps(status, indent=1) + "\n")
-        os.replace(temporary, self.status_file)
+        with explained(self.status_file):
+            temporary.write_text(json.dumps(status, indent=1) + "\n")
+            os.replace(temporary, self.status_file)
 
     @property
     def exists(self) -> bool:
-        return self.path.exists() and any(self.path.iterdir())
+        """Whether there is something in it; not what a run left that was killed as it began."""
+        return self.path.exists() and any(p.name not in _BEGINNING for p in self.path.iterdir())
 
     def differences(self, config: ConfigStore) -> list[str]:
         """Settings that decide what a run does and are others than the run began with."""
+        if not self.config_file.exists():  # killed before it had done anything
+            return []
         try:
             before = _settings(ConfigStore.load(self.config_file))
         except ConfigError as error:

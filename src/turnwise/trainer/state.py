@@ -5,9 +5,10 @@ Weights and the optimiser's tensors are safetensors, the rest is JSON: nothing i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from turnwise.config import ConfigStore
+from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError
 from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
 from turnwise.models import LoadedModel, load_model
 from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.trainer.run_folder import RunFolder
+from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
 
 _WEIGHTS, _LEARNER, _STATE, _CONFIG = (
@@ -140,6 +143,24 @@ def _load_weights(
                 f"expected {tuple(own[name].shape)}"
             )
         own[name].copy_(tensor)
+
+
+def seed_generators(seed: int) -> None:
+    """The process's own generators, for environments that draw from them."""
+    random.seed(derive_seed(seed, "python"))
+    np.random.seed(derive_seed(seed, "numpy") % 2**32)
+    torch.manual_seed(derive_seed(seed, "torch"))
+
+
+@contextlib.contextmanager
+def undone_if_interrupted() -> Iterator[None]:
+    """Work that is called off half-way leaves the random generators as they were before it."""
+    numbers, tensors = _random_state(), _random_tensors()
+    try:
+        yield
+    except Interrupted:
+        _set_random_state(numbers, tensors)
+        raise
 
 
 def _random_state() -> dict[str, Any]:

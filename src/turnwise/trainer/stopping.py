@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
+
+from turnwise.deadlines import run_sync
 
 # Ten seconds are promised; an update or a save that takes longer is left as it is.
 MOST_SECONDS = 8.0
+# Of them, what is called off gets so many to clean up after itself.
+_CLEANING_SECONDS = 2.0
+
+T = TypeVar("T")
+
+
+class Interrupted(Exception):
+    """What was under way was called off; nothing of it counts."""
 
 
 class StopRequest:
@@ -78,3 +89,26 @@ class StopRequest:
         self._timer.daemon = True
         self._timer.start()
         self.ask()
+
+
+def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> T:
+    """Run it to its end; `Interrupted` if a stop is asked for before."""
+
+    async def run() -> T:
+        loop = asyncio.get_running_loop()
+        work, stopped = loop.create_task(coroutine), loop.create_future()
+
+        def call_off() -> None:
+            if not stopped.done():
+                stopped.set_result(None)
+
+        with stop.calling_off(lambda: loop.call_soon_threadsafe(call_off)):
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            work.cancel()
+            # Whatever still holds on then is left behind.
+            await asyncio.wait({work}, timeout=_CLEANING_SECONDS)
+        raise Interrupted
+
+    return run_sync(run())

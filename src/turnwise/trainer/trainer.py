@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,16 +21,17 @@ from turnwise.reward import RewardFn
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
-from turnwise.trainer.checkpoints import open_checkpoint, save_checkpoint_to
+from turnwise.trainer.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.disk_errors import explained
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
 from turnwise.trainer.figures import episode_figures
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
-from turnwise.trainer.rollout import Interrupted, Rollout
+from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
-from turnwise.trainer.state import read_state, write_state
-from turnwise.trainer.stopping import StopRequest
+from turnwise.trainer.state import read_state, seed_generators, undone_if_interrupted, write_state
+from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
 from turnwise.trainer.warm_start import imitation_batches
 
@@ -89,7 +92,13 @@ class RayPPOTrainer:
         self._reporter = reporter or LogReporter()
         self._resume = resume
         self._machinery: Machinery | None = None
+        self._eval_rows = self._parts.rows(eval_dataset) or self._rows
+        self._is_loaded = False
         self._num_broken_steps = 0
+        self._num_imitated = 0
+        """Steps of the warm start that are done."""
+        self._unwritten: Metrics | None = None
+        """The metrics of a step that waits for its evaluation."""
 
     @property
     def machinery(self) -> Machinery:
@@ -120,24 +129,29 @@ class RayPPOTrainer:
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
         with self._run(num_steps) as (records, stop):
+            learner = self.machinery.learner
+            learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
             rollout = Rollout(self.machinery.collector, self.config, self._rows, self._curriculum)
-            if self.step == 0:
-                self._warm_start(records, stop)
-            while self.step < num_steps and not stop.is_wanted:
-                try:
+            self._warm_start(rollout, records, stop)
+            while not stop.is_wanted and (self.step < num_steps or self._unwritten):
+                if self._unwritten is None:
                     metrics, played, columns = self._train_step(rollout, stop)
-                except Interrupted:
-                    break
-                self.step += 1
+                    self.step += 1
+                    records.keep_episodes(self.step, played, columns)
+                    self._unwritten = {
+                        "step": self.step,
+                        "epoch": -(-self.step // per_epoch),
+                        **{name: x for name, x in metrics.items() if math.isfinite(x)},
+                    }
                 ends_epoch = self.step % per_epoch == 0
-                metrics = {"step": self.step, "epoch": -(-self.step // per_epoch), **metrics}
                 if ends_epoch or self.step == num_steps:
-                    metrics |= self._evaluate_epoch(records, stop)
+                    self._unwritten |= self._evaluate_epoch(records, stop)
+                metrics, self._unwritten = self._unwritten, None
                 self.metrics_history.append(metrics)
-                records.keep(metrics, played, columns)
+                records.keep(metrics)
                 epoch = self.step // per_epoch
                 if ends_epoch and epoch % self.config.checkpoint.save_interval == 0:
-                    records.save(self.step, self._write_state, metrics)
+                    records.save(self.step, self._write_state)
         return self.metrics_history
 
     def _train_step(
@@ -146,11 +160,9 @@ class RayPPOTrainer:
         """Play, score, update, publish: one step of reinforcement learning."""
         parts, clock = self.machinery, Stopwatch()
         learner = parts.learner
-        with clock.timing("play"):
+        with clock.timing("play"), undone_if_interrupted():
             played = rollout.play(self.step, stop, self._episode_progress)
-            baselines = (
-                rollout.baselines(self.step, stop) if parts.advantages.needs_baselines else None
-            )
+            baselines = rollout.baselines(stop) if parts.advantages.needs_baselines else None
         figures = episode_figures(played)
         if rollout.zero_variance is not None:
             figures["zero_variance"] = rollout.zero_variance
@@ -187,31 +199,40 @@ class RayPPOTrainer:
 
     # ---- before and between the steps ----
 
-    def _warm_start(self, records: Records, stop: StopRequest) -> None:
+    def _warm_start(self, rollout: Rollout, records: Records, stop: StopRequest) -> None:
         """Learn to play as the expert, or chance, or a file does."""
         training, parts = self.config.training, self.machinery
-        if training.warm_start is None:
+        num_steps = training.warm_start_steps
+        if training.warm_start is None or self.step or self._num_imitated >= num_steps:
             return
         batches = imitation_batches(
             training.warm_start,
             setup=parts.collector.setup,
             factory=parts.factory,
-            num_steps=training.warm_start_steps,
+            tasks=rollout.imitation_tasks,
+            steps=range(self._num_imitated, num_steps),
             batch_size=training.batch_size,
             seed=training.seed,
+            stop=stop,
         )
-        for number, batch in enumerate(batches, 1):
+        for batch in batches:
             figures = parts.learner.imitate(batch, training.warm_start_learning_rate)
-            self._reporter.progress("warm start", number, training.warm_start_steps)
-            if stop.is_wanted:
+            self._num_imitated += 1
+            self._reporter.progress("warm start", self._num_imitated, num_steps)
+            if stop.is_wanted and self._num_imitated < num_steps:
                 raise Interrupted
+        if "policy_loss" not in figures:
+            raise TrainingStopped(
+                "the loss of the warm start is not a finite number. Lower "
+                "training.warm_start_learning_rate."
+            )
         parts.learner.restart()
         parts.publish_weights()
         self._reporter.say(
-            f"warm start on {training.warm_start}: {training.warm_start_steps} steps, "
+            f"warm start on {training.warm_start}: {num_steps} steps, "
             f"loss {figures['policy_loss']:.3f}"
         )
-        records.save(0, self._write_state, {})
+        records.save(0, self._write_state)
 
     def _evaluate_epoch(self, records: Records, stop: StopRequest) -> Metrics:
         number = self.config.training.eval_episodes
@@ -219,20 +240,20 @@ class RayPPOTrainer:
             return {}
         started = time.perf_counter()
         figures: Metrics = {}
-        for name, is_greedy in (("greedy", True), ("sampled", False)):
-            found, played = self._evaluate(number, is_greedy, stop)
-            figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
-            records.keep_evaluation(self.step, played, name)
+        with undone_if_interrupted():
+            for name, is_greedy in (("greedy", True), ("sampled", False)):
+                found, played = self._evaluate(number, is_greedy, stop)
+                figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
+                records.keep_evaluation(self.step, played, name)
         figures["time/evaluate"] = time.perf_counter() - started
         return figures
 
     def _evaluate(
         self, num_episodes: int, is_greedy: bool, stop: StopRequest
     ) -> tuple[Metrics, Collection]:
-        rows = self._parts.rows(self._parts.eval_dataset) or self._rows
         collector = self.machinery.collector
         sampling = GREEDY if is_greedy else collector.setup.sampling
-        tasks = held_out_tasks(num_episodes, self.config.training.seed, rows)
+        tasks = held_out_tasks(num_episodes, self.config.training.seed, self._eval_rows)
         return evaluate(
             collector,
             tasks,
@@ -254,16 +275,22 @@ class RayPPOTrainer:
     @contextlib.contextmanager
     def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
-        folder, resumes = self._folder()
-        folder.path.mkdir(parents=True, exist_ok=True)
         stop = StopRequest(self._reporter.say)
-        with folder.held(), folder.logged(self.config.logging.level), stop.listening():
+        with contextlib.ExitStack() as stack:
+            with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
+                folder, resumes = self._folder()
+                folder.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder.held())
+                stack.enter_context(folder.logged(self.config.logging.level))
+            stack.enter_context(stop.listening())
             records = Records(folder, self.config, self._name, self._reporter)
             records.begin(num_steps)
             if resumes:
                 self._take_up(records)
             elif self.run_folder is not None:
                 records.rewind(self.step)
+            elif not self._is_loaded:
+                seed_generators(self.config.training.seed)
             self.run_folder = folder.path
             self._reporter.begin(
                 RunInfo(
@@ -285,7 +312,8 @@ class RayPPOTrainer:
             except BaseException as error:
                 records.end(f"stopped: {error}", self.step, None)
                 raise
-            outcome = "finished" if self.step >= num_steps else "interrupted"
+            is_over = self.step >= num_steps and self._unwritten is None
+            outcome = "finished" if is_over else "interrupted"
             records.end(outcome, self.step, self._write_state)
             stop.leave()
 
@@ -293,7 +321,7 @@ class RayPPOTrainer:
         if self.run_folder is not None:
             return RunFolder(self.run_folder), False
         # Weights that were loaded from elsewhere are not to be replaced by those of another run.
-        resume: Resume = "never" if self.step else self._resume
+        resume: Resume = "never" if self._is_loaded else self._resume
         return choose_run_folder(self.config, self._name, resume)
 
     def _take_up(self, records: Records) -> None:
@@ -301,10 +329,11 @@ class RayPPOTrainer:
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
             records.rewind(0)
+            seed_generators(self.config.training.seed)
             return
-        self._take(read_state(checkpoint, self.machinery.learner))
-        self.machinery.publish_weights()
+        self._take(checkpoint)
         self.metrics_history = records.rewind(self.step)
+        records.mark_if_best(checkpoint)  # it may have been killed just before
         self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
 
     # ---- checkpoints ----
@@ -315,31 +344,41 @@ class RayPPOTrainer:
             if self.run_folder is None:
                 raise ConfigError("there is no run yet: say where to save, save_checkpoint(path)")
             path = RunFolder(self.run_folder).checkpoints / f"step-{self.step:08d}"
-        return save_checkpoint_to(Path(path), self._write_state, {}, self.step).path
+        meta = {"environment": self._name}
+        return save_checkpoint_to(Path(path), self._write_state, meta, self.step).path
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Take the weights, the optimiser and all the rest from a checkpoint.
 
         Training goes on from its step; what this run has of later ones is forgotten.
         """
-        self._take(read_state(open_checkpoint(Path(path)), self.machinery.learner))
-        self.machinery.publish_weights()
+        self._take(open_checkpoint(Path(path)))
+        self._is_loaded = True
         self.metrics_history = [m for m in self.metrics_history if m["step"] <= self.step]
 
     def _write_state(self, folder: Path) -> None:
         progress: dict[str, Any] = {
             "step": self.step,
+            "weight_version": self.machinery.engine.weight_version,
             "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
             "num_broken_steps": self._num_broken_steps,
+            "num_imitated": self._num_imitated,
+            "unwritten": self._unwritten,
         }
         if self._curriculum is not None:
             progress["curriculum"] = self._curriculum.state_dict()
         write_state(folder, self.machinery.learner, self.config, progress)
 
-    def _take(self, progress: Mapping[str, Any]) -> None:
+    def _take(self, checkpoint: Checkpoint) -> None:
+        parts = self.machinery
+        progress = read_state(checkpoint, parts.learner)
+        parts.publish_weights()
+        parts.engine.weight_version = int(progress["weight_version"])
         self.step = int(progress["step"])
-        self.machinery.advantages.kl_controller.load_state_dict(progress["kl_controller"])
+        parts.advantages.kl_controller.load_state_dict(progress["kl_controller"])
         self._num_broken_steps = int(progress["num_broken_steps"])
+        self._num_imitated = int(progress["num_imitated"])
+        self._unwritten = progress["unwritten"]
         if self._curriculum is not None and "curriculum" in progress:
             self._curriculum.load_state_dict(progress["curriculum"])
 

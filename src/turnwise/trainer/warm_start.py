@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
-from turnwise.deadlines import run_sync
+from turnwise.data.order import rows_for_step
 from turnwise.env import BaseEnvironment, expert_player, random_player
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player
 from turnwise.episode import Episode, EpisodeResult
-from turnwise.episode.seeds import derive_seed
+from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.learner import PPOBatch
+from turnwise.reward.function import RewardFunction
+from turnwise.trainer.state import undone_if_interrupted
+from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
 PLAYERS = ("expert", "random")
 
@@ -77,14 +80,16 @@ def played_streams(
     setup: EpisodeSetup,
     factory: EnvironmentFactory,
     who: str,
-    seeds: Sequence[int],
+    tasks: Sequence[EpisodeTask],
+    stop: StopRequest,
 ) -> list[TokenStream]:
-    """Episodes that the expert or the random player played, one for each seed."""
+    """Episodes that the expert or the random player played."""
 
     async def play() -> list[EpisodeResult]:
-        return [await _play_one(setup, factory, who, seed) for seed in seeds]
+        return [await _play_one(setup, factory, who, task) for task in tasks]
 
-    results = run_sync(play())
+    with undone_if_interrupted():
+        results = run_unless_stopped(play(), stop)
     for result in results:
         if result.status.is_error:
             raise ConfigError(
@@ -94,13 +99,14 @@ def played_streams(
 
 
 async def _play_one(
-    setup: EpisodeSetup, factory: EnvironmentFactory, who: str, seed: int
+    setup: EpisodeSetup, factory: EnvironmentFactory, who: str, task: EpisodeTask
 ) -> EpisodeResult:
-    player = expert_player if who == "expert" else random_player(seed)
+    player = expert_player if who == "expert" else random_player(task.seed)
     engine = PlayerEngine(player, setup.chat)
     own = copy.copy(setup)  # what episodes of a kind share, but for who speaks
     own.engine = engine
-    return await Episode(own, engine.making(factory), seed=seed).run()
+    own.reward = RewardFunction.of(None)  # nobody will ask, and a judge may be dear
+    return await Episode(own, engine.making(factory), seed=task.seed, task=task.task).run()
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
@@ -163,19 +169,18 @@ def imitation_batches(
     *,
     setup: EpisodeSetup,
     factory: EnvironmentFactory,
-    num_steps: int,
+    tasks: Callable[[int], Sequence[EpisodeTask]],
+    steps: range,
     batch_size: int,
     seed: int,
+    stop: StopRequest,
 ) -> Iterator[PPOBatch]:
-    """So many batches of examples; the same seed gives the same."""
+    """The batches of these steps; the same seed gives the same. Players play `tasks(step)`."""
     if source in PLAYERS:
-        for step in range(num_steps):
-            seeds = [derive_seed(seed, "warm start", step, i) for i in range(batch_size)]
-            yield PPOBatch.from_streams(played_streams(setup, factory, source, seeds))
+        for step in steps:
+            yield PPOBatch.from_streams(played_streams(setup, factory, source, tasks(step), stop))
         return
-    from turnwise.data.order import rows_for_step
-
     streams = read_conversations(Path(source), setup.chat)
-    for step in range(num_steps):
+    for step in steps:
         rows = rows_for_step(len(streams), step, batch_size, seed)
         yield PPOBatch.from_streams([streams[row] for row in rows])
