@@ -125,7 +125,7 @@ class TrainingConfig(Section):
         None, "Episodes in one step of the optimiser; none: the whole batch."
     )
     micro_batch_tokens: Positive = setting(
-        8192, "Tokens computed at once: memory and speed depend on it, the result does not."
+        4096, "Tokens computed at once: memory and speed depend on it, the result does not."
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
     loss_agg_mode: LossAggregation | None = setting(

@@ -42,6 +42,7 @@ def test_it_is_adamw_and_leaves_weights_where_they_lie():
     plain = torch.optim.AdamW(
         [{"params": others[:2], "weight_decay": 0.1}, {"params": others[2:], "weight_decay": 0.0}],
         lr=1e-2,
+        betas=(0.9, 0.95),
     )
     optimizer = MasterAdamW(parameters, weight_decay=0.1)
     for step in range(5):

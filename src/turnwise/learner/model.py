@@ -118,7 +118,9 @@ class PolicyValueModel(nn.Module):
         """A pack of a batch's rows: input_ids [B, T]; the rows' outputs [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        hidden = self._trunk.hidden(ids, pack)
+        everywhere = torch.cat([pack.sources, pack.ends])
+        shares_trunk = self._critic_trunk is self._trunk
+        hidden = self._trunk.hidden(ids, pack, everywhere if shares_trunk else pack.sources)
         log_probs, entropy = chosen_log_probs(
             hidden[pack.sources],
             self._trunk.head,
@@ -128,9 +130,9 @@ class PolicyValueModel(nn.Module):
         )
         values = last_values = None
         if self._critic_trunk is not None and self.value_head is not None:
-            if self._critic_trunk is not self._trunk:
-                hidden = self._critic_trunk.hidden(ids, pack)
-            kept = hidden[torch.cat([pack.sources, pack.ends])]
+            if not shares_trunk:
+                hidden = self._critic_trunk.hidden(ids, pack, everywhere)
+            kept = hidden[everywhere]
             found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
             values = pack.spread(found[: pack.num_policy_tokens], width)
             last_values = found[pack.num_policy_tokens :]
@@ -142,7 +144,8 @@ class PolicyValueModel(nn.Module):
     def sum_pi_squared(self, input_ids: torch.Tensor, pack: Pack) -> torch.Tensor:
         """Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
-        hidden = self._trunk.hidden(pack.take(input_ids.to(self.device)), pack)
+        ids = pack.take(input_ids.to(self.device))
+        hidden = self._trunk.hidden(ids, pack, pack.sources)
         sums = sum_squared_probs(
             hidden[pack.sources], self._trunk.head, temperature=self.temperature
         )

@@ -59,7 +59,8 @@ class MasterAdamW:
         parameters: Iterable[tuple[str, nn.Parameter]],
         *,
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        # The usual 0.999 takes a thousand steps to see that gradients have grown.
+        betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
     ) -> None:
         self._parameters = {name: p for name, p in parameters if p.requires_grad}

@@ -19,6 +19,8 @@ from turnwise.learner.packing import Pack, make_packs
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
+# With more tokens to be read than this share, all are computed.
+_WORTH_SKIPPING = 0.8
 # What comes of a model that does not take our attention.
 _MISFITS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
 
@@ -51,6 +53,7 @@ class Trunk:
             self._enable_checkpointing()
         self.layout: Layout
         self._scale, self._softcap = self._measure_head()
+        self._last_mlp: Any = None
         problem: Exception | None = None
         tried: list[Layout] = [layout] if layout is not None else ["packed", "padded"]
         for self.layout in tried:
@@ -60,6 +63,7 @@ class Trunk:
                 problem = error
                 continue
             if gap <= self._tolerance:
+                self._find_last_mlp()
                 return
             problem = ValueError(f"its logits are {gap:.2g} away from those of a plain forward")
         raise UnsupportedModel(
@@ -82,12 +86,39 @@ class Trunk:
         """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
         return self.layout == "packed" and self.model.device.type == "cpu"
 
-    def hidden(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
-        """After each token of a pack: ids [N]; [N, D]."""
+    def hidden(
+        self, ids: torch.Tensor, pack: Pack, read: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """After each token of a pack: ids [N]; [N, D].
+
+        With `read` [R] only what stands at these tokens is right: no token sees another after the
+        last attention, so what comes behind it is not computed for the rest.
+        """
         with self._checkpointing(), self._our_way():
-            if self.layout == "packed":
+            if self.layout == "padded":
+                return self._padded(ids, pack)
+            with self._reading(read, len(ids)):
                 return self._packed(ids, pack)
-            return self._padded(ids, pack)
+
+    @contextmanager
+    def _reading(self, read: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
+        if read is None or self._last_mlp is None or self.gradient_checkpointing:
+            yield
+            return
+        at = read.unique()  # type: ignore[no-untyped-call]
+        if len(at) > _WORTH_SKIPPING * num_tokens:
+            yield
+            return
+        mlp, plain = self._last_mlp, self._last_mlp.forward
+
+        def forward(x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(x).index_copy(1, at, plain(x.index_select(1, at)))
+
+        mlp.forward = forward
+        try:
+            yield
+        finally:
+            del mlp.forward
 
     @contextmanager
     def _our_way(self) -> Iterator[None]:
@@ -167,6 +198,27 @@ class Trunk:
         scale = float((own * plain).sum() / plain.square().sum().clamp(min=1e-30))
         # What rounding leaves is no scale.
         return (1.0 if abs(scale - 1.0) < 1e-2 else scale), None
+
+    @torch.no_grad()
+    def _find_last_mlp(self) -> None:
+        """The part behind the last attention, if leaving it out changes nothing elsewhere."""
+        layers = [m for m in self._body.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
+        mlp = getattr(layers[0][-1], "mlp", None) if layers and self.layout == "packed" else None
+        if mlp is None:
+            return
+        present = torch.ones(1, 9, dtype=torch.bool)
+        (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(1), budget=9)
+        pack, ids = pack.to(self.model.device), self._probe(9, 7)
+        read = torch.tensor([2, 5], device=self.model.device)
+        expected = self.hidden(ids, pack)[read]
+        self._last_mlp = mlp
+        try:
+            got = self.hidden(ids, pack, read)[read]
+        except _MISFITS:
+            self._last_mlp = None
+            return
+        if not torch.allclose(got, expected, rtol=self._tolerance, atol=self._tolerance):
+            self._last_mlp = None
 
     @torch.no_grad()
     def _gap_to_plain_forward(self) -> float:

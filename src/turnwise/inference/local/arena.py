@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -31,7 +33,7 @@ class Arena:
         self.num_tokens = num_units * self.UNIT
         # One unit more than there are: rows that fill up a batch write there.
         shape = (2, num_layers, self.num_tokens + self.UNIT, num_heads, width)
-        self.storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.storage = _zeros(shape, dtype, device)
         self.keys: Sequence[torch.Tensor] = self.storage[0].unbind()
         self.values: Sequence[torch.Tensor] = self.storage[1].unbind()
         """Of each layer, views [tokens, heads, width]."""
@@ -98,3 +100,12 @@ class Arena:
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy what a region holds into another one."""
         self.storage[:, :, target : target + length] = self.storage[:, :, source : source + length]
+
+
+def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
+    """On a CPU of pages that the system hands out when they are first written: a cache that is
+    large in case it is needed takes no more memory than is used of it."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
