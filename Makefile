@@ -36,7 +36,12 @@ play:  ## play a game yourself: make play ENV=grid-world
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
-	$$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm -n 2
+	$$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm --ignore=tests/faults -n 2
+
+.PHONY: test-faults
+test-faults:  ## kill training runs with kill -9 at 40 moments, half of them inside a save
+	@py=$(call env,dev)
+	$$py -m pytest tests/faults
 
 test-verl:  ## compare with VERL's own functions, in VERL's environment
 	@py=$(call env,verl)

@@ -1,20 +1,21 @@
-"""A process that trains: `python training_child.py FOLDER [section.name=value ...]`.
+"""Processes that train, and what may happen to them.
 
-What goes wrong in it is said by the environment variables:
-DIE_AT_SAVE: "2.7" kills it, as kill -9 does, before the 7th change of its 2nd save to the disk.
-SLOW_AT: steps of the environment that block for a minute, "warm start" or "step 2".
-Lines on standard output tell how far it is.
+They are forked from a server that has imported all and computed nothing, so that each begins
+within milliseconds.
 """
 
+import multiprocessing
 import os
 import signal
-import sys
-import threading
 import time
 from pathlib import Path
 
+import torch
+
 from trainer.worlds import Memory, small_trainer
-from turnwise.trainer import checkpoint, whole_folders
+from turnwise.trainer import checkpoint, checkpoints, whole_folders
+
+TESTS = Path(__file__).parents[1]
 
 # Each of these changes what is on the disk, or makes sure of it.
 POINTS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -27,7 +28,7 @@ SMALL = (
     "inference.max_tokens=2",
     "checkpoint.run_name=killed",
 )
-now = {"place": "warm start", "is_saving": False}
+now = {"place": "warm start", "slow": None, "is_saving": False}
 
 
 class Blocking(Memory):
@@ -36,7 +37,7 @@ class Blocking(Memory):
     quick = False
 
     def step(self, action):
-        if now["place"] == os.environ.get("SLOW_AT"):
+        if now["place"] == now["slow"]:
             print("blocked", flush=True)
             time.sleep(60)
         return super().step(action)
@@ -89,21 +90,71 @@ def die_in_a_save(number, point):
 
         return call
 
-    from turnwise.trainer import checkpoints
-
     checkpoints.save_at = counted
     for name in POINTS:
         setattr(whole_folders.os, name, guarded(getattr(os, name)))
 
 
-def main(folder, *overrides):
-    if moment := os.environ.get("DIE_AT_SAVE"):
-        die_in_a_save(*map(int, moment.split(".")))
-    environment = Blocking if "SLOW_AT" in os.environ else Memory
-    trainer = small_trainer(Path(folder), environment, *SMALL, *overrides, reporter=Teller())
-    trainer.fit()
-    print(f"{threading.active_count()} threads", flush=True)
+def train(folder, die_at_save=None, slow_at=None):
+    """Train in `folder`, and say on standard output how far it is.
+
+    `die_at_save=(2, 7)`: killed, as by kill -9, before the 7th change that its 2nd save makes on
+    the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2".
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    torch.set_num_threads(1)
+    if die_at_save is not None:
+        die_in_a_save(*die_at_save)
+    now["slow"] = slow_at
+    environment = Memory if slow_at is None else Blocking
+    with small_trainer(folder, environment, *SMALL, reporter=Teller()) as trainer:
+        trainer.fit()
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def _train_telling(pipe, *args):
+    for stream in (1, 2):
+        os.dup2(pipe.fileno(), stream)
+    train(*args)
+
+
+class Child:
+    """A process that runs `train`."""
+
+    def __init__(self, folder, die_at_save=None, slow_at=None):
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["trainer.training_child"])
+        self.lines = []
+        self._reader, writer = context.Pipe(duplex=False)
+        self._process = context.Process(
+            target=_train_telling, args=(writer, folder, die_at_save, slow_at), daemon=True
+        )
+        self._process.start()
+        writer.close()
+        self._said = os.fdopen(os.dup(self._reader.fileno()))
+
+    def hear(self, wanted):
+        """Wait until it says a line that begins so."""
+        for line in self._said:
+            self.lines.append(line.rstrip("\n"))
+            if line.startswith(wanted):
+                return
+        raise AssertionError("\n".join(self.lines))
+
+    def send(self, number):
+        os.kill(self._process.pid, number)
+
+    def end(self):
+        """How it ended, as a shell has it; what it said is in `lines`."""
+        self.lines += self._said.read().splitlines()
+        self._process.join(60)
+        code = self._process.exitcode
+        return 128 - code if code < 0 else code
+
+
+def finish(folder):
+    """Start it without any disturbance; what it said."""
+    child = Child(folder)
+    assert child.end() == 0, "\n".join(child.lines)
+    assert child.lines[-1] == "finished"
+    return child.lines

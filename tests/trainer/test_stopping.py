@@ -1,0 +1,166 @@
+"""Ctrl-C, SIGTERM and kill -9 on a real process that trains."""
+
+import asyncio
+import random
+import signal
+import threading
+import time
+
+import pytest
+
+from trainer.runs import assert_same_run, newest_files
+from trainer.training_child import Child, finish
+from turnwise.trainer import stopping
+from turnwise.trainer.run_folder import RunFolder
+from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
+
+PROMISED_SECONDS = 10
+KEYBOARD_INTERRUPT = 1
+"""How a child that `multiprocessing` made ends by one; `turnwise train` ends with 130."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    finish(folder)
+    return folder / "killed"
+
+
+class TestSignals:
+    @pytest.mark.parametrize(
+        ("number", "moment", "code"),
+        [
+            (signal.SIGTERM, "warm start 1", 143),
+            (signal.SIGTERM, "episodes 2", 143),
+            (signal.SIGINT, "evaluation 1", KEYBOARD_INTERRUPT),
+        ],
+    )
+    def test_it_saves_and_leaves(self, tmp_path, undisturbed, number, moment, code):
+        child = Child(tmp_path)
+        child.hear(moment)
+        child.send(number)
+        started = time.monotonic()
+        assert child.end() == code, "\n".join(child.lines)
+        assert time.monotonic() - started < PROMISED_SECONDS
+        assert "stopping: saving the run first (Ctrl-C again leaves at once)" in child.lines
+        assert "interrupted" in child.lines
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+        again = finish(tmp_path)
+        assert any(line.startswith("resuming from step") for line in again)
+        assert_same_run(undisturbed, tmp_path / "killed")
+
+    @pytest.mark.parametrize("place", ["warm start", "step 2"])
+    def test_while_an_environment_blocks(self, tmp_path, undisturbed, place):
+        child = Child(tmp_path, slow_at=place)
+        child.hear("blocked")
+        child.send(signal.SIGTERM)
+        started = time.monotonic()
+        assert child.end() == 143, "\n".join(child.lines)
+        assert time.monotonic() - started < PROMISED_SECONDS
+        assert newest_files(tmp_path / "killed")[0] == (0 if place == "warm start" else 1)
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+
+    def test_a_second_one_leaves_at_once(self, tmp_path):
+        child = Child(tmp_path, slow_at="step 1")
+        child.hear("blocked")
+        child.send(signal.SIGINT)
+        child.hear("stopping")
+        child.send(signal.SIGINT)
+        assert child.end() == KEYBOARD_INTERRUPT
+        assert "KeyboardInterrupt" in child.lines[-1]
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+
+
+class TestKilled:
+    def test_at_any_moment(self, tmp_path, undisturbed):
+        """Three times at random, twice inside a save: `make test-faults` has many more."""
+        moments = random.Random(0)
+        for number in range(5):
+            inside = (1, moments.randrange(1, 12)) if number % 2 else None
+            child = Child(tmp_path, die_at_save=inside)
+            if inside is None:
+                child.hear(moments.choice(["begun", "warm start 1", "episodes", "evaluation"]))
+                time.sleep(moments.uniform(0, 0.1))
+                child.send(signal.SIGKILL)
+            assert child.end() == 128 + signal.SIGKILL, "\n".join(child.lines)
+            assert ("dies inside a save" in child.lines) == (inside is not None)
+        finish(tmp_path)
+        assert_same_run(undisturbed, tmp_path / "killed")
+
+
+class TestRequest:
+    def test_what_is_under_way_is_called_off(self):
+        stop = StopRequest(lambda text: None)
+        threading.Timer(0.05, stop.ask).start()
+        cleaned = []
+
+        async def work():
+            try:
+                await asyncio.sleep(60)
+            finally:
+                cleaned.append(True)
+
+        with pytest.raises(Interrupted):
+            run_unless_stopped(work(), stop)
+        assert cleaned == [True]
+
+    def test_what_does_not_clean_up_in_time_is_left(self, monkeypatch):
+        monkeypatch.setattr(stopping, "_CLEANING_SECONDS", 0.05)
+        stop = StopRequest(lambda text: None)
+
+        async def work():
+            threading.Timer(0.01, stop.ask).start()
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(60)
+
+        with pytest.raises(Interrupted):
+            run_unless_stopped(work(), stop)
+
+    def test_a_request_before_the_work_begins(self):
+        stop = StopRequest(lambda text: None)
+        stop.ask()
+        with pytest.raises(Interrupted):
+            run_unless_stopped(asyncio.sleep(60), stop)
+
+    def test_results_and_errors_pass(self):
+        async def answer():
+            return 3
+
+        async def fail():
+            raise LookupError("mine")
+
+        stop = StopRequest(lambda text: None)
+        assert run_unless_stopped(answer(), stop) == 3
+        with pytest.raises(LookupError, match="mine"):
+            run_unless_stopped(fail(), stop)
+
+    def test_the_handlers_before_come_back(self):
+        before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        said = []
+        stop = StopRequest(said.append)
+        with stop.listening():
+            signal.raise_signal(signal.SIGTERM)
+            assert stop.is_wanted
+            signal.raise_signal(signal.SIGTERM)  # asking twice is not impatience
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+        assert len(said) == 1
+        with pytest.raises(SystemExit) as left:
+            stop.leave()
+        assert left.value.code == 143
+
+    def test_only_the_main_thread_takes_signals(self):
+        before = signal.getsignal(signal.SIGINT)
+        seen = []
+
+        def work():
+            with StopRequest(lambda text: None).listening():
+                seen.append(signal.getsignal(signal.SIGINT))
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        assert seen == [before]
