@@ -1,0 +1,217 @@
+"""Which episodes a step plays: groups, rows of datasets, levels of a curriculum."""
+
+import json
+
+import pytest
+
+from trainer.runs import Listener, episodes
+from trainer.worlds import LETTERS, Echo, small_config, small_trainer
+from turnwise import ConfigError, CustomEnvDataset
+from turnwise.trainer.curriculum import Levels
+from turnwise.trainer.rollout import Rollout
+from turnwise.trainer.stopping import StopRequest
+
+QUICK = (
+    "training.batch_size=4",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=1",
+    "training.warm_start=null",
+    "inference.max_tokens=2",
+)
+ROWS = [{"prompt": f"Say {letter}.", "answer": letter} for letter in LETTERS]
+
+
+class Coin(Echo):
+    """Its seed decides what is earned, or the agent's words do."""
+
+    def step(self, action):
+        self._done = True
+        text = sum(map(ord, action))
+        return "", float(text if self.letter in "ab" else 1), True, {}
+
+
+def first_words(folder, step, kind="train"):
+    """What the agent of each episode of a step read first."""
+    return [e["agents"][0]["messages"][-2]["content"] for e in episodes(folder)[kind, step]]
+
+
+class TestGroups:
+    GROUPS = (*QUICK, "training.adv_estimator=grpo", "training.group_size=3")
+
+    def test_dull_ones_are_counted(self, tmp_path):
+        with small_trainer(tmp_path, Coin, *self.GROUPS, "training.batch_size=12") as trainer:
+            history = trainer.fit()
+        assert all(0 < m["zero_variance"] < 1 and m["num_resampled"] == 0 for m in history)
+        assert all(m["num_groups"] == 12 and m["num_episodes"] == 36 for m in history)
+        stored = episodes(trainer.run_folder)["train", 1]
+        rewards = {}
+        for episode in stored:
+            reward = episode["agents"][0]["reward"]["total"]
+            rewards.setdefault(episode["group"], []).append(reward)
+        dull = sum(len(set(earned)) == 1 for earned in rewards.values())
+        assert history[0]["zero_variance"] == dull / 12
+
+    def test_dull_ones_are_replaced(self, tmp_path):
+        settings = (*self.GROUPS, "training.batch_size=6", "training.resample=8")
+        with small_trainer(tmp_path, Coin, *settings) as trainer:
+            history = trainer.fit()
+        for metrics in history:
+            assert metrics["num_resampled"] == round(metrics["zero_variance"] * 6) > 0
+        for step in (1, 2):
+            stored = episodes(trainer.run_folder)["train", step]
+            assert [(e["group"], e["member"]) for e in stored] == [
+                (group, member) for group in range(6) for member in range(3)
+            ]
+            assert {e["agents"][0]["messages"][-2]["content"] for e in stored} <= {"a", "b"}
+            for group in range(6):
+                seeds = {e["seed"] for e in stored if e["group"] == group}
+                assert len(seeds) == 1
+
+    def test_a_baseline_starts_where_its_group_started(self, tmp_path):
+        settings = (
+            *QUICK,
+            "training.adv_estimator=remax",
+            "training.group_size=2",
+            "training.resample=8",
+        )
+        with small_trainer(tmp_path, Coin, *settings) as trainer:
+            rollout = Rollout(trainer.machinery.collector, trainer.config)
+            stop = StopRequest(lambda text: None)
+            played = rollout.play(0, stop)
+            assert rollout.num_resampled > 0
+            letters = {r.group: r.trajectory.prompts[1] for r in played}
+            baselines = rollout.baselines(stop)
+        assert set(letters.values()) <= {"a", "b"}
+        assert set(baselines) == set(letters)
+        assert all(value != 1.0 for value in baselines.values())
+
+    def test_the_same_step_gives_the_same_episodes(self, tmp_path):
+        with small_trainer(tmp_path, Echo, *QUICK) as trainer:
+            stop = StopRequest(lambda text: None)
+            first, second = (Rollout(trainer.machinery.collector, trainer.config) for _ in range(2))
+            one, same, other = first.play(3, stop), second.play(3, stop), second.play(4, stop)
+        assert [r.trajectory.actions for r in one] == [r.trajectory.actions for r in same]
+        assert not {r.seed for r in one} & {r.seed for r in other}
+
+
+class TestDatasets:
+    def test_rows_with_answers_and_no_environment(self, tmp_path):
+        with small_trainer(tmp_path, None, *QUICK, dataset=ROWS) as trainer:
+            history = trainer.fit()
+        assert trainer.run_folder == tmp_path / "prompts"
+        assert [m["num_episodes"] for m in history] == [4, 4]
+        assert sorted(first_words(trainer.run_folder, 1)) == [row["prompt"] for row in ROWS]
+
+    def test_a_file(self, tmp_path):
+        file = tmp_path / "rows.jsonl"
+        file.write_text("\n".join(map(json.dumps, ROWS)))
+        with small_trainer(tmp_path, None, *QUICK, train_dataset=str(file)) as trainer:
+            trainer.fit()
+        assert sorted(first_words(trainer.run_folder, 2)) == [row["prompt"] for row in ROWS]
+
+    def test_an_epoch_is_a_pass_over_the_rows(self, tmp_path):
+        rows = [{"prompt": f"Number {n}", "answer": "a"} for n in range(6)]
+        settings = (*QUICK, "training.batch_size=2", "training.steps_per_epoch=7")
+        with small_trainer(tmp_path, None, *settings, dataset=rows) as trainer:
+            history = trainer.fit()
+        assert [m["epoch"] for m in history] == [1, 1, 1, 2, 2, 2]
+        orders = []
+        for epoch in (0, 1):
+            words = [first_words(trainer.run_folder, 3 * epoch + step) for step in (1, 2, 3)]
+            orders.append([word for pair in words for word in pair])
+            assert sorted(orders[-1]) == [row["prompt"] for row in rows]
+        assert orders[0] != orders[1]
+
+    def test_openings_keep_their_seed_and_are_sampled_anew(self, tmp_path):
+        openings = CustomEnvDataset(Echo, size=4, seed=100)
+        settings = (*QUICK, "training.learning_rate=1e-12", "training.num_epochs=3")
+        with small_trainer(tmp_path, Echo, *settings, dataset=openings) as trainer:
+            trainer.fit()
+        said = []
+        for step in (1, 2, 3):
+            stored = sorted(episodes(trainer.run_folder)["train", step], key=lambda e: e["seed"])
+            assert [e["seed"] for e in stored] == [100, 101, 102, 103]
+            letters = [e["agents"][0]["messages"][-2]["content"] for e in stored]
+            assert letters == [openings[n]["state"] for n in range(4)]
+            said.append([e["agents"][0]["turns"][0]["text"] for e in stored])
+        assert said[0] != said[1] != said[2]
+
+    def test_evaluation_has_rows_of_its_own(self, tmp_path):
+        held_out = [{"prompt": "Held out.", "answer": "x"}]
+        settings = (*QUICK, "training.eval_episodes=2")
+        with small_trainer(
+            tmp_path, None, *settings, dataset=ROWS, eval_dataset=held_out
+        ) as trainer:
+            trainer.fit()
+        assert first_words(trainer.run_folder, 1, "eval-greedy") == ["Held out."] * 2
+
+    def test_openings_of_an_evaluation_keep_their_seed_too(self, tmp_path):
+        openings = CustomEnvDataset(Echo, size=2, seed=500)
+        settings = (*QUICK, "training.eval_episodes=3", "training.num_epochs=1")
+        with small_trainer(tmp_path, Echo, *settings, eval_dataset=openings) as trainer:
+            trainer.fit()
+        played = episodes(trainer.run_folder)["eval-greedy", 1]
+        assert [e["seed"] for e in played] == [500, 501, 500]
+
+    def test_no_rows(self, tmp_path):
+        with pytest.raises(ConfigError, match="no rows"):
+            small_trainer(tmp_path, None, *QUICK, dataset=[])
+
+
+class Level(Echo):
+    """Success is what the task says."""
+
+    def step(self, action):
+        self._done = True
+        return "", 1.0, True, {"success": self.task["level"] < 2}
+
+
+class TestCurriculum:
+    LEVELS = tuple({"level": level} for level in range(4))
+
+    def test_up_while_it_succeeds(self, tmp_path):
+        levels = Levels(self.LEVELS)
+        settings = (*QUICK, "training.num_epochs=5")
+        with small_trainer(tmp_path, Level, *settings, curriculum=levels) as trainer:
+            history = trainer.fit()
+        # At level 2 nothing succeeds any more: down, and up again.
+        assert [m["success"] for m in history] == [1, 1, 0, 1, 0]
+        assert levels.level == 1
+
+    def test_the_level_survives_a_resume(self, tmp_path):
+        seen = []
+        settings = (*QUICK, "training.num_epochs=3")
+        for number in (1, 2):
+            listener = Listener(lambda what, step, n=number: (what, step) == ("step", n))
+            levels = Levels(self.LEVELS)
+            with (
+                small_trainer(
+                    tmp_path, Level, *settings, curriculum=levels, reporter=listener
+                ) as trainer,
+                pytest.raises(KeyboardInterrupt),
+            ):
+                trainer.fit()
+            seen.append(levels.level)
+        assert seen == [1, 2]
+
+    def test_one_that_chooses_too_few(self, tmp_path):
+        class Short(Levels):
+            def choose(self, num_tasks, rng):
+                return self.tasks[:1]
+
+        with pytest.raises(ConfigError, match="the curriculum chose 1 tasks, expected 4"):
+            small_trainer(tmp_path, Level, *QUICK, curriculum=Short(self.LEVELS)).fit()
+
+    @pytest.mark.parametrize("bounds", [{"up": 1.1}, {"up": 0.2, "down": 0.2}, {"down": -1}])
+    def test_bounds_that_make_no_sense(self, bounds):
+        with pytest.raises(ConfigError, match="expected 0 <= down < up <= 1"):
+            Levels(self.LEVELS, **bounds)
+        with pytest.raises(ConfigError, match="at least one level"):
+            Levels([])
+
+
+def test_the_settings_are_those_of_the_trainer(tmp_path):
+    config = small_config(tmp_path, *QUICK, "inference.multi_turn=false", "inference.max_turns=7")
+    from turnwise.trainer.rollout import limits_of
+
+    assert (limits_of(config).max_turns, limits_of(config).max_tokens_per_turn) == (1, 2)

@@ -1,0 +1,434 @@
+"""`RayPPOTrainer`: every algorithm, what goes wrong in a run, and checkpoints by hand."""
+
+import math
+import os
+
+import pytest
+import torch
+
+from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
+from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
+from turnwise import BaseEnvironment, CheckpointError, ConfigError
+from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from turnwise.episode.collector import EpisodeFailed
+from turnwise.errors import TrainingStopped
+from turnwise.trainer import whole_folders
+from turnwise.trainer.checkpoints import CheckpointStore
+
+QUICK = (
+    "training.batch_size=4",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=1",
+    "training.warm_start=null",
+    "inference.max_tokens=2",
+    "logging.episodes_gb=0",
+)
+LONG = (*QUICK, "training.num_epochs=9")
+
+
+def weights(trainer):
+    return {name: x.clone() for name, x in trainer.machinery.learner.model.named_parameters()}
+
+
+def have_changed(before, after):
+    return any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def parts_of_reward(trajectory):
+    """Something else for each text and each seed, in two parts."""
+    text, luck = float(sum(map(ord, "".join(trajectory.actions))) % 11), trajectory.seed % 3
+    return {"total": text + luck, "text": text, "luck": luck}
+
+
+class TestAlgorithms:
+    @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
+    def test_every_estimator(self, tmp_path, name):
+        settings = (*QUICK, f"training.adv_estimator={name}")
+        if "index" in ADVANTAGE_ESTIMATORS[name].__code__.co_varnames:
+            settings += ("training.group_size=3", "training.batch_size=2")
+        self.check(small_trainer(tmp_path, Several, *settings, reward_fn=parts_of_reward))
+
+    @pytest.mark.parametrize("name", POLICY_LOSSES)
+    def test_every_policy_loss(self, tmp_path, name):
+        settings = (
+            *QUICK,
+            f"training.policy_loss={name}",
+            "training.update_epochs=2",
+            "training.entropy_coef=0.01",
+        )
+        self.check(small_trainer(tmp_path, Several, *settings, reward_fn=parts_of_reward))
+
+    def check(self, trainer):
+        with trainer:
+            before = weights(trainer)
+            history = trainer.fit()
+            assert have_changed(before, weights(trainer))
+        assert [metrics["step"] for metrics in history] == [1, 2]
+        for metrics in history:
+            assert all(math.isfinite(value) for value in metrics.values())
+            assert metrics["num_skipped_steps"] == 0
+            assert {"loss", "policy_loss", "entropy", "grad_norm", "reward/luck"} <= set(metrics)
+        assert metrics_of(trainer.run_folder) == history
+
+    def test_a_group_of_one_has_nobody_to_compare_with(self, tmp_path):
+        settings = (*QUICK, "training.adv_estimator=grpo", "training.group_size=1")
+        with pytest.raises(ConfigError, match=r"training\.group_size is 1"):
+            small_trainer(tmp_path, Echo, *settings).fit()
+
+
+class TestNotFinite:
+    def test_steps_are_skipped_and_the_run_ends_with_the_reason(self, tmp_path):
+        listener = Listener()
+        with small_trainer(tmp_path, Several, *LONG, reporter=listener) as trainer:
+            before = weights(trainer)
+            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter.register_hook(lambda gradient: gradient * math.nan)
+            with pytest.raises(TrainingStopped, match=r"5 steps in a row.*not a finite number"):
+                trainer.fit()
+            assert not have_changed(before, weights(trainer))
+        history = metrics_of(trainer.run_folder)
+        assert [m["num_skipped_steps"] for m in history] == [1] * 4
+        assert all("loss" not in m for m in history)
+        assert listener.outcomes[0].startswith("stopped: 5 steps in a row changed nothing")
+
+    def test_a_few_bad_steps_are_survived(self, tmp_path):
+        with small_trainer(tmp_path, Several, *LONG, reward_fn=parts_of_reward) as trainer:
+            num_left = [3]
+
+            def poison(gradient):
+                num_left[0] -= 1
+                return gradient * math.nan if num_left[0] >= 0 else gradient
+
+            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter.register_hook(poison)
+            history = trainer.fit()
+            assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
+        assert [m["num_skipped_steps"] for m in history] == [1, 1, 1, 0, 0, 0, 0, 0, 0]
+
+    def test_rewards_beyond_all_bounds(self, tmp_path):
+        def huge(trajectory):
+            return 3e38 * (-1) ** trajectory.seed
+
+        with small_trainer(tmp_path, Several, *LONG, reward_fn=huge) as trainer:
+            with pytest.raises(TrainingStopped, match="look for extreme rewards"):
+                trainer.fit()
+            assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
+
+    def test_weights_that_are_not_finite_are_never_saved(self, tmp_path):
+        with small_trainer(tmp_path, Several, *QUICK) as trainer:
+            trainer.fit()
+            good = newest_files(trainer.run_folder)
+            with torch.no_grad():
+                next(trainer.machinery.learner.model.parameters())[0] = math.inf
+            with pytest.raises(CheckpointError, match=r"weights are not finite .*: not saved"):
+                trainer.save_checkpoint(tmp_path / "mine")
+            assert not (tmp_path / "mine").exists()
+            with pytest.raises(CheckpointError, match="weights are not finite"):
+                trainer.fit()
+        assert newest_files(trainer.run_folder) == good
+
+
+class Broken(Echo):
+    """Fails with some seeds, or with all."""
+
+    share = 1.0
+
+    def reset(self):
+        letter = super().reset()
+        if self.rng.random() < self.share:
+            raise OSError("the server is gone")
+        return letter
+
+
+class Unreliable(Broken):
+    share = 0.4
+
+
+class TestFailures:
+    def test_they_are_counted(self, tmp_path):
+        settings = (*QUICK, "training.batch_size=24")
+        with small_trainer(tmp_path, Unreliable, *settings) as trainer:
+            history = trainer.fit()
+        assert all(0.1 < m["errors"] == m["errors/environment"] < 0.8 for m in history)
+        assert all(m["num_episodes"] == 24 and m["num_steps"] == 1 for m in history)
+
+    def test_whole_groups_are_left_out(self, tmp_path):
+        settings = (*QUICK, "training.on_error=drop_group", "training.adv_estimator=rloo")
+        with small_trainer(
+            tmp_path, Unreliable, *settings, "training.batch_size=8", "training.group_size=2"
+        ) as trainer:
+            history = trainer.fit()
+        assert all(m["num_groups"] == 8 and m["num_episodes"] == 16 for m in history)
+        assert all(0 < m["errors"] < 1 for m in history)
+
+    def test_the_first_one_ends_the_run_if_that_is_wanted(self, tmp_path):
+        with (
+            small_trainer(tmp_path, Broken, *QUICK, "training.on_error=fail") as trainer,
+            pytest.raises(EpisodeFailed, match="the server is gone"),
+        ):
+            trainer.fit()
+
+    @pytest.mark.parametrize("policy", ["retry", "drop_group"])
+    def test_where_all_fail_it_ends_and_says_so(self, tmp_path, policy):
+        settings = (*LONG, f"training.on_error={policy}")
+        with (
+            small_trainer(tmp_path, Broken, *settings) as trainer,
+            pytest.raises(TrainingStopped, match="no episode could be learned from"),
+        ):
+            trainer.fit()
+        assert [m["errors"] for m in metrics_of(trainer.run_folder)] == [1.0] * 4
+
+    def test_a_reward_function_that_fails(self, tmp_path):
+        def fails(trajectory):
+            raise LookupError("no such answer")
+
+        with (
+            small_trainer(tmp_path, Echo, *LONG, reward_fn=fails) as trainer,
+            pytest.raises(TrainingStopped, match="no episode could be learned from"),
+        ):
+            trainer.fit()
+        assert metrics_of(trainer.run_folder)[0]["errors/reward"] == 1.0
+
+
+def flip_a_byte(file, place=100):
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+
+
+class TestDamage:
+    def stopped(self, folder, **options):
+        """A run that was stopped after its second step."""
+        stop = Listener(lambda what, number: (what, number) == ("step", 2))
+        settings = (*QUICK, "training.num_epochs=3")
+        trainer = small_trainer(folder, Several, *settings, reporter=stop, **options)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        return trainer.run_folder
+
+    def again(self, folder):
+        return small_trainer(folder, Several, *QUICK, "training.num_epochs=3")
+
+    def test_the_one_before_is_taken(self, tmp_path, caplog):
+        whole = small_trainer(tmp_path / "whole", Several, *QUICK, "training.num_epochs=3")
+        whole.fit()
+        run = self.stopped(tmp_path)
+        flip_a_byte(run / "checkpoints/step-00000002/weights.safetensors", -100)
+        trainer = self.again(tmp_path)
+        trainer.fit()
+        assert trainer.run_folder == run
+        (warning,) = [r.message for r in caplog.records if "instead" in r.message]
+        assert "step-00000002" in warning
+        assert "Taking step-00000001 instead" in warning
+        assert_same_run(whole.run_folder, run)
+
+    def test_where_none_is_whole_it_says_so(self, tmp_path):
+        run = self.stopped(tmp_path)
+        for file in run.glob("checkpoints/*/state.json"):
+            flip_a_byte(file)
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
+            self.again(tmp_path).fit()
+
+    def test_a_checkpoint_of_another_model(self, tmp_path):
+        path = small_trainer(tmp_path, Several, *QUICK).save_checkpoint(tmp_path / "mine")
+        grpo = small_trainer(tmp_path, Several, *QUICK, "training.adv_estimator=grpo")
+        with pytest.raises(CheckpointError, match="is of another model: value_head"):
+            grpo.load_checkpoint(path)
+
+
+class TestDisks:
+    def test_a_full_one_while_saving(self, tmp_path, monkeypatch):
+        def full(handle):
+            raise OSError(28, os.strerror(28))
+
+        listener = Listener()
+        with small_trainer(tmp_path, Several, *QUICK, reporter=listener) as trainer:
+            trainer.fit()
+            good = newest_files(trainer.run_folder)
+            with monkeypatch.context() as patch:
+                patch.setattr(whole_folders.os, "fsync", full)
+                with pytest.raises((CheckpointError, ConfigError), match=r"No space|disk is full"):
+                    trainer.fit()
+        assert listener.outcomes[0] == "finished"
+        assert listener.outcomes[1].startswith("stopped: cannot")
+        assert newest_files(trainer.run_folder) == good
+
+    def test_a_save_that_fails_at_the_end_is_not_called_finished(self, tmp_path, monkeypatch):
+        from turnwise.trainer.checkpoints import CheckpointStore
+
+        def refuse(*args):
+            raise CheckpointError("cannot save: the disk is full")
+
+        listener = Listener()
+        settings = (*QUICK, "checkpoint.save_interval=9")
+        with small_trainer(tmp_path, Several, *settings, reporter=listener) as trainer:
+            monkeypatch.setattr(CheckpointStore, "save", refuse)
+            with pytest.raises(CheckpointError, match="the disk is full"):
+                trainer.fit()
+        assert listener.outcomes == ["stopped: cannot save: the disk is full"]
+        monkeypatch.undo()
+        with small_trainer(tmp_path, Several, *settings, reporter=listener) as again:
+            again.fit()
+        assert again.run_folder == trainer.run_folder
+        assert listener.outcomes[1:] == ["finished"]
+
+    def test_a_file_where_the_folder_should_be(self, tmp_path):
+        (tmp_path / "file").write_text("mine")
+        with pytest.raises(CheckpointError, match="is a file, expected a folder"):
+            small_trainer(tmp_path / "file", Echo, *QUICK).fit()
+
+    def test_a_folder_that_may_not_be_written_to(self, tmp_path, monkeypatch):
+        def forbidden(self, *args, **kwargs):
+            raise PermissionError(13, os.strerror(13), str(self))
+
+        monkeypatch.setattr(type(tmp_path), "mkdir", forbidden)
+        with pytest.raises(CheckpointError, match=r"cannot be written to \(Permission denied\)"):
+            small_trainer(tmp_path / "runs", Echo, *QUICK).fit()
+
+
+class TestCheckpoints:
+    def test_to_a_place_of_the_users_and_back(self, tmp_path):
+        with small_trainer(tmp_path / "a", Several, *LONG) as trainer:
+            trainer.fit(num_epochs=2)
+            saved = trainer.save_checkpoint(tmp_path / "mine" / "epoch_2")
+            assert saved == tmp_path / "mine" / "epoch_2"
+            then = weights(trainer)
+            trainer.fit(num_epochs=2)
+            assert [m["step"] for m in trainer.metrics_history] == [1, 2, 3, 4]
+            after = newest_files(trainer.run_folder)
+            trainer.load_checkpoint(saved)
+            assert trainer.step == 2
+            assert [m["step"] for m in trainer.metrics_history] == [1, 2]
+            assert not have_changed(then, weights(trainer))
+            trainer.fit(num_epochs=2)
+            assert newest_files(trainer.run_folder) == after
+            assert [m["step"] for m in metrics_of(trainer.run_folder)] == [1, 2, 3, 4]
+        # In another process, as it were: a new run that goes on from there.
+        with small_trainer(tmp_path / "b", Several, *LONG) as other:
+            other.load_checkpoint(saved)
+            other.fit(num_epochs=2)
+            step, files = newest_files(other.run_folder)
+        assert (step, files["weights.safetensors"]) == (4, after[1]["weights.safetensors"])
+        assert [m["step"] for m in metrics_of(other.run_folder)] == [3, 4]
+
+    def test_what_was_loaded_is_not_replaced_by_a_run_that_could_be_resumed(self, tmp_path):
+        with small_trainer(tmp_path, Several, *LONG) as trainer:
+            untouched = trainer.save_checkpoint(tmp_path / "untouched")
+            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter.register_hook(lambda gradient: gradient * math.nan)
+            with pytest.raises(TrainingStopped):
+                trainer.fit()
+        with small_trainer(tmp_path, Several, *LONG) as other:
+            other.load_checkpoint(untouched)
+            other.fit(num_epochs=1)
+        assert other.run_folder != trainer.run_folder
+
+    def test_in_the_runs_own_folder(self, tmp_path):
+        with small_trainer(tmp_path, Several, *QUICK, "checkpoint.save_interval=9") as trainer:
+            with pytest.raises(ConfigError, match="there is no run yet"):
+                trainer.save_checkpoint()
+            trainer.fit()
+            saved = trainer.save_checkpoint()
+        assert saved == trainer.run_folder / "checkpoints" / "step-00000002"
+        (found,) = CheckpointStore(saved.parent).list()
+        assert found.meta == {"environment": "Several"}
+
+    def test_the_best_one_is_kept(self, tmp_path):
+        rewards = iter([1.0, 5.0, 2.0, 3.0, 4.0, 0.0])
+        now = [next(rewards)]
+
+        def told(trajectory):
+            return now[-1]
+
+        class Changing(Listener):
+            def progress(self, what, done, total):
+                if what == "episodes" and done == total:
+                    now.append(next(rewards))
+
+        settings = (
+            *QUICK,
+            "training.num_epochs=5",
+            "checkpoint.keep_last_n=1",
+            "checkpoint.best_metric=reward",
+        )
+        trainer = small_trainer(tmp_path, Several, *settings, reward_fn=told, reporter=Changing())
+        trainer.fit()
+        store = CheckpointStore(trainer.run_folder / "checkpoints")
+        assert (store.best.step, store.best.value, store.best.metric) == (2, 5.0, "reward")
+        assert [checkpoint.step for checkpoint in store.list()] == [2, 5]
+
+    def test_the_last_one_may_be_the_best_between_two_intervals(self, tmp_path):
+        settings = (*QUICK, "checkpoint.save_interval=5", "checkpoint.best_metric=step")
+        with small_trainer(tmp_path, Several, *settings) as trainer:
+            trainer.fit()
+        assert CheckpointStore(trainer.run_folder / "checkpoints").best.step == 2
+
+
+class TestEvaluation:
+    def test_the_same_numbers_whenever_it_is_asked_for(self, tmp_path):
+        with small_trainer(tmp_path, Memory, *QUICK) as trainer:
+            first = trainer.evaluate(6, greedy=False)
+            assert trainer.evaluate(6, greedy=False) == first
+            assert trainer.evaluate(6) == trainer.evaluate(6)
+            assert {"reward", "success", "turns", "errors"} <= set(first)
+
+    def test_after_each_epoch(self, tmp_path):
+        settings = (*QUICK, "training.steps_per_epoch=2", "training.eval_episodes=3")
+        with small_trainer(tmp_path, Memory, *settings) as trainer:
+            history = trainer.fit()
+            last = {f"eval/greedy/{name}": x for name, x in trainer.evaluate(3).items()}
+        assert ["eval/greedy/reward" in m for m in history] == [False, True, False, True]
+        assert last.items() <= history[-1].items()
+        assert "eval/sampled/success" in history[-1]
+
+    def test_it_does_not_change_what_training_does(self, tmp_path):
+        runs = []
+        for number in (0, 3):
+            folder, settings = tmp_path / str(number), f"training.eval_episodes={number}"
+            with small_trainer(folder, Memory, *QUICK, settings) as trainer:
+                trainer.fit()
+            runs.append(newest_files(trainer.run_folder)[1]["weights.safetensors"])
+        assert runs[0] == runs[1]
+
+
+class TestNumbers:
+    def test_epochs_and_steps_can_be_said_to_fit(self, tmp_path):
+        with small_trainer(tmp_path, Echo, *QUICK, "training.lr_schedule=linear") as trainer:
+            history = trainer.fit(num_epochs=2, num_iters_per_epoch=2)
+        assert [(m["step"], m["epoch"]) for m in history] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+        # The schedule is that of the steps that were asked for.
+        rates = [m["learning_rate"] / 3e-3 for m in history]
+        assert rates == pytest.approx([1.0, 0.75, 0.5, 0.25])
+
+    def test_a_finished_trainer_trains_on(self, tmp_path):
+        with small_trainer(tmp_path, Echo, *QUICK) as trainer:
+            trainer.fit()
+            assert [m["step"] for m in trainer.fit()] == [1, 2, 3, 4]
+        assert [m["step"] for m in metrics_of(trainer.run_folder)] == [1, 2, 3, 4]
+
+    def test_cleanup_twice_and_a_model_without_a_tokenizer(self, tmp_path):
+        from turnwise import RayPPOTrainer
+
+        trainer = small_trainer(tmp_path, Echo, *QUICK)
+        trainer.fit(num_epochs=1)
+        trainer.cleanup()
+        trainer.cleanup()
+        with pytest.raises(ConfigError, match="model= needs tokenizer="):
+            RayPPOTrainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
+
+    def test_an_environment_that_is_an_instance(self, tmp_path):
+        class Plain(BaseEnvironment):
+            def reset(self):
+                self._done = False
+                return "go"
+
+            def step(self, action):
+                return "", 1.0, True, {}
+
+            def get_state_description(self):
+                return "going"
+
+        with small_trainer(tmp_path, Plain(), *QUICK) as trainer:
+            history = trainer.fit()
+        assert [m["reward"] for m in history] == [1.0, 1.0]
+        assert trainer.run_folder == tmp_path / "Plain"
