@@ -16,6 +16,7 @@ import torch
 
 import turnwise
 from turnwise import ConfigStore, Trajectory, algo
+from turnwise.config import InferenceConfig, TrainingConfig
 
 SEEDS = Path(__file__).resolve().parents[3] / "shared" / "seeds"
 pytestmark = pytest.mark.skipif(
@@ -95,8 +96,6 @@ def test_readme_advantages_losses_and_kl():
 
 def test_readme_text_game_plays():
     text = find(0, "class TextGameEnv(BaseEnvironment)").split("# Train")[0]
-    # The part about training needs a trainer; its environment needs nothing.
-    text = text.replace(", RayPPOTrainer", "")
     game = run(text)["TextGameEnv"](ConfigStore().environment)
     for _ in range(2):  # it never resets `_done` itself
         actions = iter(["take lamp", "look", "attack"])
@@ -346,3 +345,79 @@ def test_architecture_harness_gives_what_the_documented_one_gives():
     for name in ("actions", "observations", "rewards", "dones", "infos", "total_reward"):
         assert episode[name] == expected[name], name
     assert episode["num_turns"] == expected["num_turns"]
+
+
+@pytest.fixture
+def short_runs(tmp_path, monkeypatch):
+    """Runs of the tiny model in a folder of their own, with two short episodes a step."""
+    monkeypatch.chdir(tmp_path)
+    small = {
+        TrainingConfig: {"batch_size": 2, "steps_per_epoch": 1},
+        InferenceConfig: {"max_tokens": 4, "max_turns": 2},
+    }
+    for section, values in small.items():
+        plain = section.__init__
+
+        def shortened(self, *args, plain=plain, values=values, **given):
+            plain(self, *args, **{**values, **given})
+
+        monkeypatch.setattr(section, "__init__", shortened)
+    return tmp_path
+
+
+def test_readme_text_game_trains(short_runs):
+    trainer = run(find(0, "class TextGameEnv(BaseEnvironment)"))["trainer"]
+    assert [metrics["epoch"] for metrics in trainer.metrics_history] == [1, 2, 3, 4, 5]
+    assert {metrics["turns"] for metrics in trainer.metrics_history} <= {1.0, 1.5, 2.0}
+    assert trainer.run_folder == Path("runs/TextGameEnv")
+    assert len(list((trainer.run_folder / "checkpoints").glob("step-*"))) == 3
+    trainer.cleanup()
+
+
+def test_readme_quick_start_trains(short_runs):
+    names = run(find(0, "class MyEnvironment(BaseEnvironment)"))
+    config = run(find(0, "# Checkpointing\nconfig.checkpoint"))["config"]
+    assert config.training.num_epochs == 10
+    # What its model and engine need is not everywhere; the rest is as it is written.
+    config.model.model_name, config.model.dtype = "tiny", "float32"
+    config.inference.backend, config.inference.max_tokens = "local", 4
+    config.training.batch_size = 2
+    names |= run(find(0, "def compute_reward(trajectory, environment)")) | {"config": config}
+    trainer = run(find(0, "env = MyEnvironment(config.environment)"), **names)["trainer"]
+    assert [metrics["reward"] for metrics in trainer.metrics_history] == [2.0] * 10
+    saved = (short_runs / "checkpoints" / "MyEnvironment" / "checkpoints").glob("step-*")
+    assert sorted(path.name for path in saved) == ["step-00000005", "step-00000010"]
+    trainer.cleanup()
+
+
+def test_readme_training_loop_checkpoints_and_metrics(short_runs, capsys):
+    names = run(
+        find(0, "dataset=optional_dataset"),
+        config=ConfigStore(),
+        env=turnwise.SimpleGameEnvironment(),
+        reward_function=lambda trajectory: sum(trajectory.rewards),
+        optional_dataset=None,
+    )
+    trainer = names["trainer"]
+    loop = find(0, "# Or specific configuration").replace(
+        "num_iters_per_epoch=100", "num_iters_per_epoch=1"
+    )
+    run(loop.replace("num_epochs=10", "num_epochs=2"), trainer=trainer)
+    assert len(trainer.metrics_history) == 4
+    run(find(0, "# Manually save"), trainer=trainer, Path=Path)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in printed] == [f"Epoch {n}" for n in (1, 2, 3, 4)]
+    assert all(float(line.split(":")[1]) is not None for line in printed)
+    assert (short_runs / "checkpoints" / "epoch_5" / "weights.safetensors").is_file()
+    assert trainer.step == 4
+    run(find(0, "trainer.cleanup()"), trainer=trainer)
+
+
+def test_manifest_trainer(short_runs):
+    text = find(3, "trainer = RayPPOTrainer(config, env, reward_fn=...)")
+    text = text.replace("reward_fn=...", "reward_fn=reward_fn")
+    config = ConfigStore()
+    config.training.num_epochs = 1
+    names = {"MyEnv": turnwise.SimpleGameEnvironment, "RayPPOTrainer": turnwise.RayPPOTrainer}
+    trainer = run(text, config=config, reward_fn=lambda trajectory: 7.0, **names)["trainer"]
+    assert [metrics["reward"] for metrics in trainer.metrics_history] == [7.0]
