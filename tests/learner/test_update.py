@@ -305,3 +305,20 @@ def test_imitation_is_the_mean_of_minus_log_p():
     expected = -fresh.score(batch).log_probs[batch.response_mask].mean()
     assert losses[0] == pytest.approx(float(expected))
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_after_a_restart_the_reference_is_the_model_as_it_was_then():
+    model = double_model("llama", None)
+    options = LearnerOptions(learning_rate=1e-2, kl_loss_coef=0.1)
+    learner = Learner(model, options, reference=make_model("llama").double())
+    batch = random_batch()
+    learner.imitate(batch)
+    learner.restart()
+    expected = learner.score(batch).log_probs
+    torch.testing.assert_close(learner.reference_log_probs(batch), expected)
+    learner.imitate(batch)
+    torch.testing.assert_close(learner.reference_log_probs(batch), expected)
+
+    other = Learner(double_model("llama", None), options, reference=make_model("llama").double())
+    other.load_state_tensors(learner.state_tensors())
+    torch.testing.assert_close(other.reference_log_probs(batch), expected)

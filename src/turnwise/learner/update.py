@@ -28,6 +28,8 @@ from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.tally import COUNTS, Tally
 from turnwise.learner.workers import Alone
 
+_REFERENCE = "reference."
+
 
 class Learner:
     """Turns batches of episodes into new weights, in place.
@@ -55,6 +57,8 @@ class Learner:
         self.seen_log_probs: torch.Tensor | None = None
         """[B, T], the log-probs that the first pass of the last update learned from."""
         self._reference: PolicyValueModel | None = None
+        self._has_own_reference = False
+        """Whether the reference is not what the model was in the beginning."""
         if reference is not None:
             for parameter in reference.parameters():
                 parameter.requires_grad_(False)
@@ -174,20 +178,32 @@ class Learner:
         return {name: metrics[name] for name in kept if name in metrics}
 
     def restart(self) -> None:
-        """Forget the optimiser's moments and the place in the schedule; the weights stay."""
+        """Begin anew from the weights as they are: the optimiser's moments and the place in the
+        schedule are forgotten, and they are what a KL term compares with from now on."""
         self.optimizer.forget()
         self.num_updates = 0
+        if self._reference is not None:
+            self._reference.policy.load_state_dict(self.model.policy.state_dict())
+            self._has_own_reference = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         """The optimiser, and how far the learner has come; the model is saved by itself."""
-        count = torch.tensor(self.num_updates)
-        return {"num_updates": count, **self.optimizer.state_tensors()}
+        tensors = {"num_updates": torch.tensor(self.num_updates), **self.optimizer.state_tensors()}
+        if self._reference is not None and self._has_own_reference:
+            for name, parameter in self._reference.policy.named_parameters():
+                tensors[_REFERENCE + name] = parameter.detach()
+        return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Put back what `state_tensors` gave."""
-        rest = dict(tensors)
+        rest = {k: v for k, v in tensors.items() if not k.startswith(_REFERENCE)}
         self.num_updates = int(rest.pop("num_updates"))
         self.optimizer.load_state_tensors(rest)
+        self._has_own_reference = len(rest) + 1 < len(tensors)
+        if self._reference is not None and self._has_own_reference:
+            with torch.no_grad():
+                for name, parameter in self._reference.policy.named_parameters():
+                    parameter.copy_(tensors[_REFERENCE + name])
 
     def _importance_weights(self, batch: PPOBatch, tally: Tally) -> torch.Tensor | None:
         old, sampler = batch.old_log_probs, batch.sampler_log_probs
