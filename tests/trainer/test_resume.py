@@ -1,6 +1,10 @@
 """A run that is stopped and started again is the run that was never stopped, to the byte."""
 
+import random
+
+import numpy as np
 import pytest
+import torch
 
 from trainer.runs import assert_same_run, episodes, fit_to_the_end, metrics_of
 from trainer.worlds import LETTERS, Memory, small_trainer
@@ -131,11 +135,6 @@ class TestEveryMoment:
 
 class Careless(Memory):
     def reset(self):
-        import random
-
-        import numpy as np
-        import torch
-
         super().reset()
         number = random.randrange(4) + np.random.randint(4) + int(torch.randint(4, ()))
         self.letter = LETTERS[number % 4]

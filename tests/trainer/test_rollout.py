@@ -8,7 +8,7 @@ from trainer.runs import Listener, episodes
 from trainer.worlds import LETTERS, Echo, small_config, small_trainer
 from turnwise import ConfigError, CustomEnvDataset
 from turnwise.trainer.curriculum import Levels
-from turnwise.trainer.rollout import Rollout
+from turnwise.trainer.rollout import Rollout, limits_of
 from turnwise.trainer.stopping import StopRequest
 
 QUICK = (
@@ -212,6 +212,4 @@ class TestCurriculum:
 
 def test_the_settings_are_those_of_the_trainer(tmp_path):
     config = small_config(tmp_path, *QUICK, "inference.multi_turn=false", "inference.max_turns=7")
-    from turnwise.trainer.rollout import limits_of
-
     assert (limits_of(config).max_turns, limits_of(config).max_tokens_per_turn) == (1, 2)

@@ -8,7 +8,7 @@ import torch
 
 from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
 from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
-from turnwise import BaseEnvironment, CheckpointError, ConfigError
+from turnwise import BaseEnvironment, CheckpointError, ConfigError, RayPPOTrainer
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import TrainingStopped
@@ -37,7 +37,7 @@ def have_changed(before, after):
 def parts_of_reward(trajectory):
     """Something else for each text and each seed, in two parts."""
     text, luck = float(sum(map(ord, "".join(trajectory.actions))) % 11), trajectory.seed % 3
-    return {"total": text + luck, "text": text, "luck": luck}
+    return {"text": text, "luck": luck}
 
 
 class TestAlgorithms:
@@ -254,8 +254,6 @@ class TestDisks:
         assert newest_files(trainer.run_folder) == good
 
     def test_a_save_that_fails_at_the_end_is_not_called_finished(self, tmp_path, monkeypatch):
-        from turnwise.trainer.checkpoints import CheckpointStore
-
         def refuse(*args):
             raise CheckpointError("cannot save: the disk is full")
 
@@ -407,8 +405,6 @@ class TestNumbers:
         assert [m["step"] for m in metrics_of(trainer.run_folder)] == [1, 2, 3, 4]
 
     def test_cleanup_twice_and_a_model_without_a_tokenizer(self, tmp_path):
-        from turnwise import RayPPOTrainer
-
         trainer = small_trainer(tmp_path, Echo, *QUICK)
         trainer.fit(num_epochs=1)
         trainer.cleanup()

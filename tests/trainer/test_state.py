@@ -1,0 +1,84 @@
+"""What a checkpoint holds, and models that are read from one."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from trainer.worlds import Echo, small_trainer
+from turnwise import CheckpointError
+from turnwise.trainer.state import find_checkpoint, seed_generators, undone_if_interrupted
+from turnwise.trainer.stopping import Interrupted
+
+QUICK = (
+    "training.batch_size=2",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=1",
+    "training.warm_start=null",
+    "inference.max_tokens=2",
+    "logging.episodes_gb=0",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    settings = (*QUICK, "checkpoint.best_metric=step", "checkpoint.keep_last_n=2")
+    with small_trainer(folder, Echo, *settings) as trainer:
+        trainer.fit()
+    return trainer.run_folder
+
+
+def drawn():
+    return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+
+def test_nothing_in_it_is_pickled(run):
+    for folder in (run / "checkpoints").glob("step-*"):
+        assert sorted(path.suffix for path in folder.iterdir()) == [
+            *(".json", ".json", ".safetensors", ".safetensors", ".yaml")
+        ]
+        state = json.loads((folder / "state.json").read_text())
+        assert state["progress"]["step"] == int(folder.name[-8:])
+
+
+def test_finding_one(run, tmp_path):
+    assert find_checkpoint(run).step == find_checkpoint(run, "best").step == 2
+    assert find_checkpoint(run / "checkpoints" / "step-00000001").step == 1
+    with pytest.raises(CheckpointError, match="neither a run nor a checkpoint"):
+        find_checkpoint(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(CheckpointError, match="has not saved a checkpoint yet"):
+        find_checkpoint(tmp_path)
+
+
+def test_generators_are_part_of_it(run, tmp_path):
+    with small_trainer(tmp_path, Echo, *QUICK) as trainer:
+        seed_generators(5)
+        path = trainer.save_checkpoint(tmp_path / "mine")
+        expected = drawn()
+        seed_generators(6)
+        assert drawn() != expected
+        trainer.load_checkpoint(path)
+        assert drawn() == expected
+
+
+def called_off():
+    with undone_if_interrupted():
+        drawn()
+        raise Interrupted
+
+
+def test_work_that_is_called_off_draws_nothing():
+    seed_generators(1)
+    expected = drawn()
+    seed_generators(1)
+    with pytest.raises(Interrupted):
+        called_off()
+    assert drawn() == expected
+    seed_generators(1)
+    with undone_if_interrupted():
+        drawn()
+    assert drawn() != expected

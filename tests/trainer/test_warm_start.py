@@ -1,0 +1,199 @@
+"""Imitation first: whose words are learned, and that they are the tokens of real episodes."""
+
+import json
+
+import pytest
+import torch
+
+from trainer.runs import Listener
+from trainer.worlds import LETTERS, Echo, Memory, Several, small_model, small_trainer
+from turnwise import BaseEnvironment, ChatFormat, ConfigError, ScriptedEngine
+from turnwise.episode.collector import EpisodeCollector, EpisodeTask
+from turnwise.errors import TrainingStopped
+from turnwise.models.tiny import make_tiny_tokenizer
+from turnwise.trainer.stopping import StopRequest
+from turnwise.trainer.warm_start import played_streams, read_conversations
+
+QUICK = (
+    "training.batch_size=8",
+    "training.num_epochs=1",
+    "training.steps_per_epoch=1",
+    "training.warm_start_steps=3",
+    "inference.max_tokens=3",
+    "logging.episodes_gb=0",
+)
+STOP = StopRequest(lambda text: None)
+CHAT = ChatFormat(make_tiny_tokenizer())
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello?"},
+    {"role": "assistant", "content": "Yes."},
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "Me."},
+]
+
+
+def policy_weights(trainer):
+    return [x.clone() for x in trainer.machinery.learner.model.policy.parameters()]
+
+
+class TestPlayers:
+    @pytest.mark.parametrize("world", [Echo, Memory, Several])
+    def test_the_streams_are_those_of_an_engine_that_says_the_same(self, tmp_path, world):
+        trainer = small_trainer(tmp_path, world, *QUICK, system_prompt="Play well.")
+        setup, factory = trainer.machinery.collector.setup, trainer.machinery.factory
+        tasks = [EpisodeTask(seed) for seed in range(6)]
+        streams = played_streams(setup, factory, "expert", tasks, STOP)
+        letters = {seed: iter(self.expert_words(world, seed)) for seed in range(6)}
+        for seed, stream in enumerate(streams):
+            engine = ScriptedEngine(
+                policy=lambda text, seed=seed: next(letters[seed]), tokenizer=make_tiny_tokenizer()
+            )
+            collector = EpisodeCollector(engine, world, system_prompt="Play well.")
+            (played,) = collector.collect_sync([seed])
+            assert stream.ids == played.agents[0].stream.ids
+            assert stream.turns == played.agents[0].stream.turns
+
+    def expert_words(self, world, seed):
+        environment = world()
+        environment.seed(seed)
+        environment.reset()
+        while not environment.is_done():
+            word = environment.expert_action()
+            yield word
+            environment.step(word)
+
+    def test_only_what_was_said_is_learned(self, tmp_path):
+        trainer = small_trainer(tmp_path, Memory, *QUICK)
+        parts = trainer.machinery
+        tasks = [EpisodeTask(seed) for seed in range(8)]
+        for who in ("expert", "random"):
+            for stream in played_streams(parts.collector.setup, parts.factory, who, tasks, STOP):
+                assert len(stream.turns) == 3
+                masked = [i for i, set_ in zip(stream.ids, stream.mask, strict=True) if set_]
+                said = [CHAT.decode(stream.ids[start:end]) for start, end in stream.turns]
+                assert set(said) <= set(LETTERS)
+                assert len(set(said)) == 1 or who == "random"
+                assert masked == [i for a, b in stream.turns for i in stream.ids[a:b]]
+                assert all(stream.ids[end - 1] in CHAT.stop_ids for _, end in stream.turns)
+
+    def test_it_learns_what_the_expert_does(self, tmp_path):
+        settings = (*QUICK, "training.warm_start=expert", "training.warm_start_steps=60")
+        listener = Listener()
+        settings += ("training.batch_size=16", "training.learning_rate=1e-9")
+        with small_trainer(tmp_path, Echo, *settings, reporter=listener) as trainer:
+            trainer.fit()
+            assert trainer.evaluate(16)["success"] > 0.9
+        assert any(
+            line.startswith("warm start on expert: 60 steps, loss") for line in listener.said
+        )
+
+    def test_the_learner_begins_anew_afterwards(self, tmp_path):
+        with small_trainer(tmp_path, Echo, *QUICK, "training.warmup_steps=4") as trainer:
+            before = policy_weights(trainer)
+            (metrics,) = trainer.fit()
+            assert any(
+                not torch.equal(a, b) for a, b in zip(before, policy_weights(trainer), strict=True)
+            )
+        assert metrics["learning_rate"] == pytest.approx(3e-3 / 4)
+        assert (trainer.run_folder / "checkpoints" / "step-00000000").is_dir()
+
+    def test_players_have_the_rows_of_a_dataset(self, tmp_path):
+        class Asked(Echo):
+            def reset(self):
+                super().reset()
+                self.letter = self.task["letter"]
+                return self.letter
+
+        rows = [{"prompt": "Say it.", "letter": "x"}]
+        with small_trainer(tmp_path, Asked, *QUICK, dataset=rows) as trainer:
+            (metrics,) = trainer.fit()
+        assert metrics["errors"] == 0
+
+    def test_a_reward_function_is_not_asked(self, tmp_path):
+        asked = []
+
+        def judge(trajectory):
+            asked.append(trajectory.seed)
+            return 0.0
+
+        with small_trainer(tmp_path, Echo, *QUICK, reward_fn=judge) as trainer:
+            trainer.fit()
+        assert len(asked) == 8  # by the one step of reinforcement
+
+    def test_an_environment_without_an_expert(self, tmp_path):
+        class Plain(BaseEnvironment):
+            def reset(self):
+                return "go"
+
+            def step(self, action):
+                return "", 1.0, True, {}
+
+            def get_state_description(self):
+                return ""
+
+        trainer = small_trainer(tmp_path, Plain, *QUICK, "training.warm_start=expert")
+        with pytest.raises(ConfigError, match=r"expert player's episode with seed .* failed"):
+            trainer.fit()
+
+    def test_a_loss_that_is_no_number(self, tmp_path):
+        trainer = small_trainer(tmp_path, Echo, *QUICK)
+        parameter = next(trainer.machinery.learner.model.parameters())
+        parameter.register_hook(lambda gradient: gradient * torch.nan)
+        with pytest.raises(TrainingStopped, match="loss of the warm start is not a finite number"):
+            trainer.fit()
+
+
+class TestFiles:
+    def write(self, folder, *lines):
+        file = folder / "talks.jsonl"
+        file.write_text("\n".join(x if isinstance(x, str) else json.dumps(x) for x in lines))
+        return file
+
+    def test_conversations(self, tmp_path):
+        file = self.write(tmp_path, {"messages": TALK}, "", TALK[1:3])
+        long, short = read_conversations(file, CHAT)
+        assert [CHAT.decode(long.ids[a:b]) for a, b in long.turns] == ["Yes.", "Me."]
+        assert [CHAT.decode(short.ids[a:b]) for a, b in short.turns] == ["Yes."]
+        # As the template writes it, and as an engine would have gone on from it.
+        tokenizer = CHAT.tokenizer
+        prompt = tokenizer.apply_chat_template(TALK[:2], add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(long.ids[: long.turns[0][0]]) == prompt
+        prompt = tokenizer.apply_chat_template(TALK[:4], add_generation_prompt=True, tokenize=False)
+        assert tokenizer.decode(long.ids[: long.turns[1][0]]) == prompt
+        assert sum(long.mask) == len(CHAT.answer_ids("Yes.")) + len(CHAT.answer_ids("Me."))
+
+    def test_they_are_learned(self, tmp_path):
+        talk = {"messages": [*TALK[1:2], {"role": "assistant", "content": "zz"}]}
+        file = self.write(tmp_path, talk)
+        settings = (*QUICK, "training.warm_start_steps=30", f"training.warm_start={file}")
+        listener = Listener()
+        with small_trainer(tmp_path, Echo, *settings, reporter=listener) as trainer:
+            trainer.fit()
+        (line,) = [line for line in listener.said if line.startswith("warm start")]
+        assert float(line.rpartition(" ")[2]) < 0.5
+
+    @pytest.mark.parametrize(
+        ("lines", "message"),
+        [
+            ([], "holds no conversations"),
+            (["{"], "line 1: expected"),
+            ([{"messages": TALK}, {"talk": TALK}], r"line 2: expected .*KeyError"),
+            ([{"messages": TALK[:2]}], "line 1: a conversation needs a message of the assistant"),
+            ([[{"role": "assistant", "content": None}]], "and text in each"),
+            (["3"], "line 1: expected"),
+        ],
+    )
+    def test_bad_ones(self, tmp_path, lines, message):
+        with pytest.raises(ConfigError, match=message):
+            read_conversations(self.write(tmp_path, *lines), CHAT)
+
+    def test_no_file(self, tmp_path):
+        trainer = small_trainer(tmp_path, Echo, *QUICK, "training.warm_start=exprt")
+        with pytest.raises(ConfigError, match="got 'exprt', expected 'expert', 'random', or"):
+            trainer.fit()
+
+
+def test_the_small_model_is_the_same_each_time():
+    left, right = small_model()[0].state_dict(), small_model()[0].state_dict()
+    assert all(torch.equal(left[name], right[name]) for name in left)
