@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from inference.tiny_models import make_model
 from learner.episodes import (
     ALL_TERMS,
     double_model,
