@@ -183,8 +183,13 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Levels",
         "RayPPOTrainer",
         "Reporter",
-        "create_trainer",
         "load_trained_model",
+    ),
+    "turnwise.scale.create": ("create_trainer",),
+    "turnwise.scale.verl": (
+        "CustomEnvironmentDataset",
+        "CustomRayPPOTrainer",
+        "EnvironmentRewardWrapper",
     ),
 }
 _MODULES = (
@@ -377,6 +382,12 @@ if TYPE_CHECKING:
         score_trajectories as score_trajectories,
         score_trajectories_async as score_trajectories_async,
     )
+    from turnwise.scale.create import create_trainer as create_trainer
+    from turnwise.scale.verl import (
+        CustomEnvironmentDataset as CustomEnvironmentDataset,
+        CustomRayPPOTrainer as CustomRayPPOTrainer,
+        EnvironmentRewardWrapper as EnvironmentRewardWrapper,
+    )
     from turnwise.tools import (
         PARSERS as PARSERS,
         ActionParser as ActionParser,
@@ -415,6 +426,5 @@ if TYPE_CHECKING:
         Levels as Levels,
         RayPPOTrainer as RayPPOTrainer,
         Reporter as Reporter,
-        create_trainer as create_trainer,
         load_trained_model as load_trained_model,
     )

@@ -23,6 +23,7 @@ LAYERS = [
     {"episode"},
     {"data", "learner"},
     {"trainer"},
+    {"scale"},
     {"cli", "__main__"},
 ]
 
@@ -168,8 +169,8 @@ def test_the_docstring_examples_of_every_module_hold():
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name != "triton":
+            if error.name not in ("triton", "ray", "verl"):
                 raise
-            continue  # kernels need what comes with torch for CUDA
+            continue  # what comes with torch for CUDA, and what runs inside VERL alone
         failures, _ = doctest.testmod(module)
         assert failures == 0, name

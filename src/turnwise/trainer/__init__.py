@@ -1,7 +1,6 @@
 """The trainer: the loop, evaluation, checkpoints, metrics, warm start."""
 
 from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
-from turnwise.trainer.create import create_trainer
 from turnwise.trainer.curriculum import Curriculum, Levels
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.state import load_trained_model
@@ -17,7 +16,6 @@ __all__ = [
     "RayPPOTrainer",
     "Reporter",
     "RunInfo",
-    "create_trainer",
     "load_trained_model",
     "open_checkpoint",
 ]

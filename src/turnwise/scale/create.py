@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.reward import RewardFn
+from turnwise.scale.verl import CustomRayPPOTrainer
 from turnwise.trainer.trainer import RayPPOTrainer
 
-ENGINES = ("local",)
+ENGINES = ("local", "ray", "verl")
 
 
 def create_trainer(
@@ -20,8 +22,16 @@ def create_trainer(
     tokenizer: Any = None,
     engine: str = "local",
     **options: Any,
-) -> RayPPOTrainer:
-    """A trainer; `options` are those of `RayPPOTrainer`."""
+) -> RayPPOTrainer | CustomRayPPOTrainer:
+    """A trainer; `options` are those of `RayPPOTrainer`, or with "verl" of `CustomRayPPOTrainer`.
+
+    "local" is as the settings say, so with `ray.use_ray` it is on Ray too.
+    """
     if engine not in ENGINES:
         raise ConfigError(f"engine got {engine!r}. {did_you_mean(engine, ENGINES)}")
+    if engine == "verl":
+        return CustomRayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)
+    if engine == "ray":
+        config = copy.deepcopy(config)
+        config.ray.use_ray = True
     return RayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)

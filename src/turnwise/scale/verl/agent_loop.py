@@ -1,0 +1,171 @@
+"""Our episodes inside VERL's agent loop: its servers sample, our `Episode` does the rest."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from functools import lru_cache
+from typing import Any
+
+import torch
+from verl.experimental.agent_loop.agent_loop import (
+    AgentLoopBase,
+    AgentLoopMetrics,
+    AgentLoopOutput,
+)
+
+from turnwise.episode import Episode, EpisodeResult, make_setup
+from turnwise.episode.collector import EpisodeFailed
+from turnwise.errors import ConfigError
+from turnwise.inference import SamplingParams
+from turnwise.scale.verl.names import PARTS
+from turnwise.scale.verl.parts import EpisodeParts, unpack
+from turnwise.scale.verl.server_engine import ServerEngine
+
+_LOG = logging.getLogger("turnwise")
+
+TOKEN_REWARDS = "token_rewards"
+"""One number for each token of the response, among the extra fields of an output."""
+FAILED = "failed_episode"
+"""Why an episode could not be played, or None."""
+
+
+class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no types
+    """What VERL takes, with each turn's reward where it was earned."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As VERL's newer trainer stores it."""
+        fields: dict[str, Any] = super().as_dict()
+        rewards = fields["extra_fields"].pop(TOKEN_REWARDS)
+        fields["rm_scores"] = torch.tensor(rewards, dtype=torch.float32)
+        return fields
+
+
+class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
+    """Plays one episode, again if it fails and the policy says so."""
+
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> EpisodeOutput:
+        parts = unpack(self.config[PARTS].parts)
+        row = kwargs["extra_info"]
+        for attempt in range(1, parts.num_tries + 1):
+            engine = ServerEngine(
+                self.server_manager,
+                self.rollout_config.name,
+                self.rollout_config.prompt_length,
+                self.rollout_config.response_length,
+                self.tokenizer,
+            )
+            setup = copy.copy(_setup(self.config[PARTS].parts, _Held(self.tokenizer)))
+            setup.engine = engine
+            setup.seed = row["sampling_seed"]
+            setup.sampling = _sampling(sampling_params)
+            result = await Episode(
+                setup,
+                parts.factory,
+                seed=row["seed"],
+                group=row["index"],
+                member=int(kwargs.get("session_id", 0)),
+                attempt=attempt,
+                task=row["task"],
+            ).run()
+            if engine.refusal is not None:
+                raise engine.refusal
+            if not result.status.is_error:
+                break
+            _LOG.warning("%s", result)
+        # VERL's V1 trainer goes on without an episode that raises.
+        if result.status.is_error and (parts.on_error == "fail" or self.config.trainer.use_v1):
+            raise EpisodeFailed(
+                f"the episode with seed {result.seed} failed: {result.status}: {result.error}"
+            )
+        return self._output(result)
+
+    def _output(self, result: EpisodeResult) -> EpisodeOutput:
+        if len(result.agents) > 1:
+            raise ConfigError(
+                f"the environment has {len(result.agents)} players, and VERL trains one. "
+                "Train with engine='local'."
+            )
+        agent = result.agent
+        metrics = AgentLoopMetrics(
+            generate_sequences=result.seconds.get("engine", 0.0),
+            tool_calls=result.seconds.get("tools", 0.0),
+            compute_score=result.seconds.get("reward", 0.0),
+        )
+        if agent.reward is None or not agent.turns:
+            return _nothing(self.tokenizer, metrics, result)
+        stream = agent.stream
+        start, end = stream.turns[0][0], stream.turns[-1][1]
+        mask = [int(is_sampled) for is_sampled in stream.mask[start:end]]
+        return EpisodeOutput(
+            prompt_ids=list(stream.ids[:start]),
+            response_ids=list(stream.ids[start:end]),
+            response_mask=mask,
+            response_logprobs=[
+                value if sampled else 0.0
+                for value, sampled in zip(stream.log_probs[start:end], mask, strict=True)
+            ],
+            reward_score=agent.reward.total,
+            num_turns=len(agent.turns),
+            metrics=metrics,
+            extra_fields={
+                TOKEN_REWARDS: agent.token_rewards[start:end],
+                FAILED: None,
+                "reward_extra_info": {
+                    "success": float(agent.trajectory.success),
+                    "truncated": float(result.status.is_truncated),
+                },
+                "min_global_steps": agent.turns[0].weight_version,
+                "max_global_steps": agent.turns[-1].weight_version,
+            },
+        )
+
+
+class _Held:
+    """A tokenizer as the key of a cache: the same object is the same key."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@lru_cache(maxsize=4)
+def _setup(packed: str, tokenizer: _Held) -> Any:
+    """What all episodes of a process share; the chat format is found out once."""
+    parts: EpisodeParts = unpack(packed)
+    return make_setup(
+        ServerEngine(None, "", 0, 0, tokenizer.value),
+        limits=parts.limits,
+        tools=parts.tools,
+        parser=parts.parser,
+        system_prompt=parts.system_prompt,
+        reward_fn=parts.reward_fn,
+    )
+
+
+def _sampling(params: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        params["temperature"], max(params.get("top_k", 0), 0), params.get("top_p", 1.0)
+    )
+
+
+def _nothing(tokenizer: Any, metrics: Any, result: EpisodeResult) -> EpisodeOutput:
+    """An episode that there is nothing to learn from: one token, which is not trained on."""
+    return EpisodeOutput(
+        prompt_ids=[tokenizer.eos_token_id],
+        response_ids=[tokenizer.eos_token_id],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        reward_score=0.0,
+        metrics=metrics,
+        extra_fields={
+            TOKEN_REWARDS: [0.0],
+            FAILED: f"{result.status}: {result.error}",
+            "reward_extra_info": {"success": 0.0, "truncated": 0.0},
+        },
+    )

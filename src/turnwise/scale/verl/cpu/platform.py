@@ -1,0 +1,116 @@
+"""The CPU as one of VERL's platforms: the device, its communication, and no memory to manage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import Any
+
+import torch
+from verl.plugin.platform.platform_base import PlatformBase
+from verl.plugin.platform.platform_manager import PlatformRegistry
+
+
+class _CpuDevice(ModuleType):
+    """`torch.cpu` with the calls that VERL makes on `torch.cuda`; there is no cache to manage."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+    def empty_cache(self) -> None: ...
+
+    def ipc_collect(self) -> None: ...
+
+    def set_device(self, device: Any) -> None: ...
+
+    def memory_allocated(self, *_: Any) -> int:
+        return 0
+
+    memory_reserved = max_memory_allocated = max_memory_reserved = memory_allocated
+
+    def mem_get_info(self, *_: Any) -> tuple[int, int]:
+        return 0, 0
+
+    def get_device_name(self, *_: Any) -> str:
+        return "cpu"
+
+    def get_rng_state(self, *_: Any) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, *_: Any) -> None:
+        torch.set_rng_state(state)
+
+
+@PlatformRegistry.register(platform="cpu")
+class CpuPlatform(PlatformBase):  # type: ignore[misc]  # VERL ships no types
+    """One logical device for each learner worker; Ray counts them as GPUs."""
+
+    _device = _CpuDevice("turnwise_cpu_device")
+
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
+
+    @property
+    def device_module(self) -> ModuleType:
+        return self._device
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_platform_available(self, use_smi_check: bool = False) -> bool:
+        return False  # only when it is asked for: a GPU is never passed over
+
+    def current_device(self) -> Any:
+        return "cpu"  # VERL hands it to `tensor.to`, where a number would mean a GPU
+
+    def device_count(self) -> int:
+        return 1
+
+    def set_device(self, device_index: int) -> None: ...
+
+    def synchronize(self, device_index: int | None = None) -> None: ...
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    manual_seed_all = manual_seed
+
+    def set_allocator_settings(self, settings: str) -> None: ...
+
+    def empty_cache(self) -> None: ...
+
+    def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
+        return None, None
+
+    def communication_backend_name(self) -> str:
+        return "gloo"
+
+    def visible_devices_envvar(self) -> str:
+        return "CUDA_VISIBLE_DEVICES"
+
+    @contextmanager
+    def nvtx_range(self, msg: str) -> Iterator[None]:
+        with nullcontext():
+            yield
+
+    def profiler_start(self) -> None: ...
+
+    def profiler_stop(self) -> None: ...
+
+    def ray_resource_name(self) -> str:
+        return "GPU"
+
+    def ray_noset_envvars(self) -> list[str]:
+        return []
+
+    def is_ipc_supported(self) -> bool:
+        return False
+
+    def cudart(self) -> Any:
+        return None

@@ -1,0 +1,66 @@
+"""VERL's learner workers on a CPU: gloo between them, FSDP2 on float32, nothing pinned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from verl.utils.distributed import initialize_global_process_group_ray
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import (
+    FSDPEngineWithLMHead,
+    FSDPEngineWithValueHead,
+)
+from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
+
+
+class _OnCpu:
+    """What differs where there is no device beside the CPU."""
+
+    engine_config: Any
+
+    def _build_fsdp_module(self, module: Any) -> Any:
+        # A reference model would be offloaded to pinned memory, which needs a GPU's driver.
+        is_reference, self.engine_config.forward_only = self.engine_config.forward_only, False
+        try:
+            return super()._build_fsdp_module(module)  # type: ignore[misc]
+        finally:
+            self.engine_config.forward_only = is_reference
+
+    def to(self, device: str, **_: Any) -> None:
+        """There is nowhere to go."""
+
+
+@EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuLanguageModel(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc]
+    """The policy, and the reference."""
+
+
+@EngineRegistry.register(model_type="value_model", backend=["fsdp", "fsdp2"], device="cpu")
+class CpuValueModel(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc]
+    """The critic."""
+
+
+def _start_gloo() -> None:
+    # VERL would ask for one backend for "cpu" twice, which torch refuses.
+    initialize_global_process_group_ray(timeout_second=None, backend="cpu:gloo")
+
+
+class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
+    """A learner of one model."""
+
+    def __init__(self, config: Any) -> None:
+        _start_gloo()
+        torch.set_num_threads(1)
+        super().__init__(config=config)
+
+
+class CpuActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
+    """The learner of the policy, with its reference and its side of the rollout."""
+
+    actor_worker_cls = CpuTrainingWorker
+    ref_worker_cls = CpuTrainingWorker
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _start_gloo()
+        super().__init__(*args, **kwargs)

@@ -1,0 +1,107 @@
+"""`CustomEnvironmentDataset`: an environment's starts as rows that VERL takes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from turnwise.data import CustomEnvDataset
+from turnwise.data.openings import Openings
+from turnwise.data.order import rows_for_step
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.episode.seeds import derive_seed
+from turnwise.errors import ConfigError
+from turnwise.scale.verl.names import AGENT_LOOP
+from turnwise.trainer.evaluation import held_out_tasks
+from turnwise.trainer.rollout import Rows, seed_of
+
+
+class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
+    """Row i is where episode i starts: its seed and its task, as the local trainer has them.
+
+    Steps take `batch_size` rows, in order. With a tokenizer a row also has the opening's tokens
+    (`input_ids`, `attention_mask`); VERL needs none, since its agent loop opens the episode.
+    `rows` is a dataset whose rows are the tasks; without one an episode has a seed alone.
+    """
+
+    def __init__(
+        self,
+        environment: EnvironmentSource,
+        tokenizer: Any = None,
+        size: int = 1000,
+        *,
+        rows: Rows | None = None,
+        batch_size: int = 1,
+        seed: int = 0,
+        max_length: int = 512,
+        held_out: bool = False,
+        name: str = "environment",
+    ) -> None:
+        if size < 1 or batch_size < 1:
+            raise ConfigError(f"got size={size}, batch_size={batch_size}; expected at least 1")
+        self.environment = environment
+        self.tokenizer = tokenizer
+        self._size = size
+        self._rows = rows
+        self._batch_size = batch_size
+        self._seed = seed
+        self._max_length = max_length
+        self._held_out = held_out_tasks(size, seed, rows) if held_out else None
+        self._name = name
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place = range(self._size)[operator.index(index)]
+        seed, sampling_seed, task = self._start(place)
+        row: dict[str, Any] = {
+            "raw_prompt": [],  # the episode writes its own opening
+            "agent_name": AGENT_LOOP,
+            "data_source": self._name,
+            "reward_model": {"style": "environment", "ground_truth": None},
+            "extra_info": {
+                "index": place,
+                "seed": seed,
+                "sampling_seed": sampling_seed,
+                "task": task,
+            },
+            "index": place,
+        }
+        if self.tokenizer is None:
+            return {**row, "dummy_tensor": torch.zeros(1, dtype=torch.uint8)}  # VERL counts by one
+        return {**row, **self._opening(seed)}
+
+    def _start(self, place: int) -> tuple[int, int, Any]:
+        """Seed, seed of the sampling, and task, as the local trainer has them."""
+        if self._held_out is not None:
+            task = self._held_out[place]
+            return task.seed, self._seed, task.task
+        step, number = divmod(place, self._batch_size)
+        seed = derive_seed(self._seed, "train", step, 0, number)
+        if self._rows is None:
+            return seed, self._seed, None
+        chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
+        row = self._rows[chosen]
+        sampling = self._seed
+        if isinstance(self._rows, CustomEnvDataset):
+            sampling = derive_seed(self._seed, "sampling", step)
+        return seed_of(row, self._rows, seed), sampling, row
+
+    def _opening(self, seed: int) -> dict[str, Any]:
+        opening = Openings(self.environment, None, 1, seed)[0]["prompt"]
+        encoded = self.tokenizer(
+            opening,
+            max_length=self._max_length,
+            truncation=True,
+            padding="max_length",
+            return_tensors="pt",
+        )
+        return {
+            "raw_prompt": [{"role": "user", "content": opening}],
+            "input_ids": encoded["input_ids"][0],
+            "attention_mask": encoded["attention_mask"][0],
+        }

@@ -1,0 +1,73 @@
+"""VERL's agent loop workers, with two things more: rewards on their tokens, failures left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopWorker
+
+from turnwise.errors import TrainingStopped
+from turnwise.scale.verl.agent_loop import FAILED, TOKEN_REWARDS
+
+
+class EpisodeLoopWorker(AgentLoopWorker):  # type: ignore[misc]  # VERL ships no types
+    """Puts each turn's reward on that turn's last sampled token; VERL would sum them."""
+
+    def _postprocess(self, inputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        rewards = [output.extra_fields.pop(TOKEN_REWARDS) for output in inputs]
+        data = super()._postprocess(inputs, *args, **kwargs)
+        scores = torch.zeros_like(data.batch["rm_scores"])
+        for row, earned in zip(scores, rewards, strict=True):
+            row[: len(earned)] = torch.tensor(earned)
+        data.batch["rm_scores"] = scores
+        return data
+
+
+class EpisodeLoopManager(AgentLoopManager):  # type: ignore[misc]
+    """Tells the members of a group apart, and takes failed episodes out of what is learned."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.agent_loop_workers_class = ray.remote(EpisodeLoopWorker)
+        super().__init__(*args, **kwargs)
+
+    def generate_sequences(self, prompts: Any) -> Any:
+        uids = prompts.non_tensor_batch["uid"]
+        prompts.non_tensor_batch["session_id"] = _count_within(uids)
+        output = super().generate_sequences(prompts)
+        failed = output.non_tensor_batch.pop(FAILED)
+        leave_out(output.batch, uids, failed, drops_groups=self.config.turnwise.drops_groups)
+        return output
+
+
+def _count_within(uids: Any) -> Any:
+    """Which one of its group each row is."""
+    seen: dict[str, int] = {}
+    members = np.zeros(len(uids), dtype=np.int64)
+    for row, uid in enumerate(uids):
+        members[row] = seen.get(uid, 0)
+        seen[uid] = members[row] + 1
+    return members
+
+
+def leave_out(batch: Any, uids: Any, failed: Any, *, drops_groups: bool) -> None:
+    """Nothing is learned from episodes that failed, nor from their groups if these go too.
+
+    VERL wants every row it asked for. A failed one has no token that is trained on, and counts in
+    its group with the mean of the others: so it moves nobody's baseline.
+    """
+    is_failed = np.array([reason is not None for reason in failed])
+    if not is_failed.any():
+        return
+    if is_failed.all():
+        raise TrainingStopped(f"every episode of a step failed. The first: {failed[0]}")
+    for uid in set(uids[is_failed]):
+        members = uids == uid
+        rest = members & ~is_failed
+        mean = float(batch["rm_scores"][rest].sum(-1).mean()) if rest.any() else 0.0
+        for row in np.flatnonzero(members & is_failed):
+            batch["rm_scores"][row, 0] = mean
+        if drops_groups:
+            batch["response_mask"][members] = 0

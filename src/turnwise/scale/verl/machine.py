@@ -1,0 +1,46 @@
+"""Where VERL will run, and with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+from turnwise.models import model_folder
+
+_USUAL_CONTEXT = 4096
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the settings alone do not say."""
+
+    model_path: str
+    """A folder or a Hugging Face id."""
+    context_length: int
+    num_gpus: int
+    """On this machine; 0: on its CPU."""
+    run_folder: Path
+    num_nodes: int = 1
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.num_gpus == 0
+
+
+def find_machine(config: ConfigStore, run_folder: Path) -> Machine:
+    """This machine, for the model that the settings name."""
+    import torch
+    from transformers import AutoConfig
+
+    model, num_gpus = config.model, torch.cuda.device_count()
+    if model.device.startswith("cuda") and not num_gpus:
+        raise ConfigError(
+            f"model.device got {model.device!r}, and torch sees no GPU. Take 'auto' or 'cpu'."
+        )
+    path = model_folder(model.local_path or model.model_name)
+    found = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
+    length = getattr(found.get_text_config(), "max_position_embeddings", _USUAL_CONTEXT)
+    number = 0 if model.device == "cpu" else num_gpus
+    return Machine(path, int(length), number, run_folder.absolute())

@@ -1,0 +1,12 @@
+"""Names that our settings and VERL's registries share; no VERL is needed to say them."""
+
+AGENT_LOOP = "turnwise_episode"
+"""The agent loop that plays our episodes."""
+CPU_ROLLOUT = "turnwise"
+"""The rollout that samples on a CPU."""
+PLUGIN = "turnwise.scale.verl.plugin"
+"""What VERL imports in each of its processes."""
+PARTS = "turnwise"
+"""The section of VERL's config that carries the user's parts to the agent loops."""
+LOOP_MANAGER = "turnwise.scale.verl.loop_manager.EpisodeLoopManager"
+"""What deals the episodes out, in VERL's RayPPOTrainer."""

@@ -1,0 +1,117 @@
+"""A user's environment, reward and tools, on their way to VERL's workers."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import sys
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from turnwise.config import ConfigStore
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
+from turnwise.episode.actions import ParserChoice
+from turnwise.episode.collector import ErrorPolicy
+from turnwise.errors import ConfigError
+from turnwise.reward import RewardFn
+from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.rollout import limits_of
+
+
+@dataclass(frozen=True)
+class EpisodeParts:
+    """What an episode needs, wherever it is played."""
+
+    factory: EnvironmentFactory
+    reward_fn: RewardFn | None
+    tools: Any
+    parser: ParserChoice
+    system_prompt: str | None
+    limits: EpisodeLimits
+    on_error: ErrorPolicy
+    num_tries: int = 3
+
+
+def parts_of(
+    parts: UserParts, config: ConfigStore, engine: MultiTurnInferenceEngine | None = None
+) -> EpisodeParts:
+    """What a user gave, and what a multi-turn engine of theirs says about a conversation."""
+    limits = parts.limits or limits_of(config)
+    tools, parser, system_prompt = parts.tools, parts.parser, parts.system_prompt
+    if engine is not None:
+        limits = dataclasses.replace(limits, max_turns=engine.max_turns)
+        system_prompt = system_prompt or engine._setup.system_prompt or None
+        if tools is None and engine._manager is not None:
+            tools, parser = engine._manager.registry, engine._manager.parser
+    on_error = config.training.on_error
+    return EpisodeParts(
+        parts.factory(config),
+        parts.reward(config),
+        tools,
+        parser,
+        system_prompt,
+        limits,
+        on_error,
+        num_tries=3 if on_error == "retry" else 1,
+    )
+
+
+def pack(parts: EpisodeParts) -> str:
+    """As text, so that it can travel inside VERL's config.
+
+    What was defined in a script, a notebook or a file beside it goes by value: the workers have
+    never seen those.
+    """
+    from ray import cloudpickle
+
+    try:
+        with _by_value(cloudpickle):
+            data = cloudpickle.dumps(parts)
+    except Exception as error:  # whatever a user's object raises when it is pickled
+        raise ConfigError(
+            "the environment, the reward or a tool cannot be sent to VERL's workers: "
+            f"{type(error).__name__}: {error}. Open files, locks and connections in reset(), or "
+            "pass a class or a factory instead of an object that holds them."
+        ) from error
+    return base64.b64encode(zlib.compress(data)).decode()
+
+
+@lru_cache(maxsize=4)  # each process plays many episodes of one run
+def unpack(text: str) -> EpisodeParts:
+    from ray import cloudpickle
+
+    parts: EpisodeParts = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
+    return parts
+
+
+@contextmanager
+def _by_value(cloudpickle: Any) -> Iterator[None]:
+    """Meanwhile, what is in modules that nobody installed is pickled with its code."""
+    modules = [module for module in list(sys.modules.values()) if _is_users(module)]
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None)
+    name = getattr(module, "__name__", "__main__")
+    if file is None or name == "__main__" or name.split(".")[0] == "turnwise":
+        return False
+    if sys.modules.get(name) is not module:
+        return False
+    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib")}
+    path = Path(file).resolve()
+    return not any(path.is_relative_to(Path(folder).resolve()) for folder in installed if folder)

@@ -1,0 +1,125 @@
+"""VERL's inference servers as the engine of one of our episodes: tokens in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from turnwise.errors import ConfigError, EngineError
+from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.scale.verl.names import CPU_ROLLOUT
+
+_STATED = (CPU_ROLLOUT, "vllm")
+"""Servers that take a seed for each request."""
+
+
+class ServerEngine:
+    """The engine of one episode.
+
+    VERL keeps prompt and response in boxes of fixed length: what follows the opening has
+    `response_length` tokens, however short the opening was.
+    """
+
+    def __init__(
+        self, client: Any, backend: str, prompt_length: int, response_length: int, tokenizer: Any
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.weight_version = 0
+        self._client = client
+        self._backend = backend
+        self._prompt_length = prompt_length
+        self._response_length = response_length
+        self._opening: int | None = None
+        self.refusal: ConfigError | None = None
+        """What is wrong with every episode, not with this one."""
+
+    @property
+    def context_length(self) -> int:
+        opening = self._prompt_length if self._opening is None else self._opening
+        return opening + self._response_length
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        length = len(request.prompt_ids)
+        try:
+            if self._opening is None:
+                self._begin(length)
+            self._check(request)
+        except ConfigError as error:
+            self.refusal = error
+            raise
+        room = self.context_length - length
+        most = min(request.max_tokens, room)
+        output = await self._client.generate(
+            request.session or f"turnwise-{request.seed}",
+            prompt_ids=list(request.prompt_ids),
+            sampling_params=self._params(request, most),
+        )
+        if output.log_probs is None:
+            raise EngineError(
+                "VERL's server gave no log-probs. Leave rollout.calculate_log_probs at true."
+            )
+        self.weight_version = int(output.extra_fields.get("global_steps") or 0)
+        ids, log_probs = list(output.token_ids), list(output.log_probs)
+        reason = _why_ended(ids, output.stop_reason, request, most, room)
+        return GenerationResult(ids, log_probs, reason, self.weight_version)
+
+    def _begin(self, length: int) -> None:
+        if length > self._prompt_length:
+            raise ConfigError(
+                f"the opening of an episode has {length} tokens, and VERL was told of at most "
+                f"{self._prompt_length}. Say more: verl_overrides="
+                f"['data.max_prompt_length={length + length // 2}']"
+            )
+        self._opening = length
+
+    def _check(self, request: GenerationRequest) -> None:
+        if request.stop_strings and self._backend != CPU_ROLLOUT:
+            raise ConfigError(
+                "this model has no chat template, so its turns end with a text, and VERL's "
+                "servers end them with tokens only. Take a model with a chat template."
+            )
+
+    def _params(self, request: GenerationRequest, most: int) -> dict[str, Any]:
+        sampling = request.sampling
+        params: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "repetition_penalty": 1.0,
+            "logprobs": True,
+            "max_tokens": most,
+            "stop_token_ids": sorted(request.stop_ids),
+        }
+        if self._backend == "sglang":
+            params["max_new_tokens"] = params.pop("max_tokens")
+        if self._backend in _STATED:
+            params["seed"] = request.seed
+        if request.stop_strings:
+            params["stop"] = list(request.stop_strings)
+        return params
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        raise ConfigError("VERL's servers do not score texts")
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        raise ConfigError("VERL updates the weights of its servers itself")
+
+    def end_session(self, session: Hashable) -> None:
+        """VERL's servers forget by themselves."""
+
+    def close(self) -> None:
+        """The servers are VERL's."""
+
+
+def _why_ended(
+    ids: Sequence[int], stop_reason: str | None, request: GenerationRequest, most: int, room: int
+) -> FinishReason:
+    if stop_reason in ("aborted", "abort"):
+        return FinishReason.ABORTED
+    if ids and ids[-1] in request.stop_ids:
+        return FinishReason.STOP
+    if len(ids) >= most:
+        return FinishReason.CONTEXT if most == room else FinishReason.LENGTH
+    return FinishReason.STOP

@@ -1,0 +1,84 @@
+"""Where each of our settings goes in VERL's config, and what VERL calls the same algorithms."""
+
+from __future__ import annotations
+
+from turnwise.scale.verl.names import PARTS
+
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+REF = "actor_rollout_ref.ref"
+
+# The same algorithms, where VERL calls them otherwise.
+POLICY_LOSSES = {"ppo": "vanilla"} | {
+    name: name
+    for name in (
+        "gspo", "cispo", "sapo", "gpg", "geo_mean", "clip_cov", "kl_cov", "dppo_tv", "dppo_kl"
+    )
+}  # fmt: skip
+ESTIMATORS = {
+    name: name
+    for name in (
+        "gae", "grpo", "grpo_passk", "rloo", "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline", "remax", "opo", "gpg", "optimal_token_baseline",
+    )
+} | {"dr_grpo": "grpo"}  # fmt: skip
+
+# What each of our settings becomes, or where it goes; the others must have their defaults.
+TARGETS: dict[str, str] = {
+    "model.model_name": f"{MODEL}.path",
+    "model.local_path": f"{MODEL}.path",
+    "model.dtype": f"{ROLLOUT}.dtype",
+    "model.device": "trainer.device",
+    "model.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
+    "model.trust_remote_code": f"{MODEL}.trust_remote_code",
+    "inference.backend": f"{ROLLOUT}.name",
+    "inference.max_tokens": "data.max_response_length",
+    "inference.temperature": f"{ROLLOUT}.temperature",
+    "inference.top_p": f"{ROLLOUT}.top_p",
+    "inference.multi_turn": f"{ROLLOUT}.multi_turn.max_assistant_turns",
+    "inference.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
+    "training.adv_estimator": "algorithm.adv_estimator",
+    "training.learning_rate": f"{ACTOR}.optim.lr",
+    "training.gamma": "algorithm.gamma",
+    "training.lam": "algorithm.lam",
+    "training.clip_ratio": f"{ACTOR}.clip_ratio",
+    "training.num_epochs": "trainer.total_training_steps",
+    "training.steps_per_epoch": "trainer.total_training_steps",
+    "training.batch_size": "data.train_batch_size",
+    "training.group_size": f"{ROLLOUT}.n",
+    "training.on_error": PARTS,
+    "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
+    "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
+    "training.kl_target": "algorithm.kl_ctrl.target_kl",
+    "training.update_epochs": f"{ACTOR}.ppo_epochs",
+    "training.mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
+    "training.micro_batch_tokens": f"{ACTOR}.ppo_max_token_len_per_gpu",
+    "training.policy_loss": f"{ACTOR}.policy_loss.loss_mode",
+    "training.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
+    "training.entropy_coef": f"{ACTOR}.entropy_coeff",
+    "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
+    "training.critic": "critic.model.path",  # VERL's is always a model of its own
+    "training.max_grad_norm": f"{ACTOR}.optim.clip_grad",
+    "training.weight_decay": f"{ACTOR}.optim.weight_decay",
+    "training.warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
+    "training.lr_schedule": f"{ACTOR}.optim.lr_scheduler_type",
+    "training.lora_rank": f"{MODEL}.lora_rank",
+    "training.gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
+    "training.eval_episodes": "trainer.test_freq",
+    "training.seed": "data.seed",
+    "checkpoint.output_dir": "trainer.default_local_dir",
+    "checkpoint.run_name": "trainer.experiment_name",
+    "checkpoint.save_interval": "trainer.save_freq",
+    "checkpoint.keep_last_n": "trainer.max_actor_ckpt_to_keep",
+    "environment.name": PARTS,
+    "environment.max_steps": PARTS,
+    "environment.params": PARTS,
+    "environment.reward": PARTS,
+    "ray.use_ray": PARTS,  # VERL is always on Ray
+    "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
+    "ray.num_learners": "trainer.n_gpus_per_node",
+    "ray.gpus_per_worker": "trainer.n_gpus_per_node",
+    "ray.address": "ray_kwargs.ray_init.address",
+    "logging.level": PARTS,
+    "logging.sinks": "trainer.logger",
+    "logging.episodes_gb": PARTS,  # no episodes are kept there
+}

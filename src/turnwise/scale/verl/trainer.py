@@ -1,0 +1,329 @@
+"""`CustomRayPPOTrainer`: the same environment and reward, trained by VERL."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from turnwise.config import ConfigStore
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
+from turnwise.episode.actions import ParserChoice
+from turnwise.errors import ConfigError, import_extra
+from turnwise.models import model_folder
+from turnwise.reward import RewardFn
+from turnwise.scale.verl.compose import check, compose
+from turnwise.scale.verl.dataset import CustomEnvironmentDataset
+from turnwise.scale.verl.handed import HELD_OUT, TRAIN
+from turnwise.scale.verl.machine import find_machine
+from turnwise.scale.verl.names import PARTS
+from turnwise.scale.verl.parts import pack, parts_of
+from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, start_ray
+from turnwise.scale.verl.settings import to_verl_config
+from turnwise.tools import Tool, ToolRegistry
+from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.trainer.reporter import Metrics
+from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
+
+_EVALUATED = 32
+_LOGGED = "verl-metrics.jsonl"
+
+
+class CustomRayPPOTrainer:
+    """Trains with VERL's own `RayPPOTrainer`, or its V1 trainer.
+
+    The arguments are those of `RayPPOTrainer`; `verl_overrides` are written as VERL's command
+    line takes them, such as `"trainer.use_v1=true"`, and stand above all else. Of a
+    `multi_turn_engine` the turns, the system prompt and the tools are taken.
+    """
+
+    def __init__(
+        self,
+        config: ConfigStore | None = None,
+        environment: EnvironmentSource | None = None,
+        reward_fn: RewardFn | None = None,
+        dataset: Any = None,
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+        parser: ParserChoice = "auto",
+        system_prompt: str | None = None,
+        tokenizer: Any = None,
+        limits: EpisodeLimits | None = None,
+        multi_turn_engine: MultiTurnInferenceEngine | None = None,
+        resume: Resume = "auto",
+        verl_overrides: Sequence[str] = (),
+    ) -> None:
+        self.config = (config or ConfigStore()).validate()
+        self.metrics_history: list[Metrics] = []
+        """The metrics of each step, under VERL's names, and `step` and `reward`."""
+        self.run_folder: Path | None = None
+        self._parts = UserParts(
+            environment,
+            reward_fn,
+            dataset if dataset is not None else train_dataset,
+            eval_dataset,
+            tools,
+            parser,
+            system_prompt,
+            tokenizer,
+            None,
+            limits,
+        )
+        self._multi_turn = multi_turn_engine
+        self._resume = resume
+        self._overrides = list(verl_overrides)
+        self._rows = self._parts.rows(self._parts.dataset)
+        self._eval_rows = self._parts.rows(eval_dataset) or self._rows
+        self._name = f"{self._parts.environment_name(self.config)}-verl"
+        self._resume_from: Path | None = None
+        self._run: LegacyRun | NewerRun | None = None
+        self._has_ray = False
+
+    @property
+    def step(self) -> int:
+        """Steps that are done."""
+        return int(self.metrics_history[-1]["step"]) if self.metrics_history else 0
+
+    # ---- VERL's config ----
+
+    def dry_run(self) -> str:
+        """VERL's whole config as it would run, in YAML; nothing is started."""
+        from omegaconf import OmegaConf
+
+        text: str = OmegaConf.to_yaml(self.verl_config(), resolve=True)
+        return text
+
+    def verl_config(self, num_steps: int | None = None, extra: Sequence[str] = ()) -> Any:
+        """VERL's whole config; `extra` are overrides that stand above the user's."""
+        machine = find_machine(self.config, self.run_folder or self._folder().path)
+        prepare_process(machine.on_cpu)
+        settings = to_verl_config(self.config, machine, num_steps, self._steps_per_epoch())
+        settings |= self._own_settings()
+        config = compose(settings, [*self._overrides, *extra])
+        self._check(config)
+        check(config)
+        return config
+
+    def _own_settings(self) -> dict[str, Any]:
+        """What is ours in VERL's config, whatever the user's settings."""
+        found: dict[str, Any] = {
+            "data.train_files": TRAIN,
+            "data.val_files": HELD_OUT,
+            "data.custom_cls.path": "pkg://turnwise.scale.verl.handed",
+            "data.custom_cls.name": "HandedDataset",
+            f"{PARTS}.drops_groups": self.config.training.on_error == "drop_group",
+        }
+        if self._resume_from is not None:
+            found["trainer.resume_mode"] = "resume_path"
+            found["trainer.resume_from_path"] = str(self._resume_from)
+        return found
+
+    def _check(self, config: Any) -> None:
+        on_error = self.config.training.on_error
+        if config.trainer.use_v1 and on_error != "retry":
+            raise ConfigError(
+                f"training.on_error got {on_error!r}. VERL's V1 trainer goes on without the "
+                "episodes that failed; take 'retry', or trainer.use_v1=false."
+            )
+        rollout = config.actor_rollout_ref.rollout
+        episodes = config.data.train_batch_size * rollout.n
+        if not config.trainer.use_v1 and episodes % rollout.agent.num_workers:
+            raise ConfigError(
+                f"ray.num_actors got {rollout.agent.num_workers}, and VERL deals the {episodes} "
+                "episodes of a step out evenly. Take a number that divides them."
+            )
+
+    def _steps_per_epoch(self) -> int:
+        training = self.config.training
+        if self._rows is None:
+            return training.steps_per_epoch
+        return max(1, -(-len(self._rows) // training.batch_size))
+
+    # ---- training ----
+
+    def fit(
+        self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
+    ) -> list[Metrics]:
+        """Train; the metrics of every step. Called again, it trains for as long once more."""
+        per_epoch = num_iters_per_epoch or self._steps_per_epoch()
+        num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
+        folder = self._folder()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        self.run_folder = folder.path
+        with folder.held(), folder.logged(self.config.logging.level):
+            if _saved_steps(folder.path) >= num_steps:
+                self.metrics_history = MetricsLog(folder.metrics_file).read()
+                return self.metrics_history
+            self._write_status(folder, "running", num_steps)
+            self.config.save(folder.config_file)
+            try:
+                run = self._start(num_steps)
+                run.fit()
+            except BaseException as error:
+                self._read_metrics(folder)
+                self._write_status(folder, f"stopped: {error}", num_steps)
+                self.cleanup()
+                raise
+            self._read_metrics(folder)
+            self._write_status(folder, "finished", num_steps)
+        return self.metrics_history
+
+    def _start(
+        self, num_steps: int, num_held_out: int | None = None, extra: Sequence[str] = ()
+    ) -> LegacyRun | NewerRun:
+        """Ray, VERL's workers, and its trainer: 45 seconds and more."""
+        self.cleanup()
+        assert self.run_folder is not None
+        config = self.verl_config(num_steps, extra)
+        machine = find_machine(self.config, self.run_folder)
+        self._send_parts(config)
+        self._place_tokenizer(config)
+        os.environ["VERL_FILE_LOGGER_PATH"] = str(self.run_folder / _LOGGED)
+        start_ray(config, machine)
+        self._has_ray = True
+        make = NewerRun if config.trainer.use_v1 else LegacyRun
+        number = num_held_out or self.config.training.eval_episodes or _EVALUATED
+        self._run = make(config, machine, *self._datasets(config, num_steps, number))
+        return self._run
+
+    def _send_parts(self, config: Any) -> None:
+        from omegaconf import open_dict
+
+        packed = pack(parts_of(self._parts, self.config, self._multi_turn))
+        with open_dict(config):
+            config[PARTS].parts = packed
+
+    def _place_tokenizer(self, config: Any) -> None:
+        """VERL's workers load the tokenizer from a place that all of them see."""
+        tokenizer = self._parts.tokenizer
+        if tokenizer is None:
+            return
+        assert self.run_folder is not None
+        place = tokenizer
+        if not isinstance(tokenizer, str):
+            place = str(self.run_folder / "tokenizer")
+            tokenizer.save_pretrained(place)
+        for model in (config.actor_rollout_ref.model, config.critic.model):
+            model.tokenizer_path = model_folder(place)
+
+    def _datasets(self, config: Any, num_steps: int, num_held_out: int) -> tuple[Any, Any]:
+        training = self.config.training
+        source = self._parts.environment or self.config.environment.name
+        size = config.data.train_batch_size
+        options: dict[str, Any] = {"seed": training.seed, "name": self._name}
+        # One step more than there is: VERL does not resume a loader that had come to its end.
+        return (
+            CustomEnvironmentDataset(
+                source, size=(num_steps + 1) * size, rows=self._rows, batch_size=size, **options
+            ),
+            CustomEnvironmentDataset(
+                source, size=num_held_out, rows=self._eval_rows, held_out=True, **options
+            ),
+        )
+
+    def _folder(self) -> RunFolder:
+        if self.run_folder is not None:
+            return RunFolder(self.run_folder)
+        return choose_run_folder(self.config, self._name, self._resume)[0]
+
+    def _write_status(self, folder: RunFolder, status: str, num_steps: int) -> None:
+        folder.write_status(
+            status=status, step=self.step, num_steps=num_steps, environment=self._name
+        )
+
+    def _read_metrics(self, folder: RunFolder) -> None:
+        """What VERL logged in this process, joined to what was there before."""
+        log = MetricsLog(folder.metrics_file)
+        for step, data in _logged(folder.path / _LOGGED):
+            if "training/global_step" in data:
+                log.rewind(step - 1)
+                log.append({"step": step, "reward": data["critic/score/mean"], **data})
+        self.metrics_history = log.read()
+
+    # ---- the rest of a trainer ----
+
+    def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
+        """Play on held-out starts with VERL's newest checkpoint; `reward`, and VERL's own names."""
+        folder = self._folder()
+        folder.path.mkdir(parents=True, exist_ok=True)
+        self.run_folder = folder.path
+        extra = ["trainer.val_before_train=true", "trainer.val_only=true"]
+        if not greedy:
+            place = "actor_rollout_ref.rollout.val_kwargs"
+            inference = self.config.inference
+            extra += [
+                f"{place}.do_sample=true",
+                f"{place}.temperature={inference.temperature}",
+                f"{place}.top_p={inference.top_p}",
+            ]
+        try:
+            self._start(max(_saved_steps(folder.path), 1), num_episodes, extra).fit()
+        finally:
+            self.cleanup()
+        figures = _logged(folder.path / _LOGGED)[-1][1]
+        means = {
+            name.split("/")[-2]: value
+            for name, value in figures.items()
+            if name.endswith("/mean@1")
+        }
+        return {**means, **figures}
+
+    def save_checkpoint(self, path: str | Path | None = None) -> Path:
+        """The newest checkpoint of VERL's, copied to `path` if one is given."""
+        if self.run_folder is None:
+            raise ConfigError("nothing is trained yet: call fit() first")
+        folder, step = self.run_folder / "verl", _saved_steps(self.run_folder)
+        if not step:
+            raise ConfigError(f"VERL has saved nothing in {folder}. See checkpoint.save_interval.")
+        found = folder / f"global_step_{step}"
+        if path is None:
+            return found
+        place = Path(path) / found.name
+        shutil.copytree(found, place, dirs_exist_ok=True)
+        return place
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """The next `fit` goes on from this checkpoint of VERL's, a folder `global_step_N`."""
+        place = Path(path).expanduser().absolute()
+        if not place.name.startswith("global_step_") or not place.is_dir():
+            raise ConfigError(f"{place} is no checkpoint of VERL's: a folder global_step_N")
+        self._resume_from = place
+
+    def cleanup(self) -> None:
+        """End VERL's workers, and the Ray that was started for them."""
+        run, self._run = self._run, None
+        has_ray, self._has_ray = self._has_ray, False
+        try:
+            if run is not None:
+                run.close()
+        finally:
+            if has_ray:
+                import_extra("ray", "verl").shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
+
+
+def _logged(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """What VERL's file logger wrote, step by step; it is gone afterwards."""
+    if not path.exists():
+        return []
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    return [(int(entry["step"]), entry["data"]) for entry in entries]
+
+
+def _saved_steps(run_folder: Path) -> int:
+    """The step of VERL's newest checkpoint; 0 if there is none."""
+    latest = run_folder / "verl" / "latest_checkpointed_iteration.txt"
+    return int(latest.read_text()) if latest.exists() else 0

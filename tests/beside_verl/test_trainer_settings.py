@@ -1,0 +1,224 @@
+"""Our settings in VERL's words: each field has a target that VERL knows, or a clear refusal."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from turnwise import ConfigError, ConfigStore
+from turnwise.scale.verl.machine import Machine
+from turnwise.scale.verl.names import PARTS
+from turnwise.scale.verl.settings import to_verl_config
+from turnwise.scale.verl.targets import ESTIMATORS, POLICY_LOSSES, TARGETS
+
+CPU = Machine("/models/tiny", 4096, 0, Path("/runs/one"))
+GPU = dataclasses.replace(CPU, num_gpus=4)
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+
+
+def mapped(machine: Machine = CPU, **settings: Any) -> dict[str, Any]:
+    """The mapping of a config in which these settings differ: `training__seed=3`."""
+    config = ConfigStore()
+    for name, value in settings.items():
+        section, _, field = name.partition("__")
+        setattr(getattr(config, section), field, value)
+    return to_verl_config(config, machine)
+
+
+def all_fields() -> list[str]:
+    config = ConfigStore()
+    return [
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, section.name))
+    ]
+
+
+OTHER_VALUES: dict[str, Any] = {
+    "training.resample": 2,
+    "training.target_kl": 0.1,
+    "training.value_coef": 0.9,
+    "training.warm_start": "expert",
+    "training.warm_start_steps": 7,
+    "training.warm_start_learning_rate": 0.5,
+    "checkpoint.best_metric": "reward",
+    "ray.mode": "one_step_off",
+    "ray.max_failures": 9,
+}
+
+
+@pytest.mark.parametrize("name", all_fields())
+def test_every_setting_has_a_target_or_is_refused(name: str) -> None:
+    if name in TARGETS:
+        return
+    assert name in OTHER_VALUES, f"{name} is new: give it a target, or a value to refuse"
+    with pytest.raises(ConfigError, match=rf"{name} is .*VERL has no such thing"):
+        mapped(**{name.replace(".", "__"): OTHER_VALUES[name]})
+
+
+def test_no_target_is_of_a_setting_that_does_not_exist() -> None:
+    assert set(TARGETS) <= set(all_fields())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "target", "expected"),
+    [
+        ("model__tensor_parallel_size", 2, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        ("model__trust_remote_code", True, f"{MODEL}.trust_remote_code", True),
+        ("model__trust_remote_code", True, "data.trust_remote_code", True),
+        ("model__dtype", "float16", f"{ROLLOUT}.dtype", "float16"),
+        ("inference__backend", "sglang", f"{ROLLOUT}.name", "sglang"),
+        ("inference__temperature", 0.7, f"{ROLLOUT}.temperature", 0.7),
+        ("inference__top_p", 0.9, f"{ROLLOUT}.top_p", 0.9),
+        ("inference__max_turns", 3, f"{ROLLOUT}.multi_turn.max_assistant_turns", 3),
+        ("inference__multi_turn", False, f"{ROLLOUT}.multi_turn.max_assistant_turns", 1),
+        ("inference__max_turns", 2, "data.max_response_length", 2 * 64 + 256),
+        ("training__adv_estimator", "rloo", "algorithm.adv_estimator", "rloo"),
+        ("training__adv_estimator", "dr_grpo", "algorithm.norm_adv_by_std_in_grpo", False),
+        ("training__learning_rate", 3e-5, f"{ACTOR}.optim.lr", 3e-5),
+        ("training__learning_rate", 3e-5, "critic.optim.lr", 3e-5),
+        ("training__gamma", 0.9, "algorithm.gamma", 0.9),
+        ("training__lam", 0.5, "algorithm.lam", 0.5),
+        ("training__clip_ratio", 0.3, f"{ACTOR}.clip_ratio", 0.3),
+        ("training__clip_ratio", 0.3, f"{ACTOR}.clip_ratio_high", 0.3),
+        ("training__num_epochs", 7, "trainer.total_training_steps", 70),
+        ("training__steps_per_epoch", 3, "trainer.total_training_steps", 30),
+        ("training__batch_size", 8, "data.train_batch_size", 8),
+        ("training__group_size", 4, f"{ROLLOUT}.n", 4),
+        ("training__use_kl_in_reward", True, "algorithm.use_kl_in_reward", True),
+        ("training__kl_coef", 0.2, "algorithm.kl_ctrl.kl_coef", 0.2),
+        ("training__kl_target", 0.5, "algorithm.kl_ctrl.target_kl", 0.5),
+        ("training__kl_target", 0.5, "algorithm.kl_ctrl.type", "adaptive"),
+        ("training__update_epochs", 3, f"{ACTOR}.ppo_epochs", 3),
+        ("training__mini_batch_size", 16, f"{ACTOR}.ppo_mini_batch_size", 16),
+        ("training__micro_batch_tokens", 9999, f"{ACTOR}.ppo_max_token_len_per_gpu", 9999),
+        ("training__policy_loss", "gspo", f"{ACTOR}.policy_loss.loss_mode", "gspo"),
+        ("training__policy_loss", "ppo", f"{ACTOR}.policy_loss.loss_mode", "vanilla"),
+        ("training__loss_agg_mode", "token-sum", f"{ACTOR}.loss_agg_mode", "token-sum"),
+        ("training__entropy_coef", 0.01, f"{ACTOR}.entropy_coeff", 0.01),
+        ("training__kl_loss_coef", 0.1, f"{ACTOR}.use_kl_loss", True),
+        ("training__kl_loss_coef", 0.1, f"{ACTOR}.kl_loss_coef", 0.1),
+        ("training__max_grad_norm", 0.5, "critic.optim.clip_grad", 0.5),
+        ("training__max_grad_norm", None, f"{ACTOR}.optim.clip_grad", 1e9),
+        ("training__weight_decay", 0.1, f"{ACTOR}.optim.weight_decay", 0.1),
+        ("training__warmup_steps", 5, f"{ACTOR}.optim.lr_warmup_steps", 5),
+        ("training__lr_schedule", "cosine", f"{ACTOR}.optim.lr_scheduler_type", "cosine"),
+        ("training__lora_rank", 8, f"{MODEL}.lora_rank", 8),
+        ("training__gradient_checkpointing", True, f"{MODEL}.enable_gradient_checkpointing", True),
+        ("training__eval_episodes", 5, "trainer.test_freq", 10),
+        ("training__seed", 7, "data.seed", 7),
+        ("training__seed", 7, f"{ROLLOUT}.seed", 7),
+        ("checkpoint__save_interval", 2, "trainer.save_freq", 20),
+        ("checkpoint__keep_last_n", 5, "trainer.max_critic_ckpt_to_keep", 5),
+        ("ray__num_actors", 4, f"{ROLLOUT}.agent.num_workers", 4),
+        ("ray__num_learners", 2, "trainer.n_gpus_per_node", 2),
+        ("ray__address", "auto", "ray_kwargs.ray_init.address", "auto"),
+        ("logging__sinks", ["wandb"], "trainer.logger", ["console", "file", "wandb"]),
+    ],
+)
+def test_what_a_setting_becomes(setting: str, value: Any, target: str, expected: Any) -> None:
+    assert mapped(GPU, **{setting: value})[target] == expected
+
+
+def test_the_device_decides_the_rollout_the_precision_and_the_workers() -> None:
+    on_cpu, on_gpu = mapped(CPU), mapped(GPU)
+    assert on_cpu["trainer.device"] == "cpu"
+    assert on_gpu["trainer.device"] == "cuda"
+    assert on_cpu[f"{ROLLOUT}.name"] == "turnwise"
+    assert on_gpu[f"{ROLLOUT}.name"] == "vllm"
+    assert on_cpu[f"{ROLLOUT}.dtype"] == "float32"
+    assert on_gpu[f"{ROLLOUT}.dtype"] == "bfloat16"
+    assert on_gpu["trainer.n_gpus_per_node"] == 4
+    assert on_cpu[f"{MODEL}.path"] == on_cpu["critic.model.path"] == "/models/tiny"
+    assert on_cpu["trainer.default_local_dir"] == "/runs/one/verl"
+
+
+def test_a_mini_batch_is_whole_groups() -> None:
+    settings = {"training__adv_estimator": "grpo", "training__group_size": 4}
+    assert mapped(**settings, training__mini_batch_size=64)[f"{ACTOR}.ppo_mini_batch_size"] == 16
+    with pytest.raises(ConfigError, match="whole groups of 4"):
+        mapped(**settings, training__mini_batch_size=6)
+
+
+@pytest.mark.parametrize(
+    ("machine", "settings", "message"),
+    [
+        (CPU, {"training__adv_estimator": "gigpo"}, "gigpo.*VERL does not have.*grpo"),
+        (CPU, {"training__policy_loss": "reinforce"}, "reinforce.*VERL does not have.*gspo"),
+        (CPU, {"training__lr_schedule": "linear"}, "VERL has: constant, cosine"),
+        (CPU, {"inference__backend": "vllm"}, "no GPU that torch sees"),
+        (GPU, {"inference__backend": "scripted"}, "vllm or sglang on a GPU"),
+        (CPU, {"model__dtype": "bfloat16"}, "float32"),
+        (CPU, {"training__lora_rank": 4}, "on a GPU"),
+        (GPU, {"ray__num_learners": 9}, "torch sees 4 GPUs"),
+        (GPU, {"ray__gpus_per_worker": 0.5}, "one each"),
+        (CPU, {"logging__sinks": ["smoke"]}, "VERL has: tensorboard"),
+        (CPU, {"inference__temperature": 0.0}, "explores nothing"),
+    ],
+)
+def test_what_verl_cannot_do_is_said(
+    machine: Machine, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        mapped(machine, **settings)
+
+
+ADDED = {
+    "fsdp_config.mixed_precision": "read by VERL's engines, and in no file of its config",
+    "fsdp.mixed_precision": "the same",
+    "agent.agent_loop_manager_class": "a field of AgentLoopConfig, and in no file",
+    "ray_init.address": "passed to ray.init",
+}
+
+
+def test_every_target_is_in_verls_own_config() -> None:
+    from omegaconf import OmegaConf
+
+    from turnwise.scale.verl.compose import compose
+
+    plain = compose({}, ["actor_rollout_ref.rollout.name=vllm"])
+    everything = mapped(GPU, training__kl_target=0.5, training__lora_rank=8, ray__address="auto")
+    for name in {**everything, **mapped(CPU)}:
+        if name.startswith(PARTS) or any(name.endswith(added) for added in ADDED):
+            continue
+        parent, _, last = name.rpartition(".")
+        assert last in OmegaConf.select(plain, parent), f"VERL's config has no {name}"
+
+
+def test_every_name_is_one_that_verl_has_registered() -> None:
+    from verl.trainer.ppo import core_algos
+
+    for name in POLICY_LOSSES.values():
+        assert core_algos.get_policy_loss_fn(name) is not None
+    for name in ESTIMATORS.values():
+        assert core_algos.get_adv_estimator_fn(name) is not None
+
+
+def test_overrides_stand_above_our_settings() -> None:
+    from turnwise.scale.verl.compose import check, compose
+
+    settings = {**mapped(CPU), f"{PARTS}.drops_groups": False}
+    config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
+    assert config.trainer.total_epochs == 5
+    assert config.algorithm.gamma == 0.5
+    assert config.trainer.default_local_dir == "/runs/one/verl"
+    check(config)
+
+
+def test_an_override_that_verl_does_not_know_is_a_plain_error() -> None:
+    from turnwise.scale.verl.compose import compose
+
+    with pytest.raises(ConfigError, match="total_epoks"):
+        compose(mapped(CPU), ["trainer.total_epoks=5"])
+
+
+def test_what_verl_finds_wrong_is_said_as_ours() -> None:
+    from turnwise.scale.verl.compose import check, compose
+
+    config = compose(mapped(CPU), [f"{ACTOR}.loss_agg_mode=nonsense"])
+    with pytest.raises(ConfigError, match=r"VERL cannot run with these settings.*nonsense"):
+        check(config)
