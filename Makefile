@@ -15,19 +15,9 @@ env = $$($(PYTHON) scripts/environment.py $(1))
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo:  ## install, then watch games being played
-	@py=$(call env,play)
-	echo "An expert guesses a number:"
-	echo
-	$$py -m turnwise play guess-number --player expert --seed 7 --delay 0.4
-	echo
-	echo "A random player tries the same, twenty times:"
-	echo
-	$$py -m turnwise play guess-number --player random --seed 7 --episodes 20
-	echo
-	echo "Your turn:       make play"
-	echo "Another game:    make play ENV=grid-world"
-	echo "Your own game:   docs/environments.md"
+demo:  ## install, then watch a tiny model learn a game, in about two minutes
+	@py=$(call env,demo)
+	$$py -m turnwise train --fresh
 
 ENV ?= guess-number
 play:  ## play a game yourself: make play ENV=grid-world

@@ -5,10 +5,28 @@ from pathlib import Path
 
 import pytest
 
+from turnwise import RayPPOTrainer
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
+@pytest.fixture
+def short_runs(monkeypatch):
+    """Training as on the page, but for one small step: the page's own would take minutes."""
+    fit = RayPPOTrainer.fit
+
+    def fit_shortly(self, num_epochs=None, num_iters_per_epoch=None):
+        training = self.config.training
+        training.batch_size = min(training.batch_size, 4)
+        training.warm_start_steps = 1
+        training.eval_episodes = min(training.eval_episodes, 2)
+        return fit(self, num_epochs=1, num_iters_per_epoch=1)
+
+    monkeypatch.setattr(RayPPOTrainer, "fit", fit_shortly)
+
+
+@pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,108 @@
+"""The demo on several seeds: where each starts, what it reaches, and how long that takes.
+
+python bench/learn.py                  five seeds of `turnwise train`
+python bench/learn.py --seeds 0 1 --set training.num_epochs=6
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from turnwise import ConfigStore, RayPPOTrainer, expert_player, play_episode, random_player
+from turnwise.cli.train import DEMO
+from turnwise.env import environment_factory
+from turnwise.trainer.evaluation import held_out_tasks
+
+ENOUGH = 0.9
+"""Of the expert's success: the bar."""
+MOST_MINUTES = 3.0
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What became of one seed."""
+
+    start: float
+    """Success on held-out seeds after the warm start, as sampled."""
+    end: float
+    """The same at the end."""
+    greedy: float
+    minutes: float
+    minutes_to_bar: float | None
+    """Until an evaluation after an epoch was at the bar; None: never."""
+
+
+def learn(config: ConfigStore, expert: float) -> Learned:
+    started = time.perf_counter()
+    with RayPPOTrainer(config) as trainer:
+        history = trainer.fit()
+    minutes = (time.perf_counter() - started) / 60
+    spent, reached = 0.0, None
+    for metrics in history:
+        spent += metrics["time/step"] + metrics.get("time/evaluate", 0.0)
+        success = metrics.get("eval/sampled/success")
+        if reached is None and success is not None and success >= ENOUGH * expert:
+            reached = spent
+    warm = minutes * 60 - sum(m["time/step"] + m.get("time/evaluate", 0.0) for m in history)
+    last = history[-1]
+    return Learned(
+        history[0]["success"],
+        last["eval/sampled/success"],
+        last["eval/greedy/success"],
+        minutes,
+        None if reached is None else (reached + warm) / 60,
+    )
+
+
+def scripted(config: ConfigStore, player: str) -> float:
+    """The success of a scripted player on the held-out seeds."""
+    make = environment_factory(config.environment.name, config.environment)
+    tasks = held_out_tasks(config.training.eval_episodes, config.training.seed)
+    plays = [
+        play_episode(
+            make(), expert_player if player == "expert" else random_player(task.seed), task.seed
+        )
+        for task in tasks
+    ]
+    return sum(play.success for play in plays) / len(plays)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.NAME=VALUE")
+    options = parser.parse_args(arguments)
+    print(
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}, {datetime.date.today()}"
+    )
+    print("seed  expert  random   start     end  greedy  minutes  to the bar")
+    is_enough = True
+    for seed in options.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            config = ConfigStore.load(DEMO, [f"training.seed={seed}", *options.set])
+            config.checkpoint.output_dir = folder
+            expert, chance = scripted(config, "expert"), scripted(config, "random")
+            found = learn(config, expert)
+        reached = "never" if found.minutes_to_bar is None else f"{found.minutes_to_bar:.2f}"
+        print(
+            f"{seed:4}  {expert:6.2f}  {chance:6.2f}  {found.start:6.2f}  {found.end:6.2f}  "
+            f"{found.greedy:6.2f}  {found.minutes:7.2f}  {reached:>10}",
+            flush=True,
+        )
+        is_enough &= found.end >= ENOUGH * expert and found.minutes <= MOST_MINUTES
+    print(f"{'PASS' if is_enough else 'FAIL'}: at least {ENOUGH} of the expert's success on each")
+    print(f"seed, within {MOST_MINUTES:g} minutes")
+    return 0 if is_enough else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
