@@ -99,7 +99,10 @@ def test_config_errors_are_messages(turnwise, arguments, message):
 def test_version_and_help(turnwise):
     assert turnwise("--version").out == f"turnwise {__version__}\n"
     assert "turnwise play guess-number" in turnwise("--help").out
-    for command in ("play", "check-env", "envs", "config"):
+    for command in (
+        *("train", "eval", "export", "init", "doctor"),
+        *("play", "check-env", "envs", "config", "chat"),
+    ):
         text = turnwise(command, "--help").out
         assert "Examples" in text
         assert f"turnwise {command}" in text

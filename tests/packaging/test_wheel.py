@@ -41,7 +41,10 @@ def test_the_metadata_names_licence_extras_and_the_command(wheel):
     text = archive.read(metadata).decode()
     assert "License-Expression: Apache-2.0" in text
     assert "Requires-Python: >=3.11" in text
-    extras = "vllm sglang ray verl gym textarena mcp peft tensorboard wandb view smollm2 dev"
+    extras = (
+        "vllm sglang ray verl gym textarena mcp peft tensorboard wandb mlflow trackio parquet view "
+        "smollm2 dev"
+    )
     for extra in extras.split():
         assert f"Provides-Extra: {extra}\n" in text
     (scripts,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

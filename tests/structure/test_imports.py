@@ -37,6 +37,11 @@ HEAVY = {
     "vllm": "inference",
     "sglang": "inference",
     "peft": "learner",
+    "pyarrow": "data",
+    "tensorboard": "trainer/sink_adapters",
+    "wandb": "trainer/sink_adapters",
+    "mlflow": "trainer/sink_adapters",
+    "trackio": "trainer/sink_adapters",
     "ray": "scale",
     "verl": "scale",
 }
