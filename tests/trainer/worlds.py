@@ -15,11 +15,12 @@ class Echo(BaseEnvironment):
     """Say the letter that you read."""
 
     quick = True
+    letters = LETTERS
 
     def reset(self):
         self._done = False
         self.step_count = 0
-        self.letter = self.rng.choice(LETTERS)
+        self.letter = self.rng.choice(self.letters)
         return self.letter
 
     def step(self, action):
@@ -31,7 +32,7 @@ class Echo(BaseEnvironment):
         return self.letter
 
     def sample_action(self, rng: random.Random):
-        return rng.choice(LETTERS)
+        return rng.choice(self.letters)
 
     def expert_action(self):
         return self.letter
@@ -55,12 +56,12 @@ class Several(Echo):
     def step(self, action):
         self.step_count += 1
         right = action == self.letter
-        self.letter = self.rng.choice(LETTERS)
+        self.letter = self.rng.choice(self.letters)
         self._done = self.step_count == 4
         return self.letter, float(right), self._done, {"success": right}
 
 
-def small_model(seed=0):
+def small_model(seed=0, **settings):
     """50,000 weights, and bytes for tokens."""
     tokenizer = make_tiny_tokenizer()
     config = LlamaConfig(
@@ -75,6 +76,7 @@ def small_model(seed=0):
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         initializer_range=0.1,
+        **settings,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
