@@ -202,9 +202,9 @@ class EpisodeCollector:
 
         self.setup.reward_limit = asyncio.Semaphore(self._reward_concurrency)
         async with self._watched():
-            await _together(work() for _ in range(min(self._max_concurrency, len(asked))))
+            await together(work() for _ in range(min(self._max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
-        return Collection(played) if self._on_error != "drop_group" else _without_failed(played)
+        return Collection(played) if self._on_error != "drop_group" else without_failed(played)
 
     async def _play(self, task: EpisodeTask) -> EpisodeResult:
         """One episode, as often as the policy allows."""
@@ -245,7 +245,7 @@ class EpisodeCollector:
                 await watch
 
 
-async def _together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
+async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
     """Run all at once. The first error ends the others, each of which cleans up."""
     failure: BaseException | None = None
     try:
@@ -258,7 +258,8 @@ async def _together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
         raise failure
 
 
-def _without_failed(results: Sequence[EpisodeResult]) -> Collection:
+def without_failed(results: Sequence[EpisodeResult]) -> Collection:
+    """What the policy `drop_group` leaves of these."""
     failed = {result.group for result in results if result.status.is_error}
     return Collection(
         [result for result in results if result.group not in failed],

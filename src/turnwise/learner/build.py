@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 from turnwise.algo.choose import get_advantage_estimator
@@ -15,12 +16,18 @@ from turnwise.learner.update import Learner
 
 
 def make_learner(
-    config: ConfigStore, model: Any, *, reference: Any = None, total_steps: int | None = None
+    config: ConfigStore,
+    model: Any,
+    *,
+    reference: Any = None,
+    total_steps: int | None = None,
+    make: Callable[..., Learner] = Learner,
 ) -> Learner:
     """A learner that trains this model in place as the settings say.
 
     Call it before an engine is put on the same modules: adapters change them. Without `reference`
-    the model as it is now becomes it, by a copy, and only if a KL term needs one.
+    the model as it is now becomes it, by a copy, and only if a KL term needs one. `make` takes
+    what `Learner` takes.
     """
     training = config.training
     if training.lora_rank and not has_adapters(model):
@@ -35,7 +42,7 @@ def make_learner(
         gradient_checkpointing=training.gradient_checkpointing,
     )
     options = LearnerOptions.from_config(config, total_steps)
-    return Learner(policy, options, reference=reference if needs_reference else None)
+    return make(policy, options, reference=reference if needs_reference else None)
 
 
 def needs_critic(adv_estimator: str) -> bool:

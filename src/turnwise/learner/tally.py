@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -71,6 +72,17 @@ class Tally:
         for name, (total, weight) in minibatch._weighted.items():
             self.average(name, total / weight, weight)
         self.count("num_trained_tokens", num_tokens)
+
+    def become_sum(self, parts: Sequence[Tally]) -> None:
+        """The figures of a minibatch from those of its parts, this one's among them."""
+        self._sums, self._weighted, self._maxima = {}, {}, {}
+        for part in parts:
+            for name, value in part._sums.items():
+                self.add(name, value)
+            for name, (total, weight) in part._weighted.items():
+                self.average(name, total / weight, weight)
+            for name, value in part._maxima.items():
+                self.most(name, value)
 
     def numbers(self) -> dict[str, float]:
         """All of them as plain numbers, in one transfer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from turnwise.models import load_tokenizer
 from turnwise.reward import RewardFn
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.rollout import Rows, limits_of
+from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
 
 _LOG = logging.getLogger("turnwise")
-_SHARING = ("local", "transformers")
-"""Engines that sample from the learner's own modules."""
+SHARING = ("local", "transformers")
+"""Engines that sample from a Hugging Face model, such as the learner's own."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,34 @@ class UserParts:
         found: Rows = rows
         return found
 
+    def model_and_tokenizer(self, config: ConfigStore) -> tuple[Any, Any]:
+        """Those that were given, or those that the settings name."""
+        if self.model is None:
+            loaded = load_configured_model(config)
+            model, tokenizer = loaded.model, self.tokenizer or loaded.tokenizer
+        else:
+            model, tokenizer = self.model, self.tokenizer
+            if tokenizer is None:
+                raise ConfigError("model= needs tokenizer= beside it")
+        return model, load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+
+    def episode_options(self, config: ConfigStore) -> dict[str, Any]:
+        """How episodes are played: the options of an `EpisodeCollector`."""
+        return {
+            "limits": self.limits or limits_of(config),
+            "sampling": SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
+            "tools": self.tools,
+            "parser": self.parser,
+            "system_prompt": self.system_prompt,
+            "reward_fn": self.reward(config),
+            "seed": config.training.seed,
+            "on_error": config.training.on_error,
+        }
+
 
 @dataclass
 class Machinery:
-    """What a run works with, in one process."""
+    """What a run works with: the things themselves in one process, stand-ins on a cluster."""
 
     tokenizer: Any
     learner: Learner
@@ -96,7 +121,8 @@ class Machinery:
     factory: EnvironmentFactory
     advantages: Advantages
     shares_weights: bool
-    """Whether the engine samples from the learner's own modules."""
+    """Whether the engine takes the learner's weights by itself: it samples from its modules."""
+    rollout: type[Rollout] = Rollout
 
     def publish_weights(self) -> None:
         """The engine samples from the learner's weights as they are now."""
@@ -108,53 +134,50 @@ class Machinery:
 
 def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
     """Build everything that a run needs, in the order in which it depends on each other."""
-    _check(config)
+    check_settings(config)
+    if config.ray.use_ray:
+        # By name: that room is built on this one, and Ray is not to be imported without need.
+        on_ray = importlib.import_module("turnwise.scale.ray")
+        found: Machinery = on_ray.assemble(config, parts, total_steps)
+        return found
     factory = parts.factory(config)
-    if parts.model is None:
-        loaded = load_configured_model(config)
-        model, tokenizer = loaded.model, parts.tokenizer or loaded.tokenizer
-    else:
-        model, tokenizer = parts.model, parts.tokenizer
-        if tokenizer is None:
-            raise ConfigError("model= needs tokenizer= beside it")
-    if isinstance(tokenizer, str):
-        tokenizer = load_tokenizer(tokenizer)
+    model, tokenizer = parts.model_and_tokenizer(config)
     # The learner first: adapters change the modules that the engine samples from.
     learner = make_learner(config, model, total_steps=total_steps)
-    engine, shares = _engine(config, model, tokenizer)
-    collector = EpisodeCollector(
-        engine,
-        factory,
-        limits=parts.limits or limits_of(config),
-        sampling=SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
-        tools=parts.tools,
-        parser=parts.parser,
-        system_prompt=parts.system_prompt,
-        reward_fn=parts.reward(config),
-        seed=config.training.seed,
-        on_error=config.training.on_error,
+    engine = make_engine(config, model, tokenizer)
+    collector = EpisodeCollector(engine, factory, **parts.episode_options(config))
+    advantages = Advantages(
+        config.training, learner, sampler_is_exact=samples_exactly(config, learner)
     )
-    is_exact = (
-        shares and config.inference.top_p == 1.0 and learner.model.policy.dtype == torch.float32
-    )
-    advantages = Advantages(config.training, learner, sampler_is_exact=is_exact)
+    shares = config.inference.backend in SHARING
     return Machinery(tokenizer, learner, engine, collector, factory, advantages, shares)
 
 
-def _engine(config: ConfigStore, model: Any, tokenizer: Any) -> tuple[BaseInferenceEngine, bool]:
+def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
+    """Whether the engine's log-probs are those that the learner would compute."""
+    return (
+        config.inference.backend in SHARING
+        and config.inference.top_p == 1.0
+        and learner.model.policy.dtype == torch.float32
+    )
+
+
+def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenceEngine:
+    """The engine that the settings name; not all of them need the model itself."""
     backend = config.inference.backend
-    if backend in _SHARING:
-        return create_inference_engine(model, backend, tokenizer=tokenizer), True
+    if backend in SHARING:
+        return create_inference_engine(model, backend, tokenizer=tokenizer)
     options: Mapping[str, Any] = {
         "dtype": config.model.dtype,
         "tensor_parallel_size": config.model.tensor_parallel_size,
         "trust_remote_code": config.model.trust_remote_code,
     }
     path = config.model.local_path or config.model.model_name
-    return create_inference_engine(path, backend, options, tokenizer=tokenizer), False
+    return create_inference_engine(path, backend, options, tokenizer=tokenizer)
 
 
-def _check(config: ConfigStore) -> None:
+def check_settings(config: ConfigStore) -> None:
+    """Refuse what cannot be trained."""
     if config.inference.backend == "scripted":
         raise ConfigError(
             "inference.backend got 'scripted', which has no model to train. It is for trying "

@@ -62,6 +62,7 @@ class Advantages:
         self._training = training
         self._learner = learner
         self._is_exact = sampler_is_exact
+        self._has_critic = learner.model.has_critic
         estimator = get_advantage_estimator(training.adv_estimator)
         self._takes = inspect.signature(estimator).parameters
 
@@ -76,7 +77,7 @@ class Advantages:
         """Complete a batch in place; figures about it."""
         training, learner, figures = self._training, self._learner, dict[str, float]()
         last_values = None
-        if learner.model.has_critic or not self._is_exact:
+        if self._has_critic or not self._is_exact:
             outputs = learner.score(batch)
             batch.values = _on_cpu(outputs.values)
             last_values = _on_cpu(outputs.last_values)

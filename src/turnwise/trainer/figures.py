@@ -99,6 +99,13 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     return figures
 
 
+def staleness(collection: Collection, weight_version: int) -> Metrics:
+    """By how many updates the weights that played were behind, where they were."""
+    turns = [turn for result in collection for agent in result.agents for turn in agent.turns]
+    behind = max((weight_version - turn.weight_version for turn in turns), default=0)
+    return {"weights_behind": behind} if behind else {}
+
+
 def _share(values: Iterable[bool]) -> float:
     return statistics.fmean(values)
 

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import random
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
@@ -36,8 +36,12 @@ class Rollout:
         config: ConfigStore,
         rows: Rows | None = None,
         curriculum: Curriculum | None = None,
+        *,
+        num_steps: int | None = None,
     ) -> None:
         self.collector = collector
+        self.num_steps = num_steps
+        """Steps that there will be, for who plays ahead of them."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
         self.zero_variance: float | None = None
@@ -48,6 +52,15 @@ class Rollout:
         self._curriculum = curriculum
         self._starts: dict[int, EpisodeTask] = {}
         """Where each group of the last step started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Call off what may be under way; here nothing ever is."""
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
         """The episodes of a step, counted from 0."""

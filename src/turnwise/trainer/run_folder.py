@@ -23,8 +23,8 @@ Resume: TypeAlias = Literal["auto", "always", "never"]
 `never`: a new folder."""
 
 # Settings that may differ between the two parts of a run that was resumed.
-_FREE = {"training.num_epochs", "ray.num_actors"}
-_FREE_SECTIONS = {"checkpoint", "logging"}
+_FREE = {"training.num_epochs"}
+_FREE_SECTIONS = {"checkpoint", "logging", "ray"}
 _MOST_RUNS = 10_000
 _BEGINNING = {".lock", "log.txt", ".run.json"}
 """Files that are there before a run has a status."""

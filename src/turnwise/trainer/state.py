@@ -112,10 +112,10 @@ def load_configured_model(config: ConfigStore) -> LoadedModel:
 
 
 def _weights(model: PolicyValueModel) -> dict[str, torch.Tensor]:
-    return {name: x.detach().contiguous() for name, x in _trained(model).items()}
+    return {name: x.detach().contiguous() for name, x in trained_parameters(model).items()}
 
 
-def _trained(model: PolicyValueModel) -> dict[str, torch.Tensor]:
+def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]:
     """What training may have changed: all of it, or the adapters and the critic."""
     only_trained = has_adapters(model.policy)
     return {
@@ -129,7 +129,7 @@ def _trained(model: PolicyValueModel) -> dict[str, torch.Tensor]:
 def _load_weights(
     model: PolicyValueModel, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint
 ) -> None:
-    own = _trained(model)
+    own = trained_parameters(model)
     if set(own) != set(weights):
         odd = sorted(set(own) ^ set(weights))
         raise CheckpointError(

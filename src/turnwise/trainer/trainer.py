@@ -25,7 +25,7 @@ from turnwise.trainer.checkpoints import Checkpoint, open_checkpoint, save_check
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.disk_errors import explained
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
-from turnwise.trainer.figures import episode_figures
+from turnwise.trainer.figures import episode_figures, staleness
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.rollout import Rollout
@@ -128,10 +128,9 @@ class RayPPOTrainer:
         """
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
-        with self._run(num_steps) as (records, stop):
+        with self._run(num_steps) as (records, stop), self._rollout(num_steps) as rollout:
             learner = self.machinery.learner
             learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
-            rollout = Rollout(self.machinery.collector, self.config, self._rows, self._curriculum)
             self._warm_start(rollout, records, stop)
             while not stop.is_wanted and (self.step < num_steps or self._unwritten):
                 if self._unwritten is None:
@@ -154,6 +153,12 @@ class RayPPOTrainer:
                     records.save(self.step, self._write_state)
         return self.metrics_history
 
+    def _rollout(self, num_steps: int) -> Rollout:
+        parts = self.machinery
+        return parts.rollout(
+            parts.collector, self.config, self._rows, self._curriculum, num_steps=num_steps
+        )
+
     def _train_step(
         self, rollout: Rollout, stop: StopRequest
     ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
@@ -167,6 +172,7 @@ class RayPPOTrainer:
         if rollout.zero_variance is not None:
             figures["zero_variance"] = rollout.zero_variance
             figures["num_resampled"] = rollout.num_resampled
+        figures |= staleness(played, parts.engine.weight_version)
         rows = trained_rows(played)
         columns: Mapping[str, torch.Tensor] = {}
         if rows:

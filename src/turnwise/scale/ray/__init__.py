@@ -1,0 +1,72 @@
+"""The trainer on a Ray cluster: episodes and learning in processes of their own.
+
+The loop, the files and the user's code are those of one process. Here are stand-ins for the
+collector, the engine and the learner, and the workers behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+from typing import Any
+
+from turnwise.config import ConfigStore
+from turnwise.learner import make_learner
+from turnwise.scale.ray.ahead import AheadRollout
+from turnwise.scale.ray.cluster import Cluster
+from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
+from turnwise.scale.ray.episode_pool import EpisodePool
+from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
+from turnwise.scale.ray.failures import Failures
+from turnwise.scale.ray.learner import RemoteLearner
+from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.trainer.assembly import Machinery, UserParts, samples_exactly
+from turnwise.trainer.batches import Advantages
+from turnwise.trainer.rollout import Rollout
+
+__all__ = ["assemble"]
+
+
+def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
+    """Start the workers, and build what stands for them in this process."""
+    factory = parts.factory(config)
+    options = parts.episode_options(config)
+    gpus = config.ray.gpus_per_worker
+    model, tokenizer = parts.model_and_tokenizer(_placed(config, "cpu"))
+    source = ModelSource(
+        _placed(config, "cuda" if gpus else "cpu"), None if parts.model is None else _on_cpu(model)
+    )
+    num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    with contextlib.ExitStack() as stack:
+        cluster = Cluster(config.ray, num_bytes)
+        stack.callback(cluster.close)
+        failures = Failures(config.ray.max_failures)
+        spec = EpisodeSpec(source.config, source, tokenizer, factory, options)
+        pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
+        group = LearnerGroup(cluster, config, source, failures)
+        make = functools.partial(RemoteLearner, group=group)
+        learner = make_learner(config, model, total_steps=total_steps, make=make)
+        assert isinstance(learner, RemoteLearner)
+        engine = RemoteEngine(pool, tokenizer, learner.policy_object)
+        stack.callback(pool.close)
+        stack.callback(group.close)
+        collector = RemoteCollector(engine, factory, **options)
+        is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
+        advantages = Advantages(config.training, learner, sampler_is_exact=is_exact)
+        rollout = Rollout if config.ray.mode == "sync" else AheadRollout
+        engine.when_closed(stack.pop_all().close)
+        return Machinery(tokenizer, learner, engine, collector, factory, advantages, True, rollout)
+
+
+def _placed(config: ConfigStore, device: str) -> ConfigStore:
+    """The model on this device; its precision is that of the workers, also where it is mirrored."""
+    model = dataclasses.replace(config.model, device=device)
+    if model.dtype == "auto":
+        model.dtype = "bfloat16" if config.ray.gpus_per_worker else "float32"
+    return dataclasses.replace(config, model=model)
+
+
+def _on_cpu(model: Any) -> Any:
+    return model if model.device.type == "cpu" else copy.deepcopy(model).cpu()

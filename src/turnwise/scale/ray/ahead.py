@@ -1,0 +1,84 @@
+"""One step off: the next step's episodes are played while this one's are learned from."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+from turnwise.episode import Collection
+from turnwise.scale.ray.collector import RemoteCollector
+from turnwise.trainer.rollout import OnEpisode, Rollout
+from turnwise.trainer.stopping import StopRequest
+
+
+class AheadRollout(Rollout):
+    """Episodes come from weights that are one update old at most; never from older ones.
+
+    The first step of a run, or of a resumed one, is played with the weights of the moment.
+    """
+
+    _ahead: Ahead | None = None
+
+    def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.step != step:
+            if ahead is not None:
+                ahead.call_off()
+            played = super().play(step, stop, on_episode)
+        else:
+            played = ahead.wait(stop)
+            self.num_resampled = ahead.rollout.num_resampled
+            self.zero_variance = ahead.rollout.zero_variance
+            self._starts = ahead.rollout._starts
+        if self.num_steps is None or step + 1 < self.num_steps:
+            self._ahead = Ahead(self._as_it_is_now(), step + 1)
+        return played
+
+    def close(self) -> None:
+        if self._ahead is not None:
+            self._ahead.call_off()
+            self._ahead = None
+
+    def _as_it_is_now(self) -> Rollout:
+        """Whatever this step still changes, the one that is played ahead does not see."""
+        other = Rollout.__new__(Rollout)
+        other.__dict__ = dict(self.__dict__)
+        other._curriculum = copy.deepcopy(self._curriculum)
+        assert isinstance(self.collector, RemoteCollector)
+        other.collector = self.collector.with_weights_of_now()
+        return other
+
+
+class Ahead:
+    """A step that is being played in a thread."""
+
+    def __init__(self, rollout: Rollout, step: int) -> None:
+        self.rollout = rollout
+        self.step = step
+        self._stop = StopRequest(lambda text: None)
+        self._outcome: list[Collection] = []
+        self._failure: list[BaseException] = []
+        self._thread = threading.Thread(
+            target=self._play, name=f"turnwise: step {step} ahead", daemon=True
+        )
+        self._thread.start()
+
+    def _play(self) -> Any:
+        try:
+            self._outcome.append(self.rollout.play(self.step, self._stop))
+        except BaseException as error:
+            self._failure.append(error)
+
+    def wait(self, stop: StopRequest) -> Collection:
+        """Its episodes; `Interrupted` if a stop is asked for before they are over."""
+        with stop.calling_off(self._stop.ask):
+            self._thread.join()
+        if self._failure:
+            raise self._failure[0]
+        return self._outcome[0]
+
+    def call_off(self) -> None:
+        """Nobody wants it any more."""
+        self._stop.ask()
+        self._thread.join(timeout=10.0)

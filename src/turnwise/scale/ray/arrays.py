@@ -1,0 +1,34 @@
+"""Tensors as the object store likes them: plain bytes that a node's processes read in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+Arrays: TypeAlias = dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]]
+"""Name, then the type, the shape and the bytes: NumPy does not know all of torch's types."""
+
+
+def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    """The same memory where it is a CPU's; Ray copies it into the store.
+
+    >>> from_arrays(to_arrays({"w": torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)}))
+    {'w': tensor([[1.5000, 2.0000]], dtype=torch.bfloat16)}
+    """
+    arrays: Arrays = {}
+    for name, tensor in tensors.items():
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        kind = str(tensor.dtype).removeprefix("torch.")
+        arrays[name] = (kind, tuple(tensor.shape), flat.view(torch.uint8).numpy())
+    return arrays
+
+
+def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """Tensors of one's own: what lies in the store is for reading only."""
+    return {
+        name: torch.from_numpy(data.copy()).view(getattr(torch, kind)).reshape(shape)
+        for name, (kind, shape, data) in arrays.items()
+    }

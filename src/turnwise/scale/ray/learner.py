@@ -1,0 +1,154 @@
+"""The trainer's learner, where the learning is done elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from turnwise.errors import import_extra
+from turnwise.learner import Learner, Outputs, PolicyValueModel, PPOBatch
+from turnwise.scale.ray.arrays import to_arrays
+from turnwise.scale.ray.episode_pool import split_evenly
+from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.scale.ray.learner_worker import learner_state, load_learner_state
+from turnwise.trainer.assembly import policy_weights
+
+ray = import_extra("ray", "ray")
+
+
+class RemoteLearner(Learner):
+    """Does what `Learner` does, by a group of workers.
+
+    Its own model is a mirror, on the CPU: brought up to date when somebody looks at it, to save
+    it say, and handed to the workers when a checkpoint was loaded into it.
+    """
+
+    def __init__(self, *arguments: Any, group: LearnerGroup, **options: Any) -> None:
+        self._group = group
+        self._is_behind = False
+        """Whether the workers have learned since the mirror was brought up to date."""
+        self._is_ahead = True
+        """Whether the workers have yet to be told what is in the mirror."""
+        self._policy: Any = None
+        super().__init__(*arguments, **options)
+
+    @property
+    def model(self) -> PolicyValueModel:
+        """The mirror, as new as the workers' own."""
+        if self._is_behind:
+            self._is_behind = False
+            policy = self._policy
+            load_learner_state(self, ray.get(self._group.state))
+            self._policy, self._is_ahead = policy, False
+        return self._mirror
+
+    @model.setter
+    def model(self, model: PolicyValueModel) -> None:
+        self._mirror = model
+
+    def policy_object(self) -> Any:
+        """Where in the object store the policy's weights lie."""
+        if self._policy is None:
+            self._policy = ray.put(to_arrays(policy_weights(self)))
+        return self._policy
+
+    def score(self, batch: PPOBatch) -> Outputs:
+        parts = self._on_parts("score", batch)
+        grids = [_joined(part) for part in zip(*parts, strict=True)]
+        log_probs, entropy, values, last_values = grids
+        assert log_probs is not None
+        assert entropy is not None
+        return Outputs(log_probs, entropy, values, last_values)
+
+    def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
+        return torch.cat(self._on_parts("reference_log_probs", batch))
+
+    def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
+        return torch.cat(self._on_parts("sum_pi_squared", batch))
+
+    def update(self, batch: PPOBatch) -> dict[str, float]:
+        shared = ray.put(batch)
+        options = self.options
+        return self._learn(
+            lambda actor, rank: actor.update.options(num_returns=3).remote(shared, options)
+        )
+
+    def imitate(self, batch: PPOBatch, learning_rate: float | None = None) -> dict[str, float]:
+        shared = ray.put(batch)
+        options = self.options
+        return self._learn(
+            lambda actor, rank: actor.imitate.options(num_returns=3).remote(
+                shared, options, learning_rate
+            )
+        )
+
+    def restart(self) -> None:
+        _ = self.model
+        super().restart()
+        self._is_ahead = True
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        _ = self.model
+        return super().state_tensors()
+
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().load_state_tensors(tensors)
+        self._is_ahead = True
+        self._policy = None
+
+    def close(self) -> None:
+        self._group.close()
+
+    def _learn(self, ask: Callable[[Any, int], Any]) -> dict[str, float]:
+        self._hand_over()
+        references = self._group.call(ask)
+        told = ray.get([reference for reference, _, _ in references])
+        _, self._group.state, self._policy = references[0]
+        self._is_behind = True
+        self.num_updates += 1
+        self.seen_log_probs = torch.from_numpy(sum(seen for _, seen in told))
+        return together([figures for figures, _ in told])
+
+    def _on_parts(self, method: str, batch: PPOBatch) -> list[Any]:
+        """Each worker computes some of the episodes."""
+        self._hand_over()
+        shares = split_evenly(len(batch), self._group.num_workers)
+        parts = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
+        found = self._group.call(lambda actor, rank: getattr(actor, method).remote(parts[rank]))
+        outcome: list[Any] = ray.get(found)
+        return outcome
+
+    def _hand_over(self) -> None:
+        if self._is_ahead:
+            self._is_ahead = False
+            self._group.load(ray.put(learner_state(self)))
+
+
+def together(figures: list[dict[str, float]]) -> dict[str, float]:
+    """The figures of an update from those of the workers.
+
+    The workers agree on all but what each measured on its own episodes.
+    """
+    tokens = [told.get("num_trained_tokens", 0.0) for told in figures]
+    whole = dict(figures[0])
+    for name in {name for told in figures for name in told if name.startswith("gap_")}:
+        found = [
+            (told[name], number)
+            for told, number in zip(figures, tokens, strict=True)
+            if name in told
+        ]
+        if name == "gap_max":
+            whole[name] = max(value for value, _ in found)
+        else:
+            total = sum(number for _, number in found) or 1.0
+            whole[name] = sum(value * number for value, number in found) / total
+    if "num_trained_tokens" in whole:
+        whole["num_trained_tokens"] = sum(tokens)
+    return whole
+
+
+def _joined(grids: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
+    present = [grid for grid in grids if grid is not None]
+    return torch.cat(present) if present else None

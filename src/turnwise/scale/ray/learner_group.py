@@ -1,0 +1,126 @@
+"""The learners, seen from the trainer: one dies, and all begin again from the last step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from turnwise.config import ConfigStore
+from turnwise.errors import import_extra
+from turnwise.scale.ray.cluster import Cluster
+from turnwise.scale.ray.episode_worker import ModelSource
+from turnwise.scale.ray.failures import (
+    SECONDS_BETWEEN_CALLS,
+    SECONDS_TO_ANSWER,
+    Failures,
+    WorkerLost,
+    is_loss,
+    own_error,
+)
+from turnwise.scale.ray.learner_worker import LearnerWorker
+
+ray = import_extra("ray", "ray")
+
+_SECONDS_TO_DIE = 20.0
+"""The neighbours of a dead learner notice it before Ray does."""
+
+
+class LearnerGroup:
+    """Learner workers that meet in a torch.distributed group.
+
+    A group with a dead member cannot go on: all are replaced and given the last `state`, which
+    lies in the object store, and what was under way is done again.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: ConfigStore,
+        source: ModelSource,
+        failures: Failures,
+    ) -> None:
+        self.num_workers = settings.ray.num_learners
+        self.state: Any = None
+        """What a new group begins from."""
+        self._cluster = cluster
+        self._settings = settings
+        self._source = ray.put(source)
+        self._failures = failures
+        self._actors: list[Any] = []
+
+    def pids(self) -> list[int]:
+        """The processes of the workers."""
+        found: list[int] = ray.get(self._asked_to_answer(), timeout=SECONDS_TO_ANSWER)
+        return found
+
+    def load(self, state: Any) -> None:
+        """All become the learner with this state."""
+        self.state = state
+        self.call(lambda actor, rank: actor.load.remote(state))
+
+    def call(self, ask: Callable[[Any, int], Any]) -> list[Any]:
+        """Ask every worker; their references, when all of them are done."""
+        while True:
+            try:
+                if not self._actors:
+                    self._start()
+                references = [ask(actor, rank) for rank, actor in enumerate(self._actors)]
+                self._wait(references)
+            except WorkerLost as loss:
+                self._failures.note("a learner", loss)
+                self.close()
+            else:
+                self._failures.wipe()
+                return references
+
+    def close(self) -> None:
+        for actor in self._actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self._actors = []
+
+    def _start(self) -> None:
+        # Who asks whether it is there is not to wait until an update is done.
+        make = ray.remote(concurrency_groups={"beside": 1})(LearnerWorker)
+        first = self._settings.ray.num_actors
+        for rank in range(self.num_workers):
+            options = self._cluster.options(first + rank)
+            self._actors.append(make.options(**options).remote(rank, self.num_workers))
+        address = None
+        if self.num_workers > 1:
+            opened = self._actors[0].open.remote()
+            self._wait([opened])
+            address = ray.get(opened)
+        joined = [
+            actor.join.remote(address, self._settings, self._source) for actor in self._actors
+        ]
+        self._wait(joined)
+        if self.state is not None:
+            self._wait([actor.load.remote(self.state) for actor in self._actors])
+
+    def _wait(self, references: Sequence[Any]) -> None:
+        """Until all are done, or one of the workers is gone or does not answer."""
+        flat = [r[0] if isinstance(r, list) else r for r in references]
+        waiting = list(flat)
+        while waiting:
+            done, waiting = ray.wait(waiting, timeout=SECONDS_BETWEEN_CALLS)
+            for reference in done:
+                try:
+                    ray.get(reference)
+                except Exception as error:
+                    if is_loss(error):
+                        raise WorkerLost(str(error)) from error
+                    self._look_for_the_dead(_SECONDS_TO_DIE)
+                    raise own_error(error) from None
+            if not done:
+                self._look_for_the_dead(SECONDS_TO_ANSWER)
+
+    def _look_for_the_dead(self, seconds: float) -> None:
+        try:
+            ray.get(self._asked_to_answer(), timeout=seconds)
+        except Exception as error:
+            raise WorkerLost(f"it is gone or does not answer: {error}") from error
+
+    def _asked_to_answer(self) -> list[Any]:
+        return [actor.ping.options(concurrency_group="beside").remote() for actor in self._actors]
