@@ -113,10 +113,14 @@ def import_object(target: str) -> Any:
         names = [
             name
             for name, value in vars(module).items()
-            if callable(value) and getattr(value, "__module__", None) == module.__name__
+            if _is_environment(value) or getattr(value, "__module__", None) == module.__name__
         ]
         raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(attribute, names)}")
     return getattr(module, attribute)
+
+
+def _is_environment(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseEnvironment)
 
 
 def _import_file(path: Path) -> Any:
