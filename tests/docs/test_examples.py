@@ -29,6 +29,8 @@ def short_runs(monkeypatch):
 @pytest.mark.usefixtures("short_runs")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+    if page.name == "verl.md":
+        pytest.importorskip("verl", reason="runs beside VERL")
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "example"}
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
