@@ -53,11 +53,13 @@ class Memory(Echo):
 class Several(Echo):
     """Four letters, one after the other, each paid for by itself."""
 
+    num_letters = 4
+
     def step(self, action):
         self.step_count += 1
         right = action == self.letter
         self.letter = self.rng.choice(self.letters)
-        self._done = self.step_count == 4
+        self._done = self.step_count == self.num_letters
         return self.letter, float(right), self._done, {"success": right}
 
 

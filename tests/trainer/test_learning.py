@@ -1,0 +1,95 @@
+"""Small tasks that must be learned, from a seed, by each family of algorithms."""
+
+import functools
+import tempfile
+from statistics import mean
+
+import pytest
+
+from trainer.worlds import Echo, Memory, small_config, small_model
+from turnwise import RayPPOTrainer
+
+# Starts in a step; all play 64 episodes, those that compare the episodes of a group 8 of each.
+BATCHES = {"gae": 64, "turn_gae": 64, "reinforce_plus_plus": 64, "grpo": 8, "rloo": 8}
+
+
+class Fallible:
+    """Its expert guesses half of the time. Who imitates it is as often wrong, however long the
+    imitation was: the rest can only be learned by trying."""
+
+    def expert_action(self):
+        return self.rng.choice([self.letter, self.rng.choice(self.letters)])
+
+
+class FallibleEcho(Fallible, Echo):
+    pass
+
+
+class FallibleMemory(Fallible, Memory):
+    letters = "abc"
+
+
+def trained(world, *settings, seed, weights=None):
+    """The rewards of the steps, and the weights that they led to."""
+    # Tied embeddings make it easy to say again what was read.
+    model, tokenizer = small_model(seed, tie_word_embeddings=True)
+    if weights is not None:
+        model.load_state_dict(weights)
+    with tempfile.TemporaryDirectory() as folder:
+        config = small_config(
+            folder,
+            "checkpoint.save_interval=1000",
+            "inference.max_tokens=2",
+            "training.num_epochs=1",
+            f"training.seed={seed}",
+            *settings,
+        )
+        with RayPPOTrainer(config, world, model=model, tokenizer=tokenizer) as trainer:
+            rewards = [metrics["reward"] for metrics in trainer.fit()]
+    return rewards, {name: x.clone() for name, x in model.state_dict().items()}
+
+
+@functools.cache
+def imitated(world, seed):
+    """What the expert can teach: the start of all that is learned here, made once."""
+    return trained(
+        world,
+        "training.batch_size=64",
+        "training.warm_start=expert",
+        "training.warm_start_steps=50",
+        "training.warm_start_learning_rate=5e-3",
+        "training.steps_per_epoch=1",
+        "training.learning_rate=1e-12",
+        seed=seed,
+    )[1]
+
+
+def learn(world, estimator, *settings, seed=0):
+    """The mean reward of each step."""
+    return trained(
+        world,
+        "training.warm_start=null",
+        "training.learning_rate=2e-3",
+        "training.lr_schedule=linear",
+        "training.warmup_steps=3",
+        "training.update_epochs=2",
+        "training.mini_batch_size=32",
+        f"training.adv_estimator={estimator}",
+        f"training.batch_size={BATCHES[estimator]}",
+        *settings,
+        seed=seed,
+        weights=imitated(world, seed),
+    )[0]
+
+
+@pytest.mark.parametrize("estimator", BATCHES)
+class TestEachAlgorithm:
+    def test_says_the_letter_that_it_reads(self, estimator):
+        rewards = learn(FallibleEcho, estimator, "training.steps_per_epoch=12")
+        assert rewards[0] < 0.8
+        assert mean(rewards[-4:]) > 0.9
+
+    def test_remembers_a_letter_for_three_turns(self, estimator):
+        rewards = learn(FallibleMemory, estimator, "training.steps_per_epoch=15")
+        assert rewards[0] < 0.85
+        assert mean(rewards[-4:]) > 0.9
