@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from turnwise import ConfigError, ConfigStore
+from turnwise.models import model_folder
 from turnwise.scale.verl.machine import Machine
 from turnwise.scale.verl.names import PARTS
 from turnwise.scale.verl.settings import to_verl_config
 from turnwise.scale.verl.targets import ESTIMATORS, POLICY_LOSSES, TARGETS
 
 CPU = Machine("/models/tiny", 4096, 0, Path("/runs/one"))
+HERE = dataclasses.replace(CPU, model_path=model_folder("tiny"))
 GPU = dataclasses.replace(CPU, num_gpus=4)
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MODEL = "actor_rollout_ref.model"
@@ -201,7 +203,7 @@ def test_every_name_is_one_that_verl_has_registered() -> None:
 def test_overrides_stand_above_our_settings() -> None:
     from turnwise.scale.verl.compose import check, compose
 
-    settings = {**mapped(CPU), f"{PARTS}.drops_groups": False}
+    settings = {**mapped(HERE), f"{PARTS}.drops_groups": False}
     config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
     assert config.trainer.total_epochs == 5
     assert config.algorithm.gamma == 0.5
@@ -219,6 +221,6 @@ def test_an_override_that_verl_does_not_know_is_a_plain_error() -> None:
 def test_what_verl_finds_wrong_is_said_as_ours() -> None:
     from turnwise.scale.verl.compose import check, compose
 
-    config = compose(mapped(CPU), [f"{ACTOR}.loss_agg_mode=nonsense"])
+    config = compose(mapped(HERE), [f"{ACTOR}.loss_agg_mode=nonsense"])
     with pytest.raises(ConfigError, match=r"VERL cannot run with these settings.*nonsense"):
         check(config)

@@ -30,6 +30,7 @@ def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
 
 def check(config: Any) -> None:
     """VERL's own look at its config; what it finds is said as ours."""
+    from hydra.errors import HydraException
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -39,7 +40,7 @@ def check(config: Any) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-    except (AssertionError, ValueError) as error:
+    except (AssertionError, ValueError, HydraException) as error:
         raise ConfigError(f"VERL cannot run with these settings: {error}") from error
 
 

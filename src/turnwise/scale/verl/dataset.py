@@ -59,7 +59,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         place = range(self._size)[operator.index(index)]
         seed, sampling_seed, task = self._start(place)
         row: dict[str, Any] = {
-            "raw_prompt": [],  # the episode writes its own opening
+            "raw_prompt": [{"role": "user", "content": ""}],  # the episode writes its own opening
             "agent_name": AGENT_LOOP,
             "data_source": self._name,
             "reward_model": {"style": "environment", "ground_truth": None},

@@ -33,7 +33,7 @@ class _CpuDevice(ModuleType):
         return 0, 0
 
     def get_device_name(self, *_: Any) -> str:
-        return "cpu"
+        return "CPU"
 
     def get_rng_state(self, *_: Any) -> torch.Tensor:
         return torch.get_rng_state()

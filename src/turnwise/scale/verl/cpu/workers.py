@@ -40,6 +40,27 @@ class CpuLanguageModel(_OnCpu, FSDPEngineWithLMHead):  # type: ignore[misc]
 class CpuValueModel(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc]
     """The critic."""
 
+    model_config: Any
+
+    def _build_module(self) -> Any:
+        """The model with a head of one value a token; VERL's own asks for flash attention."""
+        from transformers import AutoModelForTokenClassification
+
+        config = self.model_config.hf_config
+        config.num_labels = 1
+        config.classifier_dropout = 0.0
+        torch.manual_seed(self.engine_config.seed)  # the head is new
+        module: Any = AutoModelForTokenClassification.from_pretrained(
+            self.model_config.local_path,
+            config=config,
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            trust_remote_code=self.model_config.trust_remote_code,
+        )
+        if self.model_config.enable_gradient_checkpointing:
+            module.gradient_checkpointing_enable({"use_reentrant": False})
+        return module
+
 
 def _start_gloo() -> None:
     # VERL would ask for one backend for "cpu" twice, which torch refuses.
