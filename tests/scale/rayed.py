@@ -1,0 +1,88 @@
+"""Runs that are the same on Ray and in one process, and worlds in which workers die."""
+
+import os
+import signal
+from pathlib import Path
+
+from trainer.worlds import Memory, small_trainer
+from turnwise.algo.losses.ppo import compute_policy_loss
+
+PPO = (
+    "training.adv_estimator=gae",
+    "training.batch_size=6",
+    "training.mini_batch_size=4",
+    "training.update_epochs=2",
+    "training.num_epochs=1",
+    "training.steps_per_epoch=3",
+    "training.warm_start_steps=2",
+    # Adam turns noise in a gradient that is nearly 0 into a step of this size.
+    "training.learning_rate=1e-4",
+    "training.warm_start_learning_rate=1e-4",
+    "inference.max_tokens=2",
+)
+ON_RAY = ("ray.use_ray=true", "ray.num_actors=2", "ray.num_learners=2")
+
+
+TESTS = os.environ.setdefault("TURNWISE_TESTS_PID", str(os.getpid()))
+"""The one process that must not be killed: it plays, too, in a warm start."""
+
+
+class Deadly(Memory):
+    """Kills the worker that plays it, where a file says so: once for each file."""
+
+    def step(self, action):
+        if self.step_count == 1:
+            burn(Path(self.config.get("fuses", "/nowhere")), "episode")
+        return super().step(action)
+
+
+class AlwaysDeadly(Memory):
+    def step(self, action):
+        die()
+
+
+def die():
+    assert str(os.getpid()) != TESTS
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def burn(folder, kind):
+    """End this worker if a fuse of this kind is left."""
+    if str(os.getpid()) == TESTS:
+        return
+    for fuse in sorted(folder.glob(f"{kind}-*")):
+        try:
+            fuse.unlink()
+        except FileNotFoundError:
+            continue  # another process took it
+        die()
+
+
+def deadly_loss(folder):
+    """PPO's loss; in the middle of an update the learner dies, once for each fuse."""
+
+    def loss(*arguments, **options):
+        burn(Path(folder), "update")
+        return compute_policy_loss(*arguments, **options)
+
+    return loss
+
+
+def lay_fuses(folder, kind, number):
+    for count in range(number):
+        (folder / f"{kind}-{count}").touch()
+
+
+def train(folder, environment, *overrides, before=lambda trainer: None, **options):
+    """Train to the end: the metrics, the weights, the episodes' folder."""
+    with small_trainer(folder, environment, *PPO, *overrides, **options) as trainer:
+        before(trainer)
+        history = trainer.fit()
+        model = trainer.machinery.learner.model
+        weights = {name: x.detach().clone() for name, x in model.named_parameters()}
+    return history, weights, trainer.run_folder
+
+
+def largest_difference(left, right):
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)

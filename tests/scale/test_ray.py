@@ -1,0 +1,218 @@
+"""Real Ray: the run of one process, by several; also when they die."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import turnwise
+from scale.rayed import (
+    ON_RAY,
+    AlwaysDeadly,
+    Deadly,
+    deadly_loss,
+    largest_difference,
+    lay_fuses,
+    train,
+)
+from trainer.runs import episodes, metrics_of
+from trainer.worlds import Memory
+from turnwise.errors import ConfigError, TrainingStopped, import_extra
+from turnwise.scale.ray.cluster import importable_there
+
+ray = import_extra("ray", "ray")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory):
+    """One for all tests: trainers use the one that is there, and leave it running."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with importable_there():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            object_store_memory=256 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+        )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run in one process."""
+    return train(tmp_path_factory.mktemp("alone"), Memory)
+
+
+def comparable(metrics):
+    return {name: x for name, x in metrics.items() if not name.startswith("time/")}
+
+
+def assert_same_training(run, other):
+    histories = ([comparable(metrics) for metrics in history] for history in (run[0], other[0]))
+    for ours, theirs in zip(*histories, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name, number in ours.items():
+            assert number == pytest.approx(theirs[name], rel=1e-3, abs=1e-5), name
+    assert largest_difference(run[1], other[1]) < 1e-5
+
+
+def tokens_and_versions(folder):
+    return {
+        step: [
+            [
+                (agent["stream"]["ids"], [turn["weight_version"] for turn in agent["turns"]])
+                for agent in episode["agents"]
+            ]
+            for episode in played
+        ]
+        for step, played in episodes(folder).items()
+    }
+
+
+def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
+    run = train(tmp_path, Memory, *ON_RAY)
+    assert_same_training(run, alone)
+    assert ray.is_initialized()
+
+
+def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
+    fuses = tmp_path / "fuses"
+    fuses.mkdir()
+    lay_fuses(fuses, "episode", 2)
+    lay_fuses(fuses, "update", 1)
+
+    def arm(trainer):
+        learner = trainer.machinery.learner
+        learner.options = dataclasses.replace(learner.options, policy_loss=deadly_loss(fuses))
+
+    run = train(tmp_path / "run", Deadly, *ON_RAY, f"environment.params.fuses={fuses}", before=arm)
+    assert not list(fuses.iterdir())
+    assert_same_training(run, alone)
+    assert [m["num_episodes"] for m in metrics_of(run[2])] == [6, 6, 6]
+
+
+def test_a_run_that_only_loses_workers_ends_and_says_why(tmp_path):
+    with pytest.raises(TrainingStopped, match=r"2 workers were lost.*max_failures is 1"):
+        train(
+            tmp_path,
+            AlwaysDeadly,
+            *("training.warm_start=null", "ray.use_ray=true", "ray.max_failures=1"),
+        )
+
+
+def test_a_checkpoint_moves_between_one_process_and_a_cluster(tmp_path, alone):
+    class Stopping:
+        """Stops after a step."""
+
+        def __init__(self, step):
+            self.last = step
+
+        def begin(self, run):
+            self.first_step = run.first_step
+
+        def step(self, metrics):
+            if metrics["step"] == self.last:
+                signal.raise_signal(signal.SIGINT)
+
+        def say(self, text):
+            pass
+
+        def progress(self, what, done, total):
+            pass
+
+        def end(self, outcome):
+            self.outcome = outcome
+
+    places = [(), ON_RAY, ()]  # one step in each
+    for step, overrides in enumerate(places, 1):
+        stopping = Stopping(step if step < 3 else 0)
+        try:
+            run = train(tmp_path, Memory, *overrides, reporter=stopping)
+        except KeyboardInterrupt:
+            assert stopping.outcome == "interrupted"
+        assert stopping.first_step == step - 1
+    assert_same_training(run, alone)
+
+
+def test_one_step_off_plays_ahead_and_corrects_for_it(tmp_path):
+    history, weights, _ = train(tmp_path, Memory, "ray.use_ray=true", "ray.mode=one_step_off")
+    assert [m.get("weights_behind", 0) for m in history] == [0, 1, 1]
+    assert all(m["num_episodes"] == 6 and m["num_steps"] for m in history)
+    assert all("importance_mean" in m or "gap_mean" in m for m in history)
+    assert all(bool(x.isfinite().all()) for x in weights.values())
+
+
+SCRIPT = """
+import os, random
+from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+
+class Coin(BaseEnvironment):
+    "Defined in the script itself."
+    def reset(self):
+        self._done = False
+        return "heads or tails?"
+    def step(self, action):
+        self._done = True
+        return "", 0.0, True, {"pid": os.getpid()}
+    def get_state_description(self):
+        return "a coin"
+
+seen = []
+def reward(trajectory):
+    return float(len(trajectory.actions[0]))
+
+if __name__ == "__main__":
+    import sys
+    config = ConfigStore.load(overrides=[
+        f"checkpoint.output_dir={sys.argv[1]}", "ray.use_ray=true", "training.batch_size=2",
+        "training.num_epochs=1", "training.steps_per_epoch=1", "inference.max_tokens=2",
+        "training.adv_estimator=reinforce_plus_plus"])
+    with RayPPOTrainer(config, Coin, reward) as trainer:
+        (metrics,) = trainer.fit()
+        pids = trainer.machinery.engine.pool.pids()
+        print("pids", os.getpid(), *pids)
+        assert metrics["num_episodes"] == 2 and metrics["reward"] > 0
+    import ray
+    assert not ray.is_initialized()
+"""
+
+
+def test_a_script_with_its_own_environment_starts_a_cluster_and_stops_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "runs")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={
+            "PYTHONPATH": str(Path(turnwise.__file__).parents[1]),
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/tmp"),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", ""),
+            "OMP_NUM_THREADS": "1",
+            "RAY_worker_niceness": "0",
+        },
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("pids")]
+    driver, *workers = (int(word) for word in line.split()[1:])
+    assert driver not in workers
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its cluster"
+        time.sleep(0.1)
+
+
+def test_too_few_gpus_are_told(tmp_path, monkeypatch):
+    monkeypatch.setattr("turnwise.scale.ray.cluster._SECONDS_FOR_ROOM", 1.0)
+    with pytest.raises(ConfigError, match="2 workers need 2 CPUs and 4 GPUs, and it has 4 CPUs"):
+        train(tmp_path, Memory, "ray.use_ray=true", "ray.gpus_per_worker=2")
