@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import turnwise
 from turnwise import (
     BaseEnvironment,
     ConfigError,
@@ -74,8 +76,13 @@ def test_parts_of_a_users_file_arrive_where_the_file_is_not(tmp_path: Path) -> N
         "print(pack(parts))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(Path(turnwise.__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr
     parts = unpack(done.stdout.strip())
     assert "my_world" not in sys.modules
     assert parts.factory().step("x")[1] == 7

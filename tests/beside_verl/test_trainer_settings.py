@@ -222,5 +222,5 @@ def test_what_verl_finds_wrong_is_said_as_ours() -> None:
     from turnwise.scale.verl.compose import check, compose
 
     config = compose(mapped(HERE), [f"{ACTOR}.loss_agg_mode=nonsense"])
-    with pytest.raises(ConfigError, match=r"VERL cannot run with these settings.*nonsense"):
+    with pytest.raises(ConfigError, match=r"(?s)VERL cannot run with these settings.*nonsense"):
         check(config)

@@ -11,17 +11,15 @@ from turnwise.errors import ConfigError, import_extra
 def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
     """VERL's config with our settings, then the user's own overrides, in Hydra's words."""
     import_extra("verl", "verl")
-    from hydra import compose as hydra_compose, initialize_config_module
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+    hydra = import_extra("hydra", "verl")
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
 
     words = [f"++{name}={_in_hydra(value)}" for name, value in settings.items()]
-    GlobalHydra.instance().clear()
-    with initialize_config_module("verl.trainer.config", version_base=None):
+    hydra.core.global_hydra.GlobalHydra.instance().clear()
+    with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         try:
-            config = hydra_compose("ppo_trainer", [*words, *overrides])
-        except HydraException as error:
+            config = hydra.compose("ppo_trainer", [*words, *overrides])
+        except hydra.errors.HydraException as error:
             raise ConfigError(
                 f"VERL's config does not take one of {list(overrides)}: {error}"
             ) from error
@@ -30,7 +28,7 @@ def compose(settings: Mapping[str, Any], overrides: Iterable[str] = ()) -> Any:
 
 def check(config: Any) -> None:
     """VERL's own look at its config; what it finds is said as ours."""
-    from hydra.errors import HydraException
+    errors = import_extra("hydra.errors", "verl")
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
@@ -40,7 +38,7 @@ def check(config: Any) -> None:
             use_reference_policy=need_reference_policy(config),
             use_critic=need_critic(config),
         )
-    except (AssertionError, ValueError, HydraException) as error:
+    except (AssertionError, ValueError, errors.HydraException) as error:
         raise ConfigError(f"VERL cannot run with these settings: {error}") from error
 
 

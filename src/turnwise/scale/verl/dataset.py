@@ -45,7 +45,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self.environment = environment
         self.tokenizer = tokenizer
         self._size = size
-        self._rows = rows
+        self._rows: Any = rows
         self._batch_size = batch_size
         self._seed = seed
         self._max_length = max_length

@@ -20,7 +20,7 @@ from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.actions import ParserChoice
 from turnwise.episode.collector import ErrorPolicy
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.rollout import limits_of
@@ -70,8 +70,7 @@ def pack(parts: EpisodeParts) -> str:
     What was defined in a script, a notebook or a file beside it goes by value: the workers have
     never seen those.
     """
-    from ray import cloudpickle
-
+    cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
     try:
         with _by_value(cloudpickle):
             data = cloudpickle.dumps(parts)
@@ -86,8 +85,7 @@ def pack(parts: EpisodeParts) -> str:
 
 @lru_cache(maxsize=4)  # each process plays many episodes of one run
 def unpack(text: str) -> EpisodeParts:
-    from ray import cloudpickle
-
+    cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
     parts: EpisodeParts = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
     return parts
 

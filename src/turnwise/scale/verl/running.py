@@ -43,7 +43,6 @@ def _environment(on_cpu: bool) -> dict[str, str]:
 def start_ray(config: Any, machine: Machine) -> None:
     """A cluster of this process's own, or the one whose address the overrides name."""
     import ray
-    from omegaconf import OmegaConf
     from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
 
     if ray.is_initialized():
@@ -52,7 +51,8 @@ def start_ray(config: Any, machine: Machine) -> None:
             "ray.shutdown() first, or name a cluster: "
             "verl_overrides=['+ray_kwargs.ray_init.address=auto']"
         )
-    wanted = OmegaConf.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
+    omega = import_extra("omegaconf", "verl").OmegaConf
+    wanted = omega.to_container(config.ray_kwargs.get("ray_init", {}), resolve=True)
     runtime = get_ppo_ray_runtime_env(config)
     env_vars = {**runtime.get("env_vars", {}), **_environment(machine.on_cpu)}
     env_vars["PYTHONPATH"] = _python_path()
@@ -121,20 +121,21 @@ class NewerRun:
 
     def __init__(self, config: Any, machine: Machine, train: Any, held_out: Any) -> None:
         self._queue = import_extra("transfer_queue", "verl")
-        from omegaconf import OmegaConf
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 
         hand_over(train, held_out)
         base: Any = get_trainer_cls(config.trainer.v1.trainer_mode)
 
         class Trainer(base):  # type: ignore[misc]
+            role_worker_mapping: Any
+
             def _init_resource_pool_mgr(self) -> None:
                 super()._init_resource_pool_mgr()
                 if machine.on_cpu:
                     self.role_worker_mapping = _on_cpu(self.role_worker_mapping)
 
         config.transfer_queue.enable = True
-        OmegaConf.resolve(config)
+        import_extra("omegaconf", "verl").OmegaConf.resolve(config)
         self._queue.init(config.transfer_queue)
         self.trainer = Trainer(config=config)
         self.trainer.init()

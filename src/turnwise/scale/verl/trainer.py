@@ -95,9 +95,9 @@ class CustomRayPPOTrainer:
 
     def dry_run(self) -> str:
         """VERL's whole config as it would run, in YAML; nothing is started."""
-        from omegaconf import OmegaConf
-
-        text: str = OmegaConf.to_yaml(self.verl_config(), resolve=True)
+        text: str = import_extra("omegaconf", "verl").OmegaConf.to_yaml(
+            self.verl_config(), resolve=True
+        )
         return text
 
     def verl_config(self, num_steps: int | None = None, extra: Sequence[str] = ()) -> Any:
@@ -194,10 +194,8 @@ class CustomRayPPOTrainer:
         return self._run
 
     def _send_parts(self, config: Any) -> None:
-        from omegaconf import open_dict
-
         packed = pack(parts_of(self._parts, self.config, self._multi_turn))
-        with open_dict(config):
+        with import_extra("omegaconf", "verl").open_dict(config):
             config[PARTS].parts = packed
 
     def _place_tokenizer(self, config: Any) -> None:

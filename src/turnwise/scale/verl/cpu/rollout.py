@@ -104,7 +104,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
             name=server_name(self.replica_rank), num_cpus=0, max_concurrency=self.max_concurrency
         )
         model = self.model_config
-        server = actor.remote(model.path, model.trust_remote_code)
+        server: Any = actor.remote(model.path, model.trust_remote_code)
         await server.ready.remote()
         self.servers = [server]
         self._server_handle = server
