@@ -76,6 +76,11 @@ class Cluster:
     def _start(self, weight_bytes: int) -> None:
         address = self._settings.address or os.environ.get("RAY_ADDRESS")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is not None and address.startswith("ray://"):
+            raise ConfigError(
+                f"ray.address got {address!r}: Ray's client cannot hand over episodes one by one. "
+                "Run the script on the cluster (`ray job submit -- python train.py`) with auto."
+            )
         if address is not None:
             try:
                 ray.init(address=address, **quiet)
