@@ -29,8 +29,7 @@ class Warnings(logging.Handler):
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.module != "records":  # the doctor's findings: every reporter is told of those
-            self._say(record.getMessage())
+        self._say(record.getMessage())
 
     def __enter__(self) -> Self:
         logging.getLogger("turnwise").addHandler(self)

@@ -94,7 +94,6 @@ class Records:
         self._reporter.step(metrics)
         for finding in self._doctor.look(metrics):
             self._reporter.say(f"doctor: {finding}")
-            _LOG.warning("step %d: %s", step, finding)
         self._seconds = {"time/log": time.perf_counter() - started}
 
     def keep_evaluation(self, step: int, played: Collection, kind: str) -> None:

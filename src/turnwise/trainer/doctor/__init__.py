@@ -12,6 +12,7 @@ are silent while the reward rises.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -231,7 +232,7 @@ def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]
     """What the doctor says over a whole run: (step, finding)."""
     doctor = Doctor()
     return [
-        (int(metrics.get("step", number)), finding)
+        (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
         for number, metrics in enumerate(history, 1)
         for finding in doctor.look(metrics)
     ]

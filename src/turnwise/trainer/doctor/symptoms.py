@@ -146,7 +146,8 @@ def value_useless(history: History) -> str | None:
     if explained is None or explained > 0 or history.num_steps < 3 * NUM_STEADY:
         return None
     has_spread = min(history.last("reward_std", num), default=1.0) > 1e-6
-    if not has_spread or history.is_rising():
+    is_solved = (history.median("success", num) or 0.0) > 0.9
+    if not has_spread or is_solved or history.is_rising():
         return None  # nothing to explain, or not needed
     return (
         f"The value function explains nothing of the returns (explained variance {explained:.2g} "
