@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -29,9 +30,15 @@ ray = import_extra("ray", "ray")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cluster(tmp_path_factory):
+def cluster():
     """One for all tests: trainers use the one that is there, and leave it running."""
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # A short path: sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
+        yield from running(own)
+
+
+def running(folder):
     with importable_there():
         ray.init(
             address="local",
@@ -39,6 +46,7 @@ def cluster(tmp_path_factory):
             object_store_memory=256 * 2**20,
             include_dashboard=False,
             log_to_driver=False,
+            _temp_dir=folder,
         )
     yield
     ray.shutdown()
@@ -64,13 +72,12 @@ def assert_same_training(run, other):
 
 
 def tokens_and_versions(folder):
+    """Of every turn that was trained on: what was sampled, and by which weights."""
     return {
         step: [
-            [
-                (agent["stream"]["ids"], [turn["weight_version"] for turn in agent["turns"]])
-                for agent in episode["agents"]
-            ]
+            (agent["ids"], [(turn["tokens"], turn["weight_version"]) for turn in agent["turns"]])
             for episode in played
+            for agent in episode["agents"]
         ]
         for step, played in episodes(folder).items()
     }
@@ -79,6 +86,9 @@ def tokens_and_versions(folder):
 def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
     run = train(tmp_path, Memory, *ON_RAY)
     assert_same_training(run, alone)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    versions = {v for turns in tokens_and_versions(run[2]).values() for _, t in turns for _, v in t}
+    assert versions == {1, 2, 3}  # the warm start's, then one more with each step
     assert ray.is_initialized()
 
 
