@@ -65,7 +65,7 @@ class CallsOfEvenLength(ActionParser):
         return ParseResult([ToolCall("count", {"text": text})])
 
     def render(self, call: ToolCall) -> str:
-        return str(call.arguments["text"])
+        return " ".join(map(str, call.arguments.values()))
 
 
 def doubled(trajectory: Any) -> list[float]:
