@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 # $(call env,NAME): the python of the environment made from requirements/NAME.txt
 env = $$($(PYTHON) scripts/environment.py $(1))
 
-.PHONY: help demo play test test-verl test-vllm check format bench bench-verl bench-vllm test-gpu clean
+.PHONY: help demo play test test-verl test-verl-runs test-vllm check format bench bench-verl bench-vllm test-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,9 +33,13 @@ test-faults:  ## kill training runs with kill -9 at 40 moments, half of them ins
 	@py=$(call env,dev)
 	$$py -m pytest tests/faults
 
-test-verl:  ## compare with VERL's own functions, in VERL's environment
+test-verl:  ## compare with VERL's own functions and configuration, in VERL's environment
 	@py=$(call env,verl)
-	$$py -m pytest tests/beside_verl
+	$$py -m pytest tests/beside_verl --ignore=tests/beside_verl/test_trainer_runs.py
+
+test-verl-runs:  ## VERL's own trainers for real; it starts four times, a minute or two each
+	@py=$(call env,verl)
+	$$py -m pytest tests/beside_verl/test_trainer_runs.py
 
 test-vllm:  ## real vLLM, CPU build, in its own environment
 	@py=$(call env,vllm)

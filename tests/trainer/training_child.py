@@ -7,6 +7,7 @@ within milliseconds.
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,11 @@ SMALL = (
 now = {"place": "warm start", "slow": None, "is_saving": False}
 
 
+def say(text):
+    """One line in one piece: threads and signal handlers speak at the same time."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 class Blocking(Memory):
     """Its steps may block, in threads of their own."""
 
@@ -38,7 +44,7 @@ class Blocking(Memory):
 
     def step(self, action):
         if now["place"] == now["slow"]:
-            print("blocked", flush=True)
+            say("blocked")
             time.sleep(60)
         return super().step(action)
 
@@ -48,22 +54,22 @@ class Teller:
 
     def begin(self, run):
         now["place"] = f"step {run.first_step + 1}" if run.first_step else "warm start"
-        print(f"begun at {run.first_step}", flush=True)
+        say(f"begun at {run.first_step}")
 
     def step(self, metrics):
         now["place"] = f"step {metrics['step'] + 1}"
-        print(f"step {metrics['step']}", flush=True)
+        say(f"step {metrics['step']}")
 
     def say(self, text):
         if text.startswith("warm start"):
             now["place"] = "step 1"
-        print(text, flush=True)
+        say(text)
 
     def progress(self, what, done, total):
-        print(f"{what} {done}", flush=True)
+        say(f"{what} {done}")
 
     def end(self, outcome):
-        print(outcome, flush=True)
+        say(outcome)
 
 
 def die_in_a_save(number, point):
@@ -84,7 +90,7 @@ def die_in_a_save(number, point):
             if now["is_saving"] and left["saves"] == 0:
                 left["points"] -= 1
                 if left["points"] == 0:
-                    print("dies inside a save", flush=True)
+                    say("dies inside a save")
                     os.kill(os.getpid(), signal.SIGKILL)
             return function(*args, **kwargs)
 
