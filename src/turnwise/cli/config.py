@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 import typer
-
-from turnwise.errors import ConfigError
-
-_OVERRIDE = re.compile(r"\+?[\w.]+=")
 
 
 def config(
@@ -36,17 +31,8 @@ def config(
     turnwise config my.yaml training.learning_rate=3e-5
     turnwise config --config-path configs --config-name small
     """
-    from turnwise.config import ConfigStore, find_config
+    from turnwise.cli.settings import split_arguments
+    from turnwise.config import ConfigStore
 
-    words = arguments or []
-    overrides = [word for word in words if _OVERRIDE.match(word)]
-    files = [word for word in words if not _OVERRIDE.match(word)]
-    found = find_config(config_path, config_name)
-    if len(files) + (found is not None) > 1:
-        names = ", ".join([*files, *([str(found)] if found else [])])
-        raise ConfigError(
-            f"got more than one configuration file: {names}. Name one; a setting is written "
-            "section.name=value, for example training.batch_size=8"
-        )
-    store = ConfigStore.load(files[0] if files else found, overrides)
-    typer.echo(store.to_yaml(), nl=False)
+    file, overrides = split_arguments(arguments or [], config_path, config_name)
+    typer.echo(ConfigStore.load(file, overrides).to_yaml(), nl=False)
