@@ -1,4 +1,4 @@
-"""The KV cache: one block of memory, allocated once, handed out in contiguous regions."""
+"""The KV cache: one block of memory, handed out in contiguous regions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Arena:
 
     A region is contiguous, so that attention reads it without gathering; its size is a power of
     two times `UNIT` (a buddy allocator: freed halves join again). Nothing is ever allocated beside
-    it, so the cache cannot grow past its budget.
+    it, so the cache cannot grow past its budget: `num_tokens`, or `most_tokens` where it begins
+    smaller and grows when it is full.
     """
 
     UNIT = 64
@@ -28,15 +29,19 @@ class Arena:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
+        most_tokens: int | None = None,
     ) -> None:
         num_units = max(num_tokens // self.UNIT, 1)
         self.num_tokens = num_units * self.UNIT
+        self._most_units = max((most_tokens or num_tokens) // self.UNIT, num_units)
         # One unit more than there are: rows that fill up a batch write there.
         shape = (2, num_layers, self.num_tokens + self.UNIT, num_heads, width)
         self.storage = _zeros(shape, dtype, device)
         self.keys: Sequence[torch.Tensor] = self.storage[0].unbind()
         self.values: Sequence[torch.Tensor] = self.storage[1].unbind()
         """Of each layer, views [tokens, heads, width]."""
+        self.num_moves = 0
+        """How often it grew: what reads it by address is void afterwards."""
         self._free: dict[int, set[int]] = {}
         """Starts of the free regions, by size in units."""
         self._roots: dict[int, int] = {}
@@ -59,7 +64,11 @@ class Arena:
     @property
     def largest(self) -> int:
         """Tokens of the largest region that there can ever be."""
-        return max(self._roots.values()) * self.UNIT
+        sizes, num_units = [max(self._roots.values())], self.num_tokens // self.UNIT
+        while size := self._next_root(num_units):
+            sizes.append(size)
+            num_units += size
+        return max(sizes) * self.UNIT
 
     @property
     def num_taken(self) -> int:
@@ -69,9 +78,9 @@ class Arena:
     def take(self, num_tokens: int) -> int | None:
         """Start of a free region of at least so many tokens; None if there is none now."""
         size = 1 << max(-(-num_tokens // self.UNIT) - 1, 0).bit_length()
-        found = min((s for s, starts in self._free.items() if s >= size and starts), default=None)
-        if found is None:
-            return None
+        while (found := self._smallest_free(size)) is None:
+            if not self._grow():
+                return None
         # The lowest first: which region one gets does not depend on the order of a set.
         start = min(self._free[found])
         self._free[found].remove(start)
@@ -80,6 +89,31 @@ class Arena:
             self._free.setdefault(found, set()).add(start + found)
         self._taken[start] = size
         return start * self.UNIT
+
+    def _smallest_free(self, size: int) -> int | None:
+        return min((s for s, starts in self._free.items() if s >= size and starts), default=None)
+
+    def _next_root(self, num_units: int) -> int:
+        """Units that a cache of so many grows by: as many again, or what the budget leaves."""
+        left = min(self._most_units - num_units, num_units)
+        return 1 << (left.bit_length() - 1) if left > 0 else 0
+
+    def _grow(self) -> bool:
+        """Make room for more regions, in a larger block; False: the budget allows no more."""
+        start = self.num_tokens // self.UNIT
+        size = self._next_root(start)
+        if not size:
+            return False
+        kept, before = self.num_tokens, self.storage
+        self.num_tokens += size * self.UNIT
+        shape = (*before.shape[:2], self.num_tokens + self.UNIT, *before.shape[3:])
+        self.storage = _zeros(shape, before.dtype, before.device)
+        self.storage[:, :, :kept] = before[:, :, :kept]
+        self.keys, self.values = self.storage[0].unbind(), self.storage[1].unbind()
+        self.num_moves += 1
+        self._roots[start] = size
+        self._free.setdefault(size, set()).add(start)
+        return True
 
     def capacity(self, start: int) -> int:
         """Tokens of a region that was handed out."""

@@ -50,6 +50,7 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         self._captured: dict[int, tuple[Any, _State]] = {}
         self._pool: Any = None
+        self._num_moves = runner.arena.num_moves
         self._last: list[tuple[Turn, int, int]] = []
         """Turn, region and length of each row after the last burst."""
 
@@ -59,6 +60,8 @@ class DecodeGraphs:
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Several steps at once: tokens and log-probs, [row][step]."""
         num_rows = len(rows)
+        if self._num_moves != self._runner.arena.num_moves:
+            self._forget()
         size = next(size for size in self._sizes if size >= num_rows)
         graph, state = self._captured.get(size) or self._capture(size)
         if not self._goes_on(rows):  # else the device knows where it stands
@@ -70,6 +73,12 @@ class DecodeGraphs:
         tokens: list[list[int]] = state.tokens[:num_steps, :num_rows].T.tolist()
         log_probs: list[list[float]] = state.log_probs[:num_steps, :num_rows].T.tolist()
         return tokens, log_probs
+
+    def _forget(self) -> None:
+        """What was captured reads a cache that is no longer there."""
+        self._captured.clear()
+        self._pool, self._last = None, []
+        self._num_moves = self._runner.arena.num_moves
 
     def _goes_on(self, rows: Sequence[Row]) -> bool:
         """Whether these are the rows of the last burst, all just as it left them."""

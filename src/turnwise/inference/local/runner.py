@@ -18,7 +18,8 @@ from turnwise.inference.local.runs import Segment, packing_order
 from turnwise.inference.local.stable import stable_sizes
 
 _BUDGET = 2 * 2**30
-"""Bytes of the cache on a CPU where nothing is said; the system hands them out as they are used."""
+"""Bytes of the cache where nothing is said. On a CPU the system hands them out as they are used; on
+a GPU the cache begins with so many, and grows."""
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
@@ -209,10 +210,13 @@ def _make_arena(model: nn.Module, cache_tokens: int | None, max_tokens: int) -> 
         raise UnsupportedModel(f"this model's config has no {error.name}") from error
     parameter = next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
+    most_tokens = None
     if cache_tokens is None:
         per_token = 2 * num_layers * num_heads * width * dtype.itemsize
-        budget = _BUDGET
+        cache_tokens = min(max_tokens, _BUDGET // per_token)
         if device.type == "cuda":  # the rest is for the learner, which lives on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
-        cache_tokens = min(max_tokens, budget // per_token)
-    return Arena(max(cache_tokens, Arena.UNIT * 4), num_layers, num_heads, width, dtype, device)
+            most_tokens = min(max_tokens, budget // per_token)
+            cache_tokens = min(cache_tokens, most_tokens)
+    cache_tokens = max(cache_tokens, Arena.UNIT * 4)
+    return Arena(cache_tokens, num_layers, num_heads, width, dtype, device, most_tokens)
