@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ class Episode:
         self._setup = setup
         self._prompt = prompt
         self._task = task
-        self.result = EpisodeResult(seed, group, member, attempt=attempt)
+        self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
         self._status: EpisodeStatus | None = None
         self._agents: dict[str, Agent] = {}
         self._clock = Clock(setup.limits.max_seconds)
@@ -163,6 +164,7 @@ class Episode:
     async def _next_turn(self, agent: Agent) -> TurnRecord | None:
         """Let the agent speak; None where there is no room or time for it, and the status says."""
         self._parts.begin_turn()
+        started = self._clock.seconds
         if agent.room < 1:
             length = len(agent.record.stream)
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no room after {length} tokens")
@@ -174,6 +176,7 @@ class Episode:
         with self._parts.part("engine"):
             timeout = self._clock.within(self._setup.limits.generation_timeout)
             turn = await agent.speak(timeout, keep)
+            turn.started = started
             if turn.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceeded(f"the engine took longer than {timeout:g} s for a turn")
         return turn

@@ -43,6 +43,8 @@ class TurnRecord:
     """The environment's; `unanswered` where the episode was cut before it had spoken."""
     seconds: dict[str, float] = field(default_factory=dict)
     """By part: `engine`, `environment`, `tools`."""
+    started: float = 0.0
+    """Seconds after the episode's beginning."""
 
     @property
     def tool_call(self) -> ToolCall | None:
@@ -117,6 +119,8 @@ class EpisodeResult:
     agents: list[AgentRecord] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By part: `engine`, `environment`, `tools`, `reward`, and `total`."""
+    started: float = 0.0
+    """When it began, in seconds since 1970; 0: not known."""
 
     @property
     def agent(self) -> AgentRecord:
