@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli.common import legible, make_console
+from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, TurnwiseError
 
 if TYPE_CHECKING:
@@ -51,6 +52,18 @@ def train(
         bool,
         typer.Option("--estimate", help="Measure two steps; say what the whole run will take."),
     ] = False,
+    engine: Annotated[
+        Engine | None,
+        typer.Option(
+            help="What trains: this process, a Ray cluster, or VERL.", show_default="as ray.use_ray"
+        ),
+    ] = None,
+    dry: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the settings that would run, VERL's with its engine."
+        ),
+    ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the metrics of each step as JSON.")
@@ -67,27 +80,36 @@ def train(
     turnwise train my.yaml --estimate
     turnwise train runs/mine --resume
     turnwise train my.yaml --json > metrics.jsonl
+    turnwise train my.yaml --engine verl trainer.nnodes=2 --dry-run
     """
     if resume and fresh:
         raise ConfigError("--resume and --fresh are opposites. Take one of them.")
-    words = arguments or []
+    if engine is Engine.VERL and (estimate or as_json):
+        raise ConfigError("--estimate and --json are not for --engine verl: VERL tells of itself.")
+    words, verl_words = split_settings(arguments or [], engine)
     config = _config(words, config_path, config_name)
+    place(config, engine)
     if name is not None:
         config.checkpoint.run_name = name
     if output is not None:
         config.checkpoint.output_dir = output
+    if dry:
+        typer.echo(dry_run(config, engine, verl_words))
+        return
     if estimate:
         from turnwise.cli.estimate import estimate_run
 
         estimate_run(config, make_console())
         return
+    mode: Resume = "always" if resume else "never" if fresh else "auto"
+    if engine is Engine.VERL:
+        train_with_verl(config, mode, verl_words, make_console())
+        return
     if not words and config_path is None and config_name is None and not as_json:
         make_console().print(_about_the_demo(config))
-    again = _command(
-        words,
-        {"config-path": config_path, "config-name": config_name, "name": name, "output": output},
-    )
-    _train(config, "always" if resume else "never" if fresh else "auto", plain, as_json, again)
+    given = {"config-path": config_path, "config-name": config_name, "name": name}
+    again = _command(words, {**given, "output": output, "engine": engine})
+    _train(config, mode, plain, as_json, again)
 
 
 def _config(words: Sequence[str], config_path: str | None, config_name: str | None) -> ConfigStore:

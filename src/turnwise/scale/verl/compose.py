@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -33,11 +36,14 @@ def check(config: Any) -> None:
     from verl.utils.config import validate_config
 
     try:
-        validate_config(
-            config,
-            use_reference_policy=need_reference_policy(config),
-            use_critic=need_critic(config),
-        )
+        # What VERL prints must not come between the lines of a config that goes to a file.
+        with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Disabled critic")  # it says what was asked for
+            validate_config(
+                config,
+                use_reference_policy=need_reference_policy(config),
+                use_critic=need_critic(config),
+            )
     except (AssertionError, ValueError, errors.HydraException) as error:
         raise ConfigError(f"VERL cannot run with these settings: {error}") from error
 

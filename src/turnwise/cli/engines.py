@@ -1,0 +1,94 @@
+"""`turnwise train --engine`: the same settings in one process, on Ray, or by VERL's own trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import typer
+
+from turnwise.cli.common import legible
+from turnwise.errors import ConfigError, TurnwiseError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from turnwise.config import ConfigStore
+    from turnwise.scale.verl import CustomRayPPOTrainer
+    from turnwise.trainer.run_folder import Resume
+
+_SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
+
+
+class Engine(StrEnum):
+    """What trains; the names that `create_trainer` takes."""
+
+    LOCAL = "local"
+    RAY = "ray"
+    VERL = "verl"
+
+
+def split_settings(words: Sequence[str], engine: Engine | None) -> tuple[list[str], list[str]]:
+    """Words for us, and settings that only VERL can mean: those of sections that we do not have."""
+    if engine is not Engine.VERL:
+        return list(words), []
+    ours = _our_sections()
+    is_verls = {
+        word: (found := _SETTING.match(word)) is not None
+        and "=" in word
+        and found.group(1) not in ours
+        for word in words
+    }
+    return [word for word in words if not is_verls[word]], [w for w in words if is_verls[w]]
+
+
+def _our_sections() -> set[str]:
+    from turnwise.config import ConfigStore
+
+    return {section.name for section in dataclasses.fields(ConfigStore)}
+
+
+def place(config: ConfigStore, engine: Engine | None) -> None:
+    """Write an engine that was named into the settings; without one they say it themselves."""
+    if engine in (Engine.LOCAL, Engine.RAY):
+        config.ray.use_ray = engine is Engine.RAY
+
+
+def dry_run(config: ConfigStore, engine: Engine | None, overrides: Sequence[str]) -> str:
+    """The settings that would run, in YAML: VERL's whole config, or ours."""
+    if engine is not Engine.VERL:
+        return config.to_yaml()
+    return _verl_trainer(config, "auto", overrides).dry_run()
+
+
+def train_with_verl(
+    config: ConfigStore, resume: Resume, overrides: Sequence[str], words: Console
+) -> None:
+    """Train; VERL tells of it on the console in its own way."""
+    trainer = _verl_trainer(config, resume, overrides)
+    try:
+        with trainer:
+            history = trainer.fit()
+    except ConfigError:
+        raise
+    except TurnwiseError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    first, last = history[0], history[-1]
+    words.print(
+        f"\nreward   {first['reward']:.3g} at first, {last['reward']:.3g} at last\n"
+        f"metrics  {legible(str(trainer.run_folder))}/metrics.jsonl\n"
+        f"weights  {legible(str(trainer.save_checkpoint()))}, in VERL's own format",
+        soft_wrap=True,
+    )
+
+
+def _verl_trainer(
+    config: ConfigStore, resume: Resume, overrides: Sequence[str]
+) -> CustomRayPPOTrainer:
+    from turnwise.scale.verl import CustomRayPPOTrainer
+
+    return CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)
