@@ -21,6 +21,7 @@ from turnwise.cli.eval import evaluate
 from turnwise.cli.export import export
 from turnwise.cli.init import init
 from turnwise.cli.play import play
+from turnwise.cli.plot import plot
 from turnwise.cli.train import train
 from turnwise.errors import TurnwiseError
 
@@ -42,6 +43,7 @@ app.command()(doctor)
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(plot)
 
 
 def _print_version(asked: bool) -> None:

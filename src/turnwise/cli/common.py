@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from turnwise.config import EnvironmentConfig
 
+METRICS = "metrics.jsonl"
+
 EnvironmentName = Annotated[
     str,
     typer.Argument(
@@ -73,6 +75,18 @@ def make_console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000
     return console
+
+
+def metrics_file(path: Path) -> Path:
+    """The metrics of a run, of which the folder or the file itself is named."""
+    file = path / METRICS if path.is_dir() else path
+    if file.is_file():
+        return file
+    if not path.exists():
+        raise ConfigError(f"there is no run {path}: expected a folder with {METRICS} in it")
+    inner = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
+    cure = f"Runs in it: {', '.join(inner[:5])}." if inner else "Is it the folder of a run?"
+    raise ConfigError(f"the folder {path} holds no {METRICS}. {cure}")
 
 
 def legible(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import legible, make_console
+from turnwise.cli.common import legible, make_console, metrics_file
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from turnwise.trainer.doctor import Finding
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
-METRICS = "metrics.jsonl"
 
 
 def doctor(
@@ -87,7 +86,7 @@ def _look_at_run(run: str, as_json: bool) -> None:
     from turnwise.trainer.doctor import Doctor
     from turnwise.trainer.metrics_log import MetricsLog
 
-    file = _metrics_file(Path(run).expanduser())
+    file = metrics_file(Path(run).expanduser())
     steps = MetricsLog(file).read()
     if not steps:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
@@ -105,17 +104,6 @@ def _look_at_run(run: str, as_json: bool) -> None:
         typer.echo(json.dumps({**facts, "findings": found, "now": now}, indent=1))
     else:
         _show_run(make_console(), run, steps, said, present)
-
-
-def _metrics_file(path: Path) -> Path:
-    file = path / METRICS if path.is_dir() else path
-    if file.is_file():
-        return file
-    if not path.exists():
-        raise ConfigError(f"there is no run {path}: expected a folder with {METRICS} in it")
-    inner = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
-    cure = f"Runs in it: {', '.join(inner[:5])}." if inner else "Is it the folder of a run?"
-    raise ConfigError(f"the folder {path} holds no {METRICS}. {cure}")
 
 
 def _show_run(

@@ -33,6 +33,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "mlflow": ("mlflow", "metrics in MLflow"),
     "trackio": ("trackio", "metrics in trackio"),
     "view": ("starlette", "the viewer of runs"),
+    "plot": ("matplotlib", "the curves of runs as pictures"),
 }
 SERVED_ENGINES = ("vllm", "sglang")
 

@@ -1,0 +1,174 @@
+"""`turnwise plot`: the curves of runs as a picture for a paper."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from turnwise.errors import ConfigError, import_extra
+
+if TYPE_CHECKING:
+    from turnwise.cli.plot_data import Curve, Group
+
+FORMATS = ("png", "svg", "pdf")
+
+
+class AxisName(StrEnum):
+    step = "step"
+    episodes = "episodes"
+    tokens = "tokens"
+    minutes = "minutes"
+
+
+class BandName(StrEnum):
+    min_max = "min-max"
+    stderr = "stderr"
+    none = "none"
+
+
+def plot(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Folders of runs; those that differ in their seed alone become one curve.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option("--output", "-o", metavar="FILE", help="The picture: .png, .svg or .pdf."),
+    ] = "curve.png",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metric",
+            "-m",
+            metavar="NAME",
+            help="A metric to draw, one panel each; may be given many times.",
+            show_default="reward and success",
+        ),
+    ] = None,
+    x: Annotated[AxisName, typer.Option(help="What the x-axis counts.")] = AxisName.step,
+    band: Annotated[
+        BandName, typer.Option(help="What is shown around the mean of several runs.")
+    ] = BandName.min_max,
+    smooth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Draw the mean of N neighbouring points; 1: the points themselves.",
+            show_default="a twentieth of a long curve",
+        ),
+    ] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="A line above it.")] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="The name of a curve; given once for each, in order.",
+            show_default="the settings that differ",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was drawn as one JSON object.")
+    ] = False,
+) -> None:
+    """Draw how runs learned: the mean over seeds and a band, several experiments side by side.
+
+    [bold]Examples[/bold]
+
+    turnwise plot runs/mine -o curve.png
+    turnwise plot runs/grpo-* runs/ppo-* -o compared.pdf --x episodes
+    turnwise plot runs/grpo-* runs/ppo-* --label GRPO --label PPO --band stderr
+    turnwise plot runs/mine --metric entropy --metric kl -o inside.svg
+    """
+    file = Path(output).expanduser()
+    if file.suffix[1:] not in FORMATS:
+        raise ConfigError(
+            f"--output got {output!r}, expected a name that ends in .png, .svg or .pdf"
+        )
+    import_extra("matplotlib", "plot")
+    from turnwise.cli import plot_data, plot_picture
+
+    found = plot_data.read_runs(runs)
+    names = list(dict.fromkeys(metric)) if metric else plot_data.default_metrics(found)
+    plot_data.check_metrics(names, found)
+    groups = plot_data.group_runs(found, label or ())
+    curves = {
+        name: [plot_data.curve_of(each, name, x.value, band.value, smooth) for each in groups]
+        for name in names
+    }
+    picture = plot_picture.draw(
+        groups,
+        curves,
+        x_label=plot_picture.AXES[x.value],
+        band=band.value,
+        title=title,
+        file_format=file.suffix[1:],
+    )
+    _write(file, picture)
+    if as_json:
+        typer.echo(json.dumps(_drawn(output, x.value, groups, curves), indent=1))
+    else:
+        _tell(output, x.value, groups, curves)
+
+
+def _write(file: Path, picture: bytes) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(picture)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {file}: {error.strerror or error}. Name another place with --output."
+        ) from error
+
+
+def _tell(
+    output: str, x: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
+) -> None:
+    from turnwise.cli.common import legible, make_console
+
+    console = make_console()
+    for number, group in enumerate(groups):
+        ends = [f"{name} {lines[number].mean[-1]:.3g} at last" for name, lines in curves.items()]
+        many = f" ({group.how_many})" if len(group.runs) > 1 else ""
+        console.print(legible(f"{group.label}{many}: {', '.join(ends)}"))
+    if x == "step" and any(line.is_cut for lines in curves.values() for line in lines):
+        text = "A mean ends where its shortest run ends; the longer ones go on."
+        make_console(stderr=True).print(text)
+    console.print(legible(f"The picture is in {output}."), soft_wrap=True)
+
+
+def _drawn(
+    output: str, x: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
+) -> Mapping[str, Any]:
+    return {
+        "file": output,
+        "x": x,
+        "curves": [
+            {
+                "label": group.label,
+                "runs": [run.name for run in group.runs],
+                "seeds": [run.seed for run in group.runs],
+                "metrics": {
+                    name: {
+                        "num_points": len(lines[number].x),
+                        "smoothed_over": lines[number].window,
+                        "last_x": float(lines[number].x[-1]),
+                        "last": float(lines[number].mean[-1]),
+                        "low": float(lines[number].low[-1]),
+                        "high": float(lines[number].high[-1]),
+                    }
+                    for name, lines in curves.items()
+                },
+            }
+            for number, group in enumerate(groups)
+        ],
+    }

@@ -1,0 +1,284 @@
+"""The curves of runs: read, put together by what the runs have in common, brought to one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from turnwise.cli.common import metrics_file
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.trainer.run_folder import RunFolder
+
+Axis: TypeAlias = Literal["step", "episodes", "tokens", "minutes"]
+Band: TypeAlias = Literal["min-max", "stderr", "none"]
+Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+
+# What is added up along an axis; the time of a step does not hold what comes after it.
+_SUMMED = {
+    "episodes": ("num_episodes",),
+    "tokens": ("num_sampled_tokens",),
+    "minutes": ("time/step", "time/evaluate", "time/checkpoint", "time/log"),
+}
+# Where and how long a run trains does not make it another experiment.
+_NO_DIFFERENCE = {"training.seed", "training.num_epochs"}
+_NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
+_MOST_POINTS = 1000
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """What there is to know of a run for its curves."""
+
+    name: str
+    rows: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any]
+    """Those that make it another experiment."""
+    seed: int | None
+
+    def series(self, metric: str, axis: Axis) -> tuple[Floats, Floats]:
+        """Where on the axis the metric has values, and which."""
+        places = self._places(axis)
+        found = [
+            (place, row[metric])
+            for place, row in zip(places, self.rows, strict=True)
+            if metric in row
+        ]
+        if not found:
+            near = did_you_mean(metric, metric_names([self]))
+            raise ConfigError(f"{self.name} has no metric {metric!r}. {near}")
+        points = np.array(found, dtype=np.float64)
+        return points[:, 0], points[:, 1]
+
+    def _places(self, axis: Axis) -> Sequence[float]:
+        if axis == "step":
+            return [row.get("step", number) for number, row in enumerate(self.rows, 1)]
+        first, *others = _SUMMED[axis]
+        if any(first not in row for row in self.rows):
+            raise ConfigError(
+                f"{self.name} does not tell its {axis}: steps without {first}. Take --x step."
+            )
+        spent = [sum(row.get(name, 0.0) for name in (first, *others)) for row in self.rows]
+        return list(np.cumsum(spent) / (60.0 if axis == "minutes" else 1.0))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed alone: one curve."""
+
+    label: str
+    runs: Sequence[Run]
+
+    @property
+    def how_many(self) -> str:
+        """
+        >>> Group("", [Run("a", [], {}, 0), Run("b", [], {}, 1)]).how_many
+        '2 seeds'
+        """
+        differ = len({run.seed for run in self.runs}) == len(self.runs)
+        return f"{len(self.runs)} {'seeds' if differ else 'runs'}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A group's metric along an axis."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+    raw: Floats | None
+    """The values of a single run before they were smoothed."""
+    window: int
+    """Over how many points they were smoothed; 1: not at all."""
+    is_cut: bool
+    """Whether a run goes on where another has ended: a mean over fewer runs would jump."""
+
+
+def read_runs(places: Iterable[str]) -> list[Run]:
+    """Each run once, in the order given."""
+    files = dict.fromkeys(metrics_file(Path(place).expanduser()).resolve() for place in places)
+    return [_read_run(file) for file in files]
+
+
+def _read_run(file: Path) -> Run:
+    name = os.path.relpath(file.parent)
+    rows = MetricsLog(file).read()
+    if not rows:
+        raise ConfigError(f"{file} is empty: no step of this run was finished yet")
+    folder = RunFolder(file.parent)
+    if not folder.config_file.is_file():  # a copy of the metrics alone is its own experiment
+        return Run(name, rows, {"run": name}, None)
+    config = ConfigStore.load(folder.config_file)
+    settings = {
+        f"{section}.{key}": value
+        for section, values in dataclasses.asdict(config).items()
+        for key, value in values.items()
+        if section not in _NO_DIFFERENCE_SECTIONS and f"{section}.{key}" not in _NO_DIFFERENCE
+    }
+    settings["environment"] = folder.status.get("environment", config.environment.name)
+    return Run(name, rows, settings, config.training.seed)
+
+
+def group_runs(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
+    """One group for each experiment, in the order in which they appear."""
+    together: list[list[Run]] = []
+    for run in runs:
+        for group in together:
+            if group[0].settings == run.settings:
+                group.append(run)
+                break
+        else:
+            together.append([run])
+    names = list(labels) or _names(together)
+    if len(names) != len(together):
+        found = "; ".join(", ".join(run.name for run in group) for group in together)
+        raise ConfigError(
+            f"--label was given {len(names)} times, and there are {len(together)} curves: {found}. "
+            "Runs that differ in nothing but their seed are one curve."
+        )
+    return [Group(name, group) for name, group in zip(names, together, strict=True)]
+
+
+def _names(together: Sequence[Sequence[Run]]) -> list[str]:
+    """What sets each experiment apart, if that is brief and tells them apart; else the folders."""
+    settings = [group[0].settings for group in together]
+    keys = dict.fromkeys(key for each in settings for key in each)
+    differing = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
+    # A name given to the environment says what the entry of the catalogue says, and better.
+    if "environment" in differing:
+        differing = [key for key in differing if key != "environment.name"]
+    if 0 < len(differing) <= _MOST_NAMED and "run" not in differing:
+        named = [
+            ", ".join(f"{key.rpartition('.')[2]} {_brief(each.get(key))}" for key in differing)
+            for each in settings
+        ]
+        if all(len(name) <= 40 for name in named):
+            return named
+    return [_common_name([run.name for run in group]) for group in together]
+
+
+def _brief(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _common_name(names: Sequence[str]) -> str:
+    """What the folders of a group share.
+
+    >>> _common_name(["runs/grpo-0", "runs/grpo-1"]), _common_name(["runs/a", "runs/b"])
+    ('grpo', 'a')
+    """
+    first, *others = (os.path.basename(name) for name in names)
+    length = min((_num_shared(first, other) for other in others), default=len(first))
+    return first[:length].rstrip("-_. ") or first
+
+
+def _num_shared(one: str, other: str) -> int:
+    """How many characters two words begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def metric_names(runs: Iterable[Run]) -> list[str]:
+    """Every name under which a run has numbers."""
+    return sorted(
+        {
+            name
+            for run in runs
+            for row in run.rows
+            for name, value in row.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        - {"step", "epoch"}
+    )
+
+
+def default_metrics(runs: Sequence[Run]) -> list[str]:
+    """Reward and success; one of them where the other says nothing more."""
+    shared = set.intersection(*(set(metric_names([run])) for run in runs))
+    found: list[str] = [name for name in ("reward", "success") if name in shared]
+    if not found:
+        raise ConfigError(
+            "these runs have no reward and no success in common. Name what to draw with --metric; "
+            f"there are: {', '.join(metric_names(runs)[:12])} ..."
+        )
+    rows = [row for run in runs for row in run.rows]
+    if "success" in found and not any(row.get("success") for row in rows):
+        found.remove("success")  # most likely the environment does not tell it
+    if len(found) == 2 and all(row.get("reward") == row.get("success") for row in rows):
+        found.remove("reward")
+    return found or ["success"]
+
+
+def check_metrics(names: Iterable[str], runs: Sequence[Run]) -> None:
+    """A name that no run has is a slip of the pen."""
+    known = metric_names(runs)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"no run has a metric {name!r}. {did_you_mean(name, known)}")
+
+
+def curve_of(group: Group, metric: str, axis: Axis, band: Band, smooth: int | None) -> Curve:
+    """The mean over a group's runs, and how far they lie apart, where all of them have values."""
+    series = [run.series(metric, axis) for run in group.runs]
+    window = min(_window(len(x), smooth) for x, _ in series)
+    smoothed = [(x, _moving_mean(y, window)) for x, y in series]
+    first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
+    if first > last:
+        names = ", ".join(run.name for run in group.runs)
+        raise ConfigError(f"these runs have no {axis} in common, so there is no mean: {names}")
+    x = _shared_places([x for x, _ in series], first, last)
+    values = np.stack([np.interp(x, *each) for each in smoothed])
+    mean = values.mean(axis=0)
+    low, high = _edges(values, mean, band)
+    raw = np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None
+    return Curve(x, mean, low, high, raw, window, is_cut=any(s[-1] > last for s, _ in series))
+
+
+def _edges(values: Floats, mean: Floats, band: Band) -> tuple[Floats, Floats]:
+    if band == "min-max":
+        return values.min(axis=0), values.max(axis=0)
+    if band == "none" or len(values) < 2:
+        return mean, mean
+    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+    return mean - error, mean + error
+
+
+def _shared_places(places: Sequence[Floats], first: float, last: float) -> Floats:
+    """Where a run has a value; thinned where there are more than a picture shows."""
+    every = np.unique(np.concatenate(places))
+    within = every[(every >= first) & (every <= last)]
+    if len(within) <= _MOST_POINTS:
+        return within
+    thinned: Floats = within[np.linspace(0, len(within) - 1, _MOST_POINTS).round().astype(int)]
+    return thinned
+
+
+def _window(num_points: int, smooth: int | None) -> int:
+    """How many points a mean is taken over; by itself, a twentieth of a long curve."""
+    if smooth is not None:
+        return max(1, min(smooth, num_points))
+    return num_points // 20 | 1 if num_points >= 40 else 1
+
+
+def _moving_mean(values: Floats, window: int) -> Floats:
+    """Around each point, so that nothing lags; over fewer points at the ends."""
+    before, after = (window - 1) // 2, window // 2
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.arange(len(values))
+    low, high = np.maximum(at - before, 0), np.minimum(at + after + 1, len(values))
+    mean: Floats = (sums[high] - sums[low]) / (high - low)
+    return mean
+
+
+def windows(curves: Iterable[Curve]) -> Iterator[int]:
+    """Over how many points curves were smoothed, each number once."""
+    yield from sorted({curve.window for curve in curves if curve.window > 1})

@@ -1,0 +1,204 @@
+"""`turnwise plot`: seeds become a mean and a band, experiments become curves, slips are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from turnwise import ConfigStore
+from turnwise.cli import plot_data
+
+pytest.importorskip("matplotlib")
+
+
+def make_run(name: str, rewards, seed: int = 0, extra=None, **training) -> None:
+    """A run's folder as the trainer leaves it."""
+    folder = Path("runs", name)
+    folder.mkdir(parents=True)
+    config = ConfigStore()
+    config.training.seed = seed
+    for key, value in training.items():
+        setattr(config.training, key, value)
+    config.save(folder / "config.yaml")
+    rows = [
+        {
+            "step": step,
+            "num_episodes": 10,
+            "num_sampled_tokens": 100 + seed,
+            "reward": reward,
+            "success": reward / 2,
+            "time/step": 30.0,
+            **(extra or {}),
+        }
+        for step, reward in enumerate(rewards, 1)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def drawn(turnwise, *arguments):
+    ran = turnwise("plot", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+@pytest.mark.parametrize(
+    ("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")]
+)
+def test_the_ending_chooses_the_format_and_the_same_runs_give_the_same_bytes(
+    turnwise, ending, start
+):
+    make_run("a", [0.1, 0.5, 0.9])
+    for name in ("one", "two"):
+        ran = turnwise("plot", "runs/a", "-o", f"figures/{name}.{ending}")
+        assert ran.code == 0, ran.err
+        assert "reward 0.9 at last" in ran.out
+        assert f"figures/{name}.{ending}" in ran.out
+    one, two = (Path(f"figures/{name}.{ending}").read_bytes() for name in ("one", "two"))
+    assert one.startswith(start)
+    assert one == two
+
+
+def test_runs_that_differ_in_their_seed_are_one_curve(turnwise):
+    for seed in range(3):
+        make_run(f"gae-{seed}", [seed, 1.0 + seed], seed=seed, num_epochs=3 + seed)
+        make_run(f"grpo-{seed}", [0.0, 0.5], seed=seed, adv_estimator="grpo")
+    curves = drawn(turnwise, *sorted(str(path) for path in Path("runs").iterdir()))["curves"]
+    assert [curve["label"] for curve in curves] == ["adv_estimator gae", "adv_estimator grpo"]
+    assert [curve["seeds"] for curve in curves] == [[0, 1, 2], [0, 1, 2]]
+    last = curves[0]["metrics"]["reward"]
+    assert (last["low"], last["last"], last["high"]) == (1.0, 2.0, 3.0)
+    assert list(curves[0]["metrics"]) == ["reward", "success"]
+
+
+def test_the_legend_tells_what_the_band_is(turnwise):
+    for seed in range(2):
+        make_run(f"gae-{seed}", [seed, 1.0 + seed], seed=seed)
+        make_run(f"grpo-{seed}", [0.0, 0.5], seed=seed, adv_estimator="grpo")
+    runs = sorted(str(path) for path in Path("runs").iterdir())
+    for band, words in (("min-max", "band: min to max"), ("stderr", "band: ± standard error")):
+        turnwise("plot", *runs, "-o", "c.svg", "--band", band, "--label", "PPO", "--label", "GRPO")
+        picture = Path("c.svg").read_text(encoding="utf-8")
+        assert words in picture
+        assert "PPO (2 seeds)" in picture
+        assert "GRPO (2 seeds)" in picture
+    turnwise("plot", runs[0], "-o", "c.svg", "--title", "One run")
+    picture = Path("c.svg").read_text(encoding="utf-8")
+    assert "One run" in picture
+    assert "band" not in picture
+
+
+@pytest.mark.parametrize(
+    ("axis", "last"), [("step", 4), ("episodes", 40), ("tokens", 400), ("minutes", 2)]
+)
+def test_the_x_axis_counts_what_it_is_told_to(turnwise, axis, last):
+    make_run("a", [1, 2, 3, 4])
+    assert (
+        drawn(turnwise, "runs/a", "--x", axis)["curves"][0]["metrics"]["reward"]["last_x"] == last
+    )
+
+
+def test_a_mean_ends_with_its_shortest_run(turnwise):
+    make_run("a", [0, 1, 2, 3, 4, 5], seed=0)
+    make_run("b", [0, 1, 2, 3], seed=1)
+    ran = turnwise("plot", "runs/a", "runs/b", "-m", "reward")
+    assert "shortest run" in ran.err
+    found = drawn(turnwise, "runs/a", "runs/b", "-m", "reward")["curves"][0]["metrics"]["reward"]
+    assert (found["num_points"], found["last"]) == (4, 3.0)
+
+
+def test_a_metric_that_is_not_there_in_every_step_is_drawn_where_it_is(turnwise):
+    make_run("a", [1, 2, 3, 4])
+    file = Path("runs/a/metrics.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[1]["eval/greedy/reward"], rows[3]["eval/greedy/reward"] = 0.5, 0.75
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = drawn(turnwise, "runs/a", "-m", "eval/greedy/reward")["curves"][0]["metrics"]
+    assert found["eval/greedy/reward"]["num_points"] == 2
+    assert found["eval/greedy/reward"]["last"] == 0.75
+
+
+def test_smoothing_keeps_the_mean_of_a_line_and_takes_the_noise(turnwise):
+    make_run("line", [0.1 * step for step in range(100)])
+    make_run("noise", [float(step % 2) for step in range(100)], adv_estimator="grpo")
+    runs = plot_data.read_runs(["runs/line", "runs/noise"])
+    line, noise = (
+        plot_data.curve_of(group, "reward", "step", "none", 10)
+        for group in plot_data.group_runs(runs)
+    )
+    middle = slice(10, -10)
+    np.testing.assert_allclose(np.diff(line.mean[middle]), 0.1, atol=1e-9)
+    np.testing.assert_allclose(noise.mean[middle], 0.5)
+    assert drawn(turnwise, "runs/line")["curves"][0]["metrics"]["reward"]["smoothed_over"] == 5
+    plain = drawn(turnwise, "runs/line", "--smooth", "1")["curves"][0]["metrics"]["reward"]
+    assert (plain["smoothed_over"], plain["last"]) == (1, pytest.approx(9.9))
+
+
+def test_what_says_nothing_more_is_not_drawn_unless_asked_for(turnwise):
+    make_run("same", [0.5, 1.0], extra={"success": 0.5, "reward": 0.5})
+    make_run("never", [0.5, 1.0], extra={"success": 0.0})
+    assert list(drawn(turnwise, "runs/same")["curves"][0]["metrics"]) == ["success"]
+    assert list(drawn(turnwise, "runs/never")["curves"][0]["metrics"]) == ["reward"]
+    asked = drawn(turnwise, "runs/same", "-m", "reward", "-m", "success")
+    assert list(asked["curves"][0]["metrics"]) == ["reward", "success"]
+
+
+def test_metrics_without_settings_are_drawn_too(turnwise):
+    make_run("a", [1, 2])
+    Path("copy.jsonl").write_text(Path("runs/a/metrics.jsonl").read_text())
+    assert [c["seeds"] for c in drawn(turnwise, "copy.jsonl")["curves"]] == [[None]]
+    assert len(drawn(turnwise, "runs/a", "runs/a")["curves"][0]["runs"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no run nowhere"),
+        (["runs"], "Runs in it: runs/a"),
+        (["runs/empty"], "no step of this run was finished yet"),
+        (["runs/a", "-m", "rewrad"], "Did you mean 'reward'?"),
+        (["runs/a", "runs/other", "-m", "odd"], "runs/a has no metric 'odd'"),
+        (["runs/a", "-o", "a.gif"], "expected a name that ends in .png, .svg or .pdf"),
+        (["runs/a", "-o", "runs/a/metrics.jsonl/a.png"], "cannot write"),
+        (["runs/a", "--label", "a", "--label", "b"], "there are 1 curves"),
+        (["runs/timeless", "--x", "minutes"], "Take --x step"),
+        ([], "Missing argument"),
+    ],
+)
+def test_a_mistake_is_a_message_and_no_picture(turnwise, arguments, message):
+    make_run("a", [1, 2])
+    make_run("other", [1, 2], extra={"odd": 1.0}, adv_estimator="grpo")
+    make_run("empty", [])
+    make_run("timeless", [1, 2])
+    file = Path("runs/timeless/metrics.jsonl")
+    file.write_text(file.read_text().replace("time/step", "time/other"))
+    ran = turnwise("plot", *arguments)
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+    assert not Path("curve.png").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc").exists(), reason="root writes anywhere")
+def test_a_place_that_cannot_be_written_is_told(turnwise):
+    make_run("a", [1, 2])
+    ran = turnwise("plot", "runs/a", "-o", "/proc/curve.png")
+    assert ran.code == 2
+    assert "cannot write /proc/curve.png" in ran.err
+
+
+def test_without_matplotlib_the_extra_is_named(turnwise, monkeypatch):
+    make_run("a", [1, 2])
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ran = turnwise("plot", "runs/a")
+    assert ran.code == 2
+    assert "pip install 'turnwise[plot]'" in ran.err
