@@ -1,0 +1,136 @@
+// The page: which view stands in the address, what keys do, and what happens when a run goes on.
+
+import { forget, get, listen } from "./api.js";
+import { fill } from "./dom.js";
+import { episodesView } from "./episodes.js";
+import { showHelp } from "./help.js";
+import { learnView } from "./learn.js";
+import { go, parse } from "./route.js";
+import { seedView } from "./seed.js";
+import { drawTop } from "./shell.js";
+import { empty, failed } from "./states.js";
+import { remember, TABS, tabAddress } from "./tabs.js";
+import { switchTheme } from "./theme.js";
+import { timeView } from "./time.js";
+import { tokensView } from "./tokens.js";
+
+const VIEWS = { learn: learnView, episodes: episodesView, seed: seedView, tokens: tokensView, time: timeView };
+
+const host = document.getElementById("view");
+const top = document.getElementById("top");
+
+// What outlives a change of view: the runs, and which episode was looked at last in each.
+const app = { runs: [], connection: "open", route: parse(location.hash), seen: new Map(), run };
+
+let view = null;
+let viewName = null;
+let begun = false;
+
+function run(key = app.route.run) {
+  return app.runs.find((one) => one.key === key) ?? null;
+}
+
+function show() {
+  if (!begun) return;
+  const route = parse(location.hash);
+  app.route = route;
+  if (route.run === null && app.runs.length) {
+    return go({ run: newest().key, view: "learn" }, { replace: true });
+  }
+  if (!app.runs.length) return leave(empty("No runs yet", "A run appears here by itself as soon as its folder does. To make one, in another terminal:", code("turnwise train")));
+  if (run() === null) return leave(failed(new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`)));
+  const factory = VIEWS[route.view];
+  if (!factory) return leave(failed(new Error(`There is no view "${route.view}".`)));
+  remember(app, route);
+  if (viewName !== route.view) {
+    leave();
+    view = factory(host, app);
+    viewName = route.view;
+  }
+  document.title = `${route.run} · ${route.view} · turnwise`;
+  drawTop(top, app);
+  view.show(route);
+}
+
+function code(text) {
+  const element = document.createElement("code");
+  element.textContent = text;
+  return element;
+}
+
+function newest() {
+  return app.runs.find((one) => one.is_live) ?? [...app.runs].sort((a, b) => (a.updated < b.updated ? 1 : -1))[0];
+}
+
+function leave(instead = null) {
+  view?.destroy?.();
+  view = viewName = null;
+  fill(host, instead);
+  drawTop(top, app);
+}
+
+async function refreshRuns() {
+  app.runs = (await get("/runs", null, { fresh: true })).runs;
+}
+
+let known = new Map();
+const mark = (one) => `${one.step} ${one.status}`;
+
+async function onChange(runs) {
+  const first = known.size === 0;
+  let changed = runs.filter((one) => known.get(one.key) !== mark(one)).map((one) => one.key);
+  if (!changed.length) changed = runs.map((one) => one.key);
+  known = new Map(runs.map((one) => [one.key, mark(one)]));
+  if (!begun || (first && runs.every((one) => run(one.key) && mark(run(one.key)) === mark(one)))) return;
+  changed.forEach(forget);
+  try { await refreshRuns(); } catch { return; }
+  if (view === null) show();
+  else {
+    drawTop(top, app);
+    view.live?.(changed);
+  }
+}
+
+function onKey(event) {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  const target = event.target;
+  if (target.closest?.("input:not([type=range]):not([type=checkbox]), select, textarea")) {
+    if (event.key === "Escape") target.blur();
+    return;
+  }
+  if (document.querySelector("dialog[open]")) return;
+  if (view?.key?.(event)) return event.preventDefault();
+  if (event.key >= "1" && event.key <= "4") go(tabAddress(app, TABS[Number(event.key) - 1]));
+  else if (event.key === "?") showHelp();
+  else if (event.key === "t") switchTheme();
+  else if (event.key === "/") {
+    app.wantsSearch = true;
+    go(tabAddress(app, "episodes"));
+  } else return;
+  event.preventDefault();
+}
+
+async function begin() {
+  try {
+    await refreshRuns();
+    begun = true;
+    show();
+  } catch (error) {
+    fill(host, failed(error, begin));
+  }
+}
+
+addEventListener("hashchange", show);
+addEventListener("turnwise:route", show);
+addEventListener("turnwise:theme", () => { drawTop(top, app); view?.theme?.(); });
+addEventListener("keydown", onKey);
+document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); host.focus(); });
+listen({
+  changed: onChange,
+  state: (state) => {
+    if (state === app.connection) return;
+    app.connection = state;
+    drawTop(top, app);
+  },
+});
+begin();

@@ -1,0 +1,93 @@
+// The columns of a run's metrics, kept up to date, and which of them are drawn where.
+
+import { get, runPath } from "./api.js";
+
+const kept = new Map();
+
+// Only what is new is asked for; a run that went back to an earlier step is read again.
+export async function metricsOf(run, step = null) {
+  const old = kept.get(run);
+  const last = old?.steps.at(-1) ?? 0;
+  if (old && (step === null || step === last)) return old;
+  const isLater = old && step !== null && step > last;
+  const data = await get(runPath(run, "metrics"), isLater ? { since: last } : null, { fresh: true });
+  if (!isLater) {
+    kept.set(run, data);
+    return data;
+  }
+  const steps = [...old.steps, ...data.steps];
+  const series = {};
+  for (const name of new Set([...Object.keys(old.series), ...Object.keys(data.series)])) {
+    series[name] = [...(old.series[name] ?? old.steps.map(() => null)), ...(data.series[name] ?? data.steps.map(() => null))];
+  }
+  const merged = { steps, series };
+  kept.set(run, merged);
+  return merged;
+}
+
+export function smooth(values, weight) {
+  if (!weight) return values;
+  let mean = 0;
+  let total = 0;
+  return values.map((value) => {
+    if (value === null || value === undefined) return null;
+    mean = weight * mean + (1 - weight) * value;
+    total = weight * total + (1 - weight);
+    return mean / total;
+  });
+}
+
+// Which curves answer which question. A name with `*` is each metric that begins so.
+const GROUPS = [
+  ["Does it succeed?", ["reward", "success", "reward/*", "reward_per_turn"]],
+  ["How long are the episodes?", ["turns", "tokens_per_episode", "tokens_per_turn", "truncated", "cut_turns", "invalid_actions", "errors"]],
+  ["How does the policy move?", ["entropy", "kl", "kl_ref", "clip_fraction", "gap_max", "gap_kl", "zero_variance", "grad_norm"]],
+  ["Does the critic help?", ["explained_variance", "value_loss"]],
+  ["How are the tools used?", ["tool_calls", "tool_failures", "malformed_calls", "tool_calls/*"]],
+  ["Where does the time go?", ["time", "time/step", "time/tokens_per_second", "time/memory_gib"]],
+];
+
+export const TITLES = {
+  reward: "reward", success: "success", turns: "turns per episode", tokens_per_episode: "sampled tokens per episode",
+  tokens_per_turn: "tokens per turn", truncated: "cut off", cut_turns: "turns cut at the token limit",
+  invalid_actions: "actions not understood", errors: "failed episodes", entropy: "entropy", kl: "KL to the sampler",
+  kl_ref: "KL to the reference", clip_fraction: "clipped tokens", gap_max: "log-prob gap, largest",
+  gap_kl: "log-prob gap, KL", grad_norm: "gradient norm", zero_variance: "groups all alike",
+  explained_variance: "explained variance", value_loss: "value loss", tool_calls: "tool calls per episode",
+  tool_failures: "failed calls", malformed_calls: "calls not readable", time: "shares of a step",
+  "time/step": "seconds per step", "time/tokens_per_second": "tokens per second", "time/memory_gib": "memory, GiB",
+  reward_per_turn: "reward per turn",
+};
+
+// An evaluation belongs to the curve that it checks.
+const BESIDE = {
+  reward: ["eval/greedy/reward", "eval/sampled/reward"],
+  success: ["eval/greedy/success", "eval/sampled/success"],
+  turns: ["eval/greedy/turns", "eval/sampled/turns"],
+};
+
+export const TIME_PARTS = ["generate", "environment", "tools", "reward", "idle", "log_probs", "update", "checkpoint", "log", "evaluate"];
+const NO_CURVE = new Set(["step", "epoch"]);
+
+export function chartGroups(names) {
+  const left = new Set([...names].filter((name) => !NO_CURVE.has(name)));
+  const take = (name) => {
+    const beside = (BESIDE[name] ?? []).filter((other) => left.delete(other));
+    left.delete(name);
+    return { name, title: TITLES[name] ?? name, beside };
+  };
+  const groups = GROUPS.map(([title, wanted]) => {
+    const charts = [];
+    for (const pattern of wanted) {
+      if (pattern === "time") {
+        const parts = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
+        if (parts.length) charts.push({ name: "time", title: TITLES.time, parts });
+      } else if (pattern.endsWith("*")) {
+        charts.push(...[...left].filter((name) => name.startsWith(pattern.slice(0, -1))).sort().map(take));
+      } else if (left.has(pattern)) charts.push(take(pattern));
+    }
+    return { title, charts };
+  });
+  const rest = [...left].sort().map(take);
+  return { groups: groups.filter((group) => group.charts.length), rest };
+}

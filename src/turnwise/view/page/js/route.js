@@ -1,0 +1,48 @@
+// What is shown stands in the address, after `#`: a link shows the same to somebody else.
+//   #/run/KEY/learn?...   #/run/KEY/episodes/ID?...   #/run/KEY/seed/7?...
+//   #/run/KEY/tokens/ID?...   #/run/KEY/time/STEP?...
+
+export function parse(hash) {
+  const [path, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
+  const parts = path.split("/").filter(Boolean).map(decode);
+  const params = new URLSearchParams(query);
+  if (parts[0] !== "run" || !parts[1]) return { run: null, view: "learn", item: null, params };
+  return { run: parts[1], view: parts[2] ?? "learn", item: parts[3] ?? null, params };
+}
+
+function decode(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+
+export function address({ run, view = "learn", item = null, params = null }) {
+  if (!run) return "#/";
+  const item_part = item === null ? "" : `/${encodeURIComponent(item)}`;
+  const query = params === null ? "" : write(params);
+  return `#/run/${encodeURIComponent(run)}/${view}${item_part}${query && `?${query}`}`;
+}
+
+function write(params) {
+  const entries = params instanceof URLSearchParams ? [...params] : Object.entries(params);
+  const told = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return new URLSearchParams(told.map(([name, value]) => [name, String(value)])).toString()
+    .replaceAll("%2C", ",").replaceAll("%7E", "~");
+}
+
+// `replace` for what is not worth a step of the back button: a cursor that moves.
+export function go(target, { replace = false } = {}) {
+  const hash = typeof target === "string" ? target : address(target);
+  if (hash === location.hash) return;
+  if (replace) {
+    history.replaceState(null, "", hash);
+    dispatchEvent(new Event("turnwise:route"));
+  } else location.hash = hash;
+}
+
+export function withParams(route, changes) {
+  const params = new URLSearchParams(route.params);
+  for (const [name, value] of Object.entries(changes)) {
+    if (value === null || value === undefined || value === "") params.delete(name);
+    else params.set(name, value);
+  }
+  return { ...route, params };
+}

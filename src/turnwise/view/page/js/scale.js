@@ -1,0 +1,78 @@
+// Numbers of tokens as colours: which columns there are, and how strong a colour each value gets.
+
+import { num } from "./format.js";
+
+export const LEVELS = 10;
+
+const KNOWN = [
+  { name: "advantages", title: "Advantage", help: "how much better than expected: what the update pushes by" },
+  { name: "sampler_log_probs", title: "Log-prob", help: "at the moment of sampling", oneSided: true },
+  { name: "gap", title: "Gap", help: "learner's log-prob minus the sampler's: should be about 0" },
+  { name: "values", title: "Value", help: "what the critic expected" },
+  { name: "returns", title: "Return", help: "what the critic learns from" },
+];
+const IN_OTHERS = new Set(["log_probs"]);
+
+export function readColumns(data) {
+  const columns = { ...data.columns };
+  const { sampler_log_probs: sampled, log_probs: learned } = columns;
+  if (sampled && learned) columns.gap = learned.map((value, i) => (value === null || sampled[i] === null ? null : value - sampled[i]));
+  return columns;
+}
+
+export function choices(columns) {
+  const known = KNOWN.filter((one) => columns[one.name]?.some((value) => value !== null));
+  const rest = Object.keys(columns).filter((name) => !IN_OTHERS.has(name) && !KNOWN.some((one) => one.name === name));
+  return [...known, ...rest.map((name) => ({ name, title: name.replaceAll("_", " "), help: "" })), { name: "mask", title: "Mask only", help: "sampled, or put in" }];
+}
+
+// Half and double of the usual are seen; a single huge value does not make all others pale.
+export class Scale {
+  constructor(choice, values) {
+    this.choice = choice;
+    const there = (values ?? []).filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
+    this.most = there.length ? there[Math.min(there.length - 1, Math.floor(there.length * 0.98))] || there.at(-1) : 0;
+    this.largest = there.at(-1) ?? 0;
+  }
+
+  level(value) {
+    if (value === null || value === undefined || !this.most) return 0;
+    const strength = Math.min(1, Math.abs(value) / this.most);
+    return Math.round(LEVELS * strength) * (value < 0 && !this.choice.oneSided ? -1 : 1);
+  }
+
+  className(value) {
+    const level = this.level(value);
+    if (!level) return "";
+    return this.choice.oneSided ? `a${level}` : level > 0 ? `p${level}` : `m${-level}`;
+  }
+
+  labels() {
+    if (this.choice.oneSided) return ["0", num(-this.most, 2)];
+    return [num(-this.most, 2), "0", `+${num(this.most, 2)}`];
+  }
+}
+
+export function audit(data, columns) {
+  const { mask, turn } = data;
+  const count = (test) => mask.reduce((sum, _, i) => sum + (test(i) ? 1 : 0), 0);
+  const checks = [];
+  const say = (isWell, text) => checks.push({ isWell, text });
+  const outside = count((i) => mask[i] && turn[i] < 0);
+  const within = count((i) => !mask[i] && turn[i] >= 0);
+  if (outside) say(false, `${num(outside)} sampled tokens belong to no turn`);
+  if (within) say(false, `${num(within)} tokens of turns are not marked as sampled`);
+  if (!outside && !within) say(true, "The mask is set on the tokens of turns, and on no others");
+  if (columns.advantages) {
+    const without = count((i) => mask[i] && columns.advantages[i] === null);
+    const extra = count((i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0);
+    if (without) say(false, `${num(without)} sampled tokens have no advantage`);
+    if (extra) say(false, `${num(extra)} tokens that were put in have an advantage`);
+    if (!without && !extra) say(true, "Every sampled token has an advantage, and no other has");
+  }
+  if (columns.gap) {
+    const widest = columns.gap.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+    say(widest < 0.05, `Sampler and learner differ by at most ${num(widest, 2)}`);
+  }
+  return checks;
+}

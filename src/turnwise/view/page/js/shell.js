@@ -1,0 +1,91 @@
+// The bar at the top: which run, which view, whether it is live.
+
+import { button, fill, h, link } from "./dom.js";
+import { showHelp } from "./help.js";
+import { icon } from "./icons.js";
+import { num } from "./format.js";
+import { address } from "./route.js";
+import { TABS, tabAddress } from "./tabs.js";
+import { currentTheme, switchTheme } from "./theme.js";
+
+const NAMES = { learn: "Learn", episodes: "Episodes", tokens: "Tokens", time: "Time" };
+const QUESTIONS = {
+  learn: "How does it learn?", episodes: "What did the model say?",
+  tokens: "What was trained on?", time: "Where did the time go?",
+};
+
+export function drawTop(top, app) {
+  // An open menu stays as it is; the next change draws it anew.
+  if (top.querySelector(".menu")) return;
+  const focused = top.contains(document.activeElement) ? document.activeElement.dataset.name : null;
+  const run = app.run();
+  fill(top,
+    link("#/", { class: "brand", "aria-label": "turnwise" }, h("img", { src: "/assets/icon.svg", alt: "" }), h("span", null, "turnwise")),
+    app.runs.length ? runChoice(app, run) : null,
+    h("nav", { class: "tabs", "aria-label": "Views" }, TABS.map((name, place) => tab(app, name, place))),
+    h("div", { class: "tools" },
+      live(app, run),
+      button(icon(currentTheme() === "dark" ? "sun" : "moon"), { class: "icon-button", title: "Dark or light (t)", "aria-label": "Switch between dark and light", data: { name: "theme" }, onclick: switchTheme }),
+      button("?", { class: "icon-button", title: "Keys and help (?)", "aria-label": "Help", data: { name: "help" }, onclick: showHelp })));
+  if (focused) top.querySelector(`[data-name="${focused}"]`)?.focus();
+}
+
+function tab(app, name, place) {
+  const isHere = app.route.view === name || (name === "episodes" && app.route.view === "seed");
+  return link(tabAddress(app, name), { title: QUESTIONS[name], "aria-current": isHere ? "page" : null, data: { name } },
+    NAMES[name], h("kbd", { "aria-hidden": "true" }, place + 1));
+}
+
+function live(app, run) {
+  if (app.connection === "lost") {
+    return h("span", { class: "live", data: { state: "lost" }, title: "The page asks again by itself" }, h("span", { class: "dot" }), "server gone", h("span", { class: "long" }, ", trying again"));
+  }
+  if (!run) return null;
+  const steps = run.total_steps ? `step ${num(run.step)} of ${num(run.total_steps)}` : `step ${num(run.step)}`;
+  if (run.is_live) return h("span", { class: "live", data: { state: "live" } }, h("span", { class: "dot is-live" }), "live", h("span", { class: "long num" }, `· ${steps}`));
+  return h("span", { class: "live", data: { state: "still" } }, h("span", { class: `dot ${hasFailed(run) ? "is-failed" : ""}` }), stateWord(run), h("span", { class: "long num" }, `· ${steps}`));
+}
+
+function runChoice(app, run) {
+  const choice = h("div", { class: "run-choice" });
+  const close = (event) => {
+    if (event?.type === "pointerdown" && choice.contains(event.target)) return;
+    if (event?.type === "keydown" && event.key !== "Escape") return;
+    if (event?.type === "keydown") event.preventDefault();
+    choice.querySelector(".menu")?.remove();
+    opener.setAttribute("aria-expanded", "false");
+    removeEventListener("pointerdown", close);
+    removeEventListener("keydown", close, true);
+    if (event?.type === "keydown") opener.focus();
+  };
+  const open = () => {
+    if (choice.querySelector(".menu")) return close();
+    choice.append(menu(app, close));
+    opener.setAttribute("aria-expanded", "true");
+    choice.querySelector("a")?.focus();
+    addEventListener("pointerdown", close);
+    addEventListener("keydown", close, true);
+  };
+  const opener = button(h("span", { class: `dot ${run?.is_live ? "is-live" : ""}` }), { "aria-haspopup": "true", "aria-expanded": "false", data: { name: "runs" }, title: run?.path ?? "", onclick: open },
+    h("span", null, run?.name ?? run?.key ?? "choose a run"));
+  choice.append(opener);
+  return choice;
+}
+
+function menu(app, close) {
+  return h("div", { class: "menu" }, app.runs.map((one) =>
+    link(address({ run: one.key, view: app.route.view === "seed" ? "episodes" : app.route.view }), { "aria-current": one.key === app.route.run ? "true" : null, onclick: () => close(), title: one.path },
+      h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
+      h("span", { class: "name" }, one.key, h("small", null, one.environment ?? "")),
+      h("span", { class: "num faint" }, one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step)))));
+}
+
+// A run that says it runs, and does not, was ended from outside.
+export function stateWord(run) {
+  if (run.is_live) return "live";
+  return run.status === "running" ? "ended without a word" : run.status || "unknown";
+}
+
+function hasFailed(run) {
+  return !run.is_live && (run.status === "running" || run.status.startsWith("stopped"));
+}

@@ -1,0 +1,141 @@
+// The tokens as spans, in blocks of turns; blocks out of sight cost nothing.
+
+import { button, fill, h } from "./dom.js";
+import { num, plural } from "./format.js";
+import { hasHidden, visible } from "./visible.js";
+
+const CHUNK = 400;
+
+export class TokenStream {
+  constructor(on) {
+    this.on = on;
+    this.element = h("div", { class: "stream", role: "listbox", "aria-label": "Tokens", tabindex: "0" });
+    this.spans = [];
+    this.element.addEventListener("pointerover", (event) => this.point(event, on.hover));
+    this.element.addEventListener("pointerleave", () => on.hover(null));
+    this.element.addEventListener("click", (event) => this.point(event, on.select));
+  }
+
+  point(event, tell) {
+    const span = event.target.closest(".tok");
+    if (span && span.index !== undefined) tell(span.index);
+  }
+
+  draw(data, turnNotes) {
+    this.data = data;
+    this.spans = new Array(data.count);
+    this.classes = new Array(data.count).fill("");
+    fill(this.element, segments(data).map((segment) => this.segment(segment, turnNotes)));
+    this.selected = null;
+  }
+
+  segment({ start, end, turn, sampled }, turnNotes) {
+    const length = end - start;
+    const gutter = h("div", { class: "gutter" },
+      h("strong", null, turn >= 0 ? `turn ${turn + 1}` : sampled ? "no turn" : start === 0 ? "opening" : "world"),
+      h("span", { class: "num" }, `${num(length)} ${sampled ? "sampled" : "put in"}`),
+      turn >= 0 ? turnNotes(turn) : null);
+    const flow = h("div", { class: "flow" }, this.chunks(start, end));
+    const folded = sampled ? null : button(`${plural(length, "token")} put in`, { class: "fold-button", tabindex: "-1", onclick: (event) => { event.stopPropagation(); event.currentTarget.closest(".seg").classList.add("is-open"); } });
+    return h("section", { class: `seg ${sampled ? "is-sampled" : "is-put"}`, data: { turn } }, gutter, h("div", { class: "seg-body" }, flow, folded));
+  }
+
+  chunks(start, end) {
+    const chunks = [];
+    let chunk = null;
+    let held = 0;
+    for (let index = start; index < end; index += 1) {
+      if (chunk === null) {
+        chunk = h("div", { class: "chunk" });
+        chunks.push(chunk);
+        held = 0;
+      }
+      const text = this.data.tokens ? this.data.tokens[index] : null;
+      chunk.append(this.token(index, text));
+      held += 1;
+      const endsLine = text?.includes("\n");
+      if (endsLine && index + 1 < end && held < CHUNK) chunk.append(h("br"));
+      else if ((endsLine && held >= CHUNK) || held >= 2 * CHUNK) chunk = null;
+    }
+    // So that what is not drawn yet takes about the room that it will.
+    chunks.forEach((one) => one.style.setProperty("contain-intrinsic-size", `auto ${Math.max(1, Math.round(one.childNodes.length / 14)) * 26}px`));
+    return chunks;
+  }
+
+  token(index, text) {
+    const span = document.createElement("span");
+    span.index = index;
+    span.className = this.baseClass(index);
+    if (text === null || text === undefined) span.textContent = String(this.data.ids[index]);
+    else if (/[ \t\n\r]/.test(text) || hasHidden(text)) spell(span, text);
+    else span.textContent = text;
+    this.spans[index] = span;
+    return span;
+  }
+
+  // A token without text is a part of the character that the next one ends.
+  baseClass(index) {
+    const part = this.data.tokens && this.data.tokens[index] === "" ? " is-part" : "";
+    return (this.data.mask[index] ? "tok s" : "tok") + part;
+  }
+
+  paint(scale, values) {
+    for (let index = 0; index < this.spans.length; index += 1) {
+      const color = values && this.data.mask[index] ? scale.className(values[index]) : "";
+      if (this.classes[index] === color) continue;
+      this.classes[index] = color;
+      this.spans[index].className = `${this.baseClass(index)} ${color}`;
+    }
+    if (this.selected !== null) this.spans[this.selected]?.classList.add("is-here");
+  }
+
+  select(index, { reveal = false } = {}) {
+    if (this.selected !== null) this.spans[this.selected]?.classList.remove("is-here");
+    this.selected = index;
+    const span = index === null ? null : this.spans[index];
+    if (!span) return;
+    span.classList.add("is-here");
+    span.closest(".seg").classList.add("is-open");
+    if (reveal) span.scrollIntoView({ block: "nearest" });
+  }
+
+  bringUp(index) {
+    this.spans[index]?.scrollIntoView({ block: "center" });
+  }
+
+  // The token above or below: the first line that way, and there the nearest.
+  beside(index, way) {
+    const from = this.spans[index].getBoundingClientRect();
+    const x = from.left + from.width / 2;
+    let best = null;
+    let line = null;
+    for (let at = index + way; at >= 0 && at < this.spans.length; at += way) {
+      const box = this.spans[at].getBoundingClientRect();
+      if (Math.abs(box.top - from.top) < 4) continue;
+      if (line === null) line = box.top;
+      if (Math.abs(box.top - line) > 4) break;
+      const distance = Math.abs(box.left + box.width / 2 - x);
+      if (best !== null && distance > best.distance) break;
+      best = { at, distance };
+    }
+    return best?.at ?? index;
+  }
+}
+
+function spell(span, text) {
+  const parts = text.split(/([ \t\n\r]+)/);
+  for (const part of parts) {
+    if (!part) continue;
+    if (/^[ \t\n\r]/.test(part)) span.append(h("i", null, part.replaceAll(" ", "·").replaceAll("\t", "⇥").replaceAll("\r", "␍").replaceAll("\n", "↵")));
+    else span.append(visible(part));
+  }
+}
+
+export function segments({ count, mask, turn }) {
+  const found = [];
+  for (let start = 0, end = 1; start < count; start = end, end += 1) {
+    while (end < count && turn[end] === turn[start] && mask[end] === mask[start]) end += 1;
+    found.push({ start, end, turn: turn[start], sampled: Boolean(mask[start]) });
+  }
+  return found;
+}

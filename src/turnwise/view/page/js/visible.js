@@ -1,0 +1,79 @@
+// Model text as it is: what a terminal or a browser would obey, hide or turn round is shown by name.
+
+import { h } from "./dom.js";
+
+const NAMES = new Map(Object.entries({
+  0: "NUL", 7: "BEL", 8: "BS", 9: "TAB", 10: "LF", 11: "VT", 12: "FF", 13: "CR", 27: "ESC", 127: "DEL",
+  0x85: "NEL", 0xad: "SHY", 0x61c: "ALM", 0x180e: "MVS", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ",
+  0x200e: "LRM", 0x200f: "RLM", 0x2028: "LSEP", 0x2029: "PSEP", 0x202a: "LRE", 0x202b: "RLE",
+  0x202c: "PDF", 0x202d: "LRO", 0x202e: "RLO", 0x2060: "WJ", 0x2066: "LRI", 0x2067: "RLI",
+  0x2068: "FSI", 0x2069: "PDI", 0xfeff: "BOM", 0xfffd: "no text",
+}).map(([code, name]) => [Number(code), name]));
+
+// An escape sequence of a terminal in one piece; then everything that has no shape of its own.
+const ESCAPES = "\\u001b(?:\\[[0-9;?]*[ -/]*[@-~]|\\][^\\u0007\\u001b]{0,200}(?:\\u0007|\\u001b\\\\)|[@-Z\\\\-_])";
+const HIDDEN = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f"
+  + "\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}\\ud800-\\udfff]";
+const ODD = new RegExp(`${ESCAPES}|${HIDDEN}`, "gu");
+
+export function hasHidden(text) {
+  ODD.lastIndex = 0;
+  return ODD.test(text);
+}
+
+// Text for reading: line ends and tabs do what they do, the rest of the unseen is boxed.
+export function visible(text, hit = null) {
+  const fragment = document.createDocumentFragment();
+  if (hit === null) append(fragment, text);
+  else {
+    append(fragment, text.slice(0, hit.start));
+    const mark = h("mark");
+    append(mark, text.slice(hit.start, hit.end));
+    fragment.append(mark);
+    append(fragment, text.slice(hit.end));
+  }
+  return fragment;
+}
+
+function append(parent, text) {
+  let last = 0;
+  for (const match of text.matchAll(ODD)) {
+    if (match[0] === "\r" && text[match.index + 1] === "\n") continue;
+    if (match.index > last) parent.append(text.slice(last, match.index));
+    parent.append(box(match[0]));
+    last = match.index + match[0].length;
+  }
+  if (last < text.length) parent.append(text.slice(last));
+}
+
+function box(odd) {
+  const code = odd.codePointAt(0);
+  const point = `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
+  const isEscape = odd.length > 1 && code === 27;
+  const name = isEscape ? `ESC${odd.slice(1).replaceAll("\u001b", "ESC").replaceAll("\u0007", "BEL")}` : NAMES.get(code) ?? point;
+  const title = isEscape ? "a terminal's escape sequence" : `${point}: does not show by itself`;
+  return h("span", { class: "odd", title }, name);
+}
+
+// All places of a word, marked; the case does not count.
+export function marked(text, word) {
+  if (!word) return visible(text);
+  const fragment = document.createDocumentFragment();
+  const low = text.toLowerCase();
+  const sought = word.toLowerCase();
+  // Where small letters change the length, places would be wrong: then nothing is marked.
+  if (low.length !== text.length) return visible(text);
+  let last = 0;
+  for (let at = low.indexOf(sought); at >= 0; at = low.indexOf(sought, last)) {
+    fragment.append(visible(text.slice(last, at)));
+    fragment.append(h("mark", null, visible(text.slice(at, at + sought.length))));
+    last = at + sought.length;
+  }
+  fragment.append(visible(text.slice(last)));
+  return fragment;
+}
+
+// A token: also its spaces and line ends can be seen. Returns [text, boxes?] for a span.
+export function tokenText(text) {
+  return text.replaceAll(" ", "·").replaceAll("\t", "⇥").replaceAll("\r", "␍").replaceAll("\n", "↵");
+}
