@@ -74,6 +74,11 @@ bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)
 	$$py bench/algo.py
 
+.PHONY: bench-verl-step
+bench-verl-step:  ## time a start and a training step beside VERL's own trainer
+	@py=$(call env,verl)
+	$$py bench/verl_step.py
+
 bench-vllm:  ## time the local engine beside vLLM's CPU build
 	@py=$(call env,vllm)
 	$$py bench/decode.py --vllm --batches 1 8 32
