@@ -56,6 +56,7 @@ def test_what_is_in_the_folder(tmp_path):
         "log.txt",
         "episodes",
         "checkpoints",
+        "tokenizer.json",
     }
     status = RunFolder(folder).status
     assert (status["status"], status["step"], status["num_steps"]) == ("finished", 2, 2)

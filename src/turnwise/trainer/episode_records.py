@@ -103,8 +103,11 @@ class StoredEpisode:
         return f"<stored episode: {self.status}, {place}>"
 
 
-def write_episode(result: EpisodeResult) -> dict[str, Any]:
-    """What of an episode is text; what is as usual is left out."""
+def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str, Any]:
+    """What of an episode is text; what is as usual is left out. `began` is when its step did."""
+    seconds = _rounded(result.seconds)
+    if began is not None and result.started:
+        seconds["start"] = round(result.started - began, 6)
     return {
         "seed": result.seed,
         "group": result.group,
@@ -112,8 +115,8 @@ def write_episode(result: EpisodeResult) -> dict[str, Any]:
         "status": result.status.value,
         **_told(error=plain_json(result.error, _MAX_CALL)),
         **({} if result.attempt == 1 else {"attempt": result.attempt}),
-        "seconds": _rounded(result.seconds),
-        "agents": [_write_agent(agent) for agent in result.agents],
+        "seconds": seconds,
+        "agents": [_write_agent(agent, began is not None) for agent in result.agents],
     }
 
 
@@ -131,10 +134,13 @@ def read_episode(data: Mapping[str, Any], rows: Sequence[Row]) -> StoredEpisode:
     )
 
 
-def _write_agent(agent: AgentRecord) -> dict[str, Any]:
+def _write_agent(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
     messages = [plain_json(message) for message in agent.messages]
     said = _said(messages, len(agent.turns))
     turns = [_write_turn(turn, *words) for turn, words in zip(agent.turns, said, strict=True)]
+    if with_starts:
+        for turn, stored in zip(agent.turns, turns, strict=True):
+            stored.setdefault("seconds", {})["start"] = round(turn.started, 6)
     written: dict[str, Any] = {"name": agent.name, "messages": messages, "turns": turns}
     if (reward := agent.reward) is not None:
         rest = {"per_turn": reward.per_turn, "parts": reward.parts or None}

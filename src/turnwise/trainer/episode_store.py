@@ -10,7 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +25,9 @@ _LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"([a-z][a-z-]*)-(\d{8,})\.npz")
 _TEXT = "episodes.json"
 _FORMAT = 1
+
+Phase: TypeAlias = tuple[str, float, float]
+"""A part of a step: its name, its begin and its end in seconds after the step's."""
 
 
 class EpisodeStore:
@@ -47,11 +50,15 @@ class EpisodeStore:
         results: Sequence[EpisodeResult],
         columns: Columns | None = None,
         kind: str = "train",
+        *,
+        began: float | None = None,
+        phases: Sequence[Phase] = (),
     ) -> None:
         """Keep the episodes of a step.
 
         `columns` are [rows, tokens], a row for each agent of each episode in their order, padded
         at its end: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
+        `began` is when the step did, in seconds since 1970: the times of episodes count from it.
         """
         if self.budget_bytes <= 0 or self._is_full:
             return
@@ -60,7 +67,8 @@ class EpisodeStore:
         path = self._path(step, kind)
         try:
             # An `info` is the environment's own object: merely looking at it may raise.
-            data = _encode(pack(streams, columns or {}), list(map(write_episode, results)))
+            episodes = [write_episode(result, began) for result in results]
+            data = _encode(pack(streams, columns or {}), episodes, phases)
             if self._fits(path, len(data)):
                 _write(path, data)
         except Exception as error:
@@ -75,9 +83,29 @@ class EpisodeStore:
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """The episodes of a step, in the order in which they were written."""
+        arrays, text = self._load(step, kind)
+        rows = iter(unpack(arrays))
+        return [
+            read_episode(episode, [next(rows) for _ in episode["agents"]])
+            for episode in text["episodes"]
+        ]
+
+    def read_text(self, step: int, kind: str = "train") -> tuple[list[dict[str, Any]], list[int]]:
+        """The episodes of a step as they are written, without their tokens, which take longer;
+        and how many tokens each agent of each has."""
+        arrays, text = self._load(step, kind, ("offsets",))
+        return text["episodes"], np.diff(arrays["offsets"]).tolist()
+
+    def phases(self, step: int, kind: str = "train") -> list[Phase]:
+        """The parts of a step, where they were told."""
+        return [tuple(phase) for phase in self._load(step, kind, ())[1].get("phases", ())]
+
+    def _load(
+        self, step: int, kind: str, members: Sequence[str] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Any]]:
         path = self._path(step, kind)
         try:
-            arrays, text = _decode(path)
+            arrays, text = _decode(path, members)
         except FileNotFoundError:
             steps = ", ".join(map(str, self.steps(kind))) or "none"
             raise ConfigError(
@@ -89,11 +117,7 @@ class EpisodeStore:
             raise ConfigError(
                 f"{path} has format {text['format']}, expected {_FORMAT}: a newer turnwise wrote it"
             )
-        rows = iter(unpack(arrays))
-        return [
-            read_episode(episode, [next(rows) for _ in episode["agents"]])
-            for episode in text["episodes"]
-        ]
+        return arrays, text
 
     def steps(self, kind: str = "train") -> list[int]:
         """The steps whose episodes are there."""
@@ -144,7 +168,9 @@ def _prefix(kind: str) -> str:
     return "step" if kind == "train" else kind
 
 
-def _encode(arrays: Mapping[str, Array], episodes: list[dict[str, Any]]) -> bytes:
+def _encode(
+    arrays: Mapping[str, Array], episodes: list[dict[str, Any]], phases: Sequence[Phase]
+) -> bytes:
     """A zip file as `numpy.savez_compressed` makes it, with the text as one more member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -152,7 +178,9 @@ def _encode(arrays: Mapping[str, Array], episodes: list[dict[str, Any]]) -> byte
             member = io.BytesIO()
             np.lib.format.write_array(member, array, allow_pickle=False)
             archive.writestr(_member(f"{name}.npy"), member.getvalue())
-        text = {"format": _FORMAT, "episodes": episodes}
+        text: dict[str, Any] = {"format": _FORMAT, "episodes": episodes}
+        if phases:
+            text["phases"] = [[name, round(a, 6), round(b, 6)] for name, a, b in phases]
         archive.writestr(_member(_TEXT), _json(text))
     return buffer.getvalue()
 
@@ -174,10 +202,11 @@ def _json(data: Any) -> bytes:
         return json.dumps(data, **options).encode()
 
 
-def _decode(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
+def _decode(path: Path, members: Sequence[str] | None) -> tuple[dict[str, Array], dict[str, Any]]:
+    """These members, or all; and the text."""
     with np.load(path, allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files if name != _TEXT}
-        return arrays, json.loads(archive[_TEXT])
+        names = [name for name in archive.files if name != _TEXT] if members is None else members
+        return {name: archive[name] for name in names}, json.loads(archive[_TEXT])
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.trainer.metrics_log import MetricsLog
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.run_folder import RunFolder
+from turnwise.trainer.stopwatch import Stopwatch
 
 _LOG = logging.getLogger("turnwise")
 
@@ -73,12 +74,28 @@ class Records:
             self._last = metrics
         return history
 
+    def keep_tokenizer(self, tokenizer: Any) -> None:
+        """Keep what the tokens of the episodes mean; without it the run goes on all the same."""
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        if core is None or self._folder.tokenizer_file.exists():
+            return
+        draft = self._folder.path / ".tokenizer.json"
+        try:
+            draft.write_text(core.to_str(), encoding="utf-8")
+            draft.replace(self._folder.tokenizer_file)
+        except (OSError, ValueError) as error:
+            _LOG.warning("the tokenizer could not be kept in the run's folder: %s", error)
+
     def keep_episodes(
-        self, step: int, played: Collection, columns: Mapping[str, torch.Tensor]
+        self,
+        step: int,
+        played: Collection,
+        columns: Mapping[str, torch.Tensor],
+        clock: Stopwatch,
     ) -> None:
         """Keep the episodes of a step, and what was learned from them."""
         started = time.perf_counter()
-        self._episodes.write(step, list(played), columns)
+        self._episodes.write(step, list(played), columns, began=clock.began, phases=clock.phases)
         self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:
@@ -96,9 +113,11 @@ class Records:
             self._reporter.say(f"doctor: {finding}")
         self._seconds = {"time/log": time.perf_counter() - started}
 
-    def keep_evaluation(self, step: int, played: Collection, kind: str) -> None:
+    def keep_evaluation(self, step: int, played: Collection, kind: str, clock: Stopwatch) -> None:
         """Keep the episodes of an evaluation, `greedy` or `sampled`."""
-        self._episodes.write(step, list(played), kind=f"eval-{kind}")
+        self._episodes.write(
+            step, list(played), kind=f"eval-{kind}", began=clock.began, phases=clock.phases
+        )
 
     def save(self, step: int, write: Callable[[Path], None]) -> None:
         """Save a checkpoint, and mark it if it is the best so far."""

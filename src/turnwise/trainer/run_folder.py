@@ -49,6 +49,10 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
     def episodes(self) -> Path:
         return self.path / "episodes"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from turnwise.episode import Collection
+from turnwise.trainer.episode_store import Phase
 from turnwise.trainer.figures import split_seconds
 from turnwise.trainer.reporter import Metrics
 
@@ -19,6 +20,10 @@ class Stopwatch:
     """Seconds by part of a step."""
 
     def __init__(self) -> None:
+        self.began = time.time()
+        """In seconds since 1970, as episodes say when they began."""
+        self.phases: list[Phase] = []
+        """The parts, one after the other."""
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
@@ -28,8 +33,9 @@ class Stopwatch:
         try:
             yield
         finally:
-            took = time.perf_counter() - started
-            self._seconds[part] = self._seconds.get(part, 0.0) + took
+            ended = time.perf_counter()
+            self._seconds[part] = self._seconds.get(part, 0.0) + ended - started
+            self.phases.append((part, started - self._started, ended - self._started))
 
     def figures(self, played: Collection) -> Metrics:
         """All of them; playing is split into what episodes waited for."""

@@ -130,13 +130,15 @@ class RayPPOTrainer:
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
         with self._run(num_steps) as (records, stop), self._rollout(num_steps) as rollout:
             learner = self.machinery.learner
+            records.keep_tokenizer(self.machinery.tokenizer)
             learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
             self._warm_start(rollout, records, stop)
             while not stop.is_wanted and (self.step < num_steps or self._unwritten):
                 if self._unwritten is None:
-                    metrics, played, columns = self._train_step(rollout, stop)
+                    clock = Stopwatch()
+                    metrics, played, columns = self._train_step(rollout, stop, clock)
                     self.step += 1
-                    records.keep_episodes(self.step, played, columns)
+                    records.keep_episodes(self.step, played, columns, clock)
                     self._unwritten = {
                         "step": self.step,
                         "epoch": -(-self.step // per_epoch),
@@ -160,10 +162,10 @@ class RayPPOTrainer:
         )
 
     def _train_step(
-        self, rollout: Rollout, stop: StopRequest
+        self, rollout: Rollout, stop: StopRequest, clock: Stopwatch
     ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
         """Play, score, update, publish: one step of reinforcement learning."""
-        parts, clock = self.machinery, Stopwatch()
+        parts = self.machinery
         learner = parts.learner
         with clock.timing("play"), undone_if_interrupted():
             played = rollout.play(self.step, stop, self._episode_progress)
@@ -248,9 +250,11 @@ class RayPPOTrainer:
         figures: Metrics = {}
         with undone_if_interrupted():
             for name, is_greedy in (("greedy", True), ("sampled", False)):
-                found, played = self._evaluate(number, is_greedy, stop)
+                clock = Stopwatch()
+                with clock.timing("play"):
+                    found, played = self._evaluate(number, is_greedy, stop)
                 figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
-                records.keep_evaluation(self.step, played, name)
+                records.keep_evaluation(self.step, played, name, clock)
         figures["time/evaluate"] = time.perf_counter() - started
         return figures
 
