@@ -24,6 +24,7 @@ LAYERS = [
     {"data", "learner"},
     {"trainer"},
     {"scale"},
+    {"view"},
     {"cli", "__main__"},
 ]
 
@@ -42,6 +43,8 @@ HEAVY = {
     "wandb": "trainer/sink_adapters",
     "mlflow": "trainer/sink_adapters",
     "trackio": "trainer/sink_adapters",
+    "starlette": "view",
+    "uvicorn": "view",
     "ray": "scale",
     "verl": "scale",
 }

@@ -23,6 +23,7 @@ from turnwise.cli.init import init
 from turnwise.cli.play import play
 from turnwise.cli.plot import plot
 from turnwise.cli.train import train
+from turnwise.cli.view import view
 from turnwise.errors import TurnwiseError
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.command()(doctor)
 app.command()(train)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(view)
 app.command()(plot)
 
 

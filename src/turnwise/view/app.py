@@ -1,0 +1,225 @@
+"""The addresses that the page asks for. Everything is JSON, and nothing is ever written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import mimetypes
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from turnwise.errors import ConfigError
+from turnwise.view.events import Bell
+from turnwise.view.export import export_episode
+from turnwise.view.index import IndexBroken
+from turnwise.view.indexing import Watcher
+from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
+from turnwise.view.query import EpisodeQuery, neighbours, same_seed
+from turnwise.view.runs import Library, NotFound, ViewedRun
+from turnwise.view.security import Guard
+from turnwise.view.timeline import timeline
+
+_LOG = logging.getLogger("turnwise")
+PAGE = Path(__file__).parent / "page"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".woff2": "font/woff2",
+    ".json": "application/json",
+    ".map": "application/json",
+}
+Answer: TypeAlias = Callable[["Viewer", Request], Any]
+
+
+class Viewer:
+    """A library of runs, kept up to date, and what is said of it."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.bell = Bell()
+        self.watcher = Watcher(library, self.bell.ring)
+
+    def runs(self, request: Request) -> dict[str, Any]:
+        return {"runs": [run.summary() for run in self.library.runs]}
+
+    def run(self, request: Request) -> dict[str, Any]:
+        return self._run(request).detail()
+
+    def metrics(self, request: Request) -> dict[str, Any]:
+        return self._run(request).metrics.columns(_number(request, "since"))
+
+    def episodes(self, request: Request) -> dict[str, Any]:
+        run = self._run(request)
+        query = EpisodeQuery.parse(request.query_params.multi_items())
+        with run.index.connection() as db:
+            return {**query.run(db), "indexed": run.indexed()}
+
+    def episode(self, request: Request) -> dict[str, Any]:
+        run = self._run(request)
+        key, place, episode = run.episode(request.path_params["id"])
+        with run.index.connection() as db:
+            previous, following = neighbours(db, *key, place)
+        return {
+            **episode_payload(*key, place, episode),
+            "previous": previous,
+            "next": following,
+        }
+
+    def tokens(self, request: Request) -> dict[str, Any]:
+        run = self._run(request)
+        _, _, episode = run.episode(request.path_params["id"])
+        return tokens_payload(episode, _number(request, "agent"), run.token_texts)
+
+    def seed(self, request: Request) -> dict[str, Any]:
+        kind = request.query_params.get("kind")
+        with self._run(request).index.connection() as db:
+            return {"episodes": same_seed(db, request.path_params["seed"], kind)}
+
+    def timeline(self, request: Request) -> dict[str, Any]:
+        run, step = self._run(request), int(request.path_params["step"])
+        kind = request.query_params.get("kind") or "train"
+        episodes, phases = run.episodes((kind, step))
+        return timeline(kind, step, episodes, phases, run.metrics.at(step))
+
+    def export(self, request: Request) -> Response:
+        run = self._run(request)
+        key, place, episode = run.episode(request.path_params["id"])
+        name = f"{run.key}-{key[0]}-{key[1]}-{place}.html"
+        return Response(
+            export_episode(
+                run.key, episode_payload(*key, place, episode), episode, run.token_texts
+            ),
+            media_type="text/html; charset=utf-8",
+            headers={"content-disposition": f'attachment; filename="{name}"'},
+        )
+
+    def changes(self) -> bytes:
+        """What is said when something changed."""
+        runs = self.library.runs
+        return json_bytes({"runs": [_state(run) for run in runs]})
+
+    def _run(self, request: Request) -> ViewedRun:
+        return self.library.get(request.path_params["run"])
+
+
+def _state(run: ViewedRun) -> dict[str, Any]:
+    told = run.summary()
+    names = ("key", "step", "status", "is_live", "num_episodes", "indexed")
+    return {name: told[name] for name in names}
+
+
+def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = None) -> ASGIApp:
+    """The app, with its guard before it."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        viewer.bell.attach()
+        viewer.watcher.start()
+        if on_start is not None:
+            on_start()
+        yield
+        viewer.bell.close()
+        viewer.watcher.stop()
+        viewer.library.close()
+
+    async def events(request: Request) -> Response:
+        stream = viewer.bell.stream(viewer.changes)
+        return StreamingResponse(
+            stream, media_type="text/event-stream", headers={"cache-control": "no-store"}
+        )
+
+    run = "/api/runs/{run}"
+    routes = [
+        Route("/", _asset),
+        Route("/assets/{name:path}", _asset),
+        Route("/api/events", events),
+        Route("/api/runs", _answer(viewer, Viewer.runs)),
+        Route(run, _answer(viewer, Viewer.run)),
+        Route(f"{run}/metrics", _answer(viewer, Viewer.metrics)),
+        Route(f"{run}/episodes", _answer(viewer, Viewer.episodes)),
+        Route(f"{run}/episodes/{{id}}", _answer(viewer, Viewer.episode)),
+        Route(f"{run}/episodes/{{id}}/tokens", _answer(viewer, Viewer.tokens)),
+        Route(f"{run}/seeds/{{seed}}", _answer(viewer, Viewer.seed)),
+        Route(f"{run}/steps/{{step:int}}/timeline", _answer(viewer, Viewer.timeline)),
+        Route("/export/{run}/{id}.html", _answer(viewer, Viewer.export)),
+    ]
+    app = Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={
+            NotFound: _failed(404),
+            ConfigError: _failed(400),
+            HTTPException: _http_failure,
+            Exception: _failed(500),
+        },
+    )
+    return Guard(app, port)
+
+
+def _answer(viewer: Viewer, answer: Answer) -> Callable[[Request], Response]:
+    """In a thread of its own, so that nobody waits for another's file."""
+
+    def endpoint(request: Request) -> Response:
+        try:
+            found = answer(viewer, request)
+        except IndexBroken:  # it is being made anew
+            found = answer(viewer, request)
+        return found if isinstance(found, Response) else _json(found)
+
+    return endpoint
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(
+        json_bytes(data), status, {"cache-control": "no-store"}, media_type="application/json"
+    )
+
+
+def _failed(status: int) -> Callable[[Request, Exception], Response]:
+    def handler(request: Request, error: Exception) -> Response:
+        if status == 500:
+            _LOG.error("%s failed: %s: %s", request.url.path, type(error).__name__, error)
+        return _json({"error": str(error) or type(error).__name__}, status)
+
+    return handler
+
+
+def _http_failure(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    return _json({"error": f"{request.url.path[:200]}: there is nothing here"}, status)
+
+
+def _number(request: Request, name: str) -> int:
+    value = request.query_params.get(name) or "0"
+    if not value.lstrip("-").isdecimal() or len(value) > 18:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number")
+    return int(value)
+
+
+def _asset(request: Request) -> Response:
+    """A file of the page: its name is looked up among those that there are."""
+    name = request.path_params.get("name", "index.html")
+    files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
+    path = files.get(name)
+    if path is None:
+        raise NotFound(f"the page has no file {name[:80]!r}")
+    data = path.read_bytes()
+    kind = _TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0]
+    headers = {
+        "cache-control": "no-cache",
+        "etag": f'"{hashlib.sha256(data).hexdigest()[:16]}"',
+    }
+    return Response(data, 200, headers, media_type=kind or "application/octet-stream")

@@ -1,0 +1,130 @@
+"""Which runs there are, and where their files are. Nothing outside of a run is ever opened."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from turnwise.errors import ConfigError
+from turnwise.trainer.run_folder import RunFolder
+
+# What makes a folder a run; a copy of one may lack the first.
+_MARKS = ("run.json", "metrics.jsonl")
+_DEPTH = 3
+"""Folders below the one that was named in which runs are looked for."""
+_EPISODES = re.compile(r"([a-z][a-z-]*)-(\d{8,18})\.npz")
+
+FileKey: TypeAlias = tuple[str, int]
+"""Kind and step of a file of episodes: ("train", 12)."""
+
+
+class FileStamp(NamedTuple):
+    """Says whether a file is still the one that it was."""
+
+    inode: int
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of one run, as far as they are really in its folder."""
+
+    path: Path
+    """Without links."""
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.path)
+
+    def inside(self, path: Path) -> Path | None:
+        """The file, unless it is none or a link leads out of the run."""
+        try:
+            found = path.resolve(strict=True)
+        except (OSError, RuntimeError):
+            return None
+        return found if found.is_relative_to(self.path) else None
+
+    def stamp(self, path: Path) -> FileStamp | None:
+        found = self.inside(path)
+        return None if found is None else _stamp(found)
+
+    def episode_files(self) -> dict[FileKey, FileStamp]:
+        """Every file of episodes that there is."""
+        folder = self.inside(self.folder.episodes)
+        found: dict[FileKey, FileStamp] = {}
+        if folder is None:
+            return found
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    match = _EPISODES.fullmatch(entry.name)
+                    if match is None or not entry.is_file(follow_symlinks=False):
+                        continue
+                    kind = "train" if match[1] == "step" else match[1]
+                    key = kind, int(match[2])
+                    if match[2] == f"{key[1]:08d}" and match[1] != "train":
+                        about = entry.stat(follow_symlinks=False)
+                        found[key] = FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
+        except OSError:  # it goes away meanwhile
+            return found
+        return found
+
+
+def find_runs(places: Sequence[Path]) -> Iterator[Path]:
+    """The runs in these folders, or that these folders are, each once."""
+    seen: set[Path] = set()
+    for place in places:
+        root = place.resolve()
+        for found in _runs_in(root, _DEPTH):
+            path = found.resolve()
+            if path not in seen and path.is_relative_to(root):
+                seen.add(path)
+                yield path
+
+
+def check_places(places: Sequence[Path]) -> None:
+    """Say what is wrong with folders in which there is nothing to see."""
+    for place in places:
+        if not place.exists():
+            raise ConfigError(
+                f"there is no folder {place}. Start a run with `turnwise train`, or name the "
+                "folder of a run: turnwise view path/to/run"
+            )
+        if not place.is_dir():
+            raise ConfigError(f"{place} is a file, expected the folder of a run or of many runs")
+        if next(find_runs([place]), None) is None:
+            raise ConfigError(
+                f"there is no run in {place}: no folder with a run.json or metrics.jsonl in it. "
+                "Start one with `turnwise train`, or name another folder."
+            )
+
+
+def is_run(path: Path) -> bool:
+    return any((path / mark).is_file() for mark in _MARKS)
+
+
+def _runs_in(path: Path, depth: int) -> Iterator[Path]:
+    if is_run(path):
+        yield path
+        return
+    if depth == 0:
+        return
+    try:
+        inner = sorted(e.name for e in os.scandir(path) if e.is_dir() and e.name[0] != ".")
+    except OSError:
+        return
+    for name in inner:
+        yield from _runs_in(path / name, depth - 1)
+
+
+def _stamp(path: Path) -> FileStamp | None:
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)

@@ -1,0 +1,318 @@
+"""The index of one run's episodes: a SQLite database in the user's cache folder.
+
+It can be thrown away at any time: the run's own files are the source. Two viewers may share it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import queue
+import sqlite3
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from turnwise.view.folders import FileKey, FileStamp
+from turnwise.view.summaries import COLUMNS, Summary
+
+_LOG = logging.getLogger("turnwise")
+
+VERSION = 1
+"""Of the tables below. An index of another version is made anew."""
+_APPLICATION = 0x7475726E
+_DAYS_KEPT = 60
+_BUSY_SECONDS = 15.0
+
+# A message stands in `texts` once, however many episodes say it: prompts are all alike. The
+# search is for any part of a message, so its index is of three characters at a time; it need not
+# know where they stand, since what it finds is compared once more.
+_TABLES = f"""
+CREATE TABLE files(kind TEXT, step INTEGER, stamp TEXT, problem TEXT, PRIMARY KEY(kind, step));
+CREATE TABLE episodes(
+    id INTEGER PRIMARY KEY, kind TEXT, step INTEGER, {", ".join(COLUMNS)});
+CREATE UNIQUE INDEX by_place ON episodes(kind, step, place);
+CREATE INDEX by_seed ON episodes(seed);
+CREATE TABLE shown(id INTEGER PRIMARY KEY, preview TEXT, tools TEXT);
+CREATE TABLE called(tool TEXT, episode INTEGER, PRIMARY KEY(tool, episode)) WITHOUT ROWID;
+CREATE TABLE texts(id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, text TEXT);
+CREATE TABLE uses(text INTEGER, episode INTEGER, PRIMARY KEY(text, episode)) WITHOUT ROWID;
+CREATE INDEX by_episode ON uses(episode, text);
+CREATE VIRTUAL TABLE words USING fts5(
+    text, content='texts', content_rowid='id', tokenize='trigram', detail='none', columnsize=0);
+PRAGMA application_id = {_APPLICATION};
+PRAGMA user_version = {VERSION};
+"""
+
+
+class IndexBroken(Exception):
+    """The database was not one; it has been made anew, empty."""
+
+
+class Index:
+    """What is known of a run's episodes. May be used from many threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._readers: queue.SimpleQueue[tuple[int, sqlite3.Connection]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._generation = 0
+        self._is_closed = False
+        with self._lock:
+            self._prepare()
+
+    # ---- opening ----
+
+    def _prepare(self) -> None:
+        """A database of our kind in that place, whatever was there before."""
+        for _ in range(2):
+            try:
+                with contextlib.closing(self._connect()) as db:
+                    if _is_ours(db):
+                        os.utime(self.path)
+                        return
+                    if _is_empty(db):
+                        _make_tables(db)
+                        return
+            except sqlite3.DatabaseError as error:
+                _LOG.debug("the index %s is made anew: %s", self.path, error)
+            self._remove()
+        with contextlib.closing(self._connect()) as db:
+            _make_tables(db)
+
+    def _connect(self) -> sqlite3.Connection:
+        db = sqlite3.connect(
+            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = OFF")
+            db.execute("PRAGMA temp_store = MEMORY")
+            db.execute("PRAGMA cache_size = -16000")
+        except sqlite3.Error:
+            db.close()
+            raise
+        db.create_function("contains", 2, _contains, deterministic=True)
+        return db
+
+    def _remove(self) -> None:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+
+    def _renew(self, generation: int) -> None:
+        """Throw the database away and begin with an empty one, unless that was done already."""
+        with self._lock:
+            if generation == self._generation:
+                self._generation += 1
+                self._remove()
+                self._prepare()
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._drain()
+
+    def _drain(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._readers.get_nowait()[1].close()
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[sqlite3.Connection]:
+        """A connection for a while. A database that is broken is made anew: `IndexBroken`."""
+        generation, db = self._borrow()
+        try:
+            yield db
+        except sqlite3.DatabaseError as error:
+            db.close()
+            if _is_passing(error):
+                raise
+            self._renew(generation)
+            raise IndexBroken(str(error)) from error
+        except BaseException:
+            db.close()
+            raise
+        if generation == self._generation and not self._is_closed:
+            self._readers.put((generation, db))
+        else:
+            db.close()
+
+    def _borrow(self) -> tuple[int, sqlite3.Connection]:
+        while True:
+            try:
+                generation, db = self._readers.get_nowait()
+            except queue.Empty:
+                break
+            if generation == self._generation:
+                return generation, db
+            db.close()
+        with self._lock:
+            return self._generation, self._connect()
+
+    # ---- writing ----
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """All that is written meanwhile is there at once, or not at all."""
+        with self.connection() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
+    def stamps(self) -> dict[FileKey, str]:
+        """The files that are in it, as they were then."""
+        with self.connection() as db:
+            rows = db.execute("SELECT kind, step, stamp FROM files").fetchall()
+        return {(kind, step): stamp for kind, step, stamp in rows}
+
+
+def stamp_text(stamp: FileStamp) -> str:
+    return "-".join(map(str, stamp))
+
+
+def has_file(db: sqlite3.Connection, key: FileKey, stamp: FileStamp) -> bool:
+    found = db.execute("SELECT stamp FROM files WHERE kind = ? AND step = ?", key).fetchone()
+    return found is not None and found[0] == stamp_text(stamp)
+
+
+def add_file(
+    db: sqlite3.Connection,
+    key: FileKey,
+    stamp: FileStamp,
+    summaries: Sequence[Summary],
+    problem: str | None = None,
+) -> None:
+    """Put the episodes of a file in, in place of what was known of it."""
+    remove_file(db, key)
+    db.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (*key, stamp_text(stamp), problem))
+    (first,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM episodes").fetchone()
+    marks = ", ".join("?" * (3 + len(COLUMNS)))
+    db.executemany(
+        f"INSERT INTO episodes VALUES ({marks})",
+        ((first + n, *key, *summary.row) for n, summary in enumerate(summaries)),
+    )
+    db.executemany(
+        "INSERT INTO shown VALUES (?, ?, ?)",
+        ((first + n, s.preview, "\n".join(sorted(s.tools))) for n, s in enumerate(summaries)),
+    )
+    db.executemany(
+        "INSERT INTO called VALUES (?, ?)",
+        ((tool, first + n) for n, summary in enumerate(summaries) for tool in summary.tools),
+    )
+    ids = _text_ids(db, {text for summary in summaries for text in summary.texts})
+    db.executemany(
+        "INSERT OR IGNORE INTO uses VALUES (?, ?)",
+        ((ids[text], first + n) for n, s in enumerate(summaries) for text in s.texts),
+    )
+
+
+def remove_file(db: sqlite3.Connection, key: FileKey) -> None:
+    """Forget the episodes of a file, and the texts that nobody else said."""
+    where = "SELECT id FROM episodes WHERE kind = ? AND step = ?"
+    texts = db.execute(f"SELECT DISTINCT text FROM uses WHERE episode IN ({where})", key).fetchall()
+    for table, column in (("uses", "episode"), ("called", "episode"), ("shown", "id")):
+        db.execute(f"DELETE FROM {table} WHERE {column} IN ({where})", key)
+    db.execute("DELETE FROM episodes WHERE kind = ? AND step = ?", key)
+    db.execute("DELETE FROM files WHERE kind = ? AND step = ?", key)
+    for (text,) in texts:
+        if db.execute("SELECT 1 FROM uses WHERE text = ? LIMIT 1", (text,)).fetchone() is None:
+            db.execute(
+                "INSERT INTO words(words, rowid, text) SELECT 'delete', id, text FROM texts "
+                "WHERE id = ?",
+                (text,),
+            )
+            db.execute("DELETE FROM texts WHERE id = ?", (text,))
+
+
+def _text_ids(db: sqlite3.Connection, texts: Iterable[str]) -> Mapping[str, int]:
+    ids: dict[str, int] = {}
+    for text in texts:
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        key = int.from_bytes(digest) >> 1
+        found = db.execute("SELECT id FROM texts WHERE hash = ?", (key,)).fetchone()
+        if found is None:
+            number = db.execute("INSERT INTO texts VALUES (NULL, ?, ?)", (key, text)).lastrowid
+            assert number is not None
+            db.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, text))
+            ids[text] = number
+        else:
+            ids[text] = found[0]
+    return ids
+
+
+def _contains(text: str, part: str) -> bool:
+    """Whether a text has a part, given in small letters."""
+    return part in text.lower()
+
+
+def _is_ours(db: sqlite3.Connection) -> bool:
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    return (application, version) == (_APPLICATION, VERSION)
+
+
+def _is_empty(db: sqlite3.Connection) -> bool:
+    return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
+
+
+def _make_tables(db: sqlite3.Connection) -> None:
+    db.execute("BEGIN IMMEDIATE")
+    if _is_empty(db):  # else another viewer was quicker
+        for statement in _TABLES.split(";"):
+            db.execute(statement)
+    db.execute("COMMIT")
+
+
+def _is_passing(error: sqlite3.DatabaseError) -> bool:
+    """Whether it is no fault of the database: somebody else holds it, or it was asked nonsense."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return isinstance(error, sqlite3.ProgrammingError | sqlite3.DataError)
+    return "locked" in str(error) or "interrupted" in str(error)
+
+
+def index_path(run: Path) -> Path:
+    """Where the index of a run is: never in the run, which may be read-only."""
+    name = hashlib.sha256(os.fsencode(run)).hexdigest()[:24]
+    return cache_folder() / f"{name}-{VERSION}.sqlite"
+
+
+def cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(base).expanduser() / "turnwise" / "view"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    return _temporary_folder()
+
+
+_TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _temporary_folder() -> Path:
+    """For a home that cannot be written: gone when the viewer ends."""
+    if not _TEMPORARY:
+        _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="turnwise-view-"))
+        _LOG.warning("the cache folder cannot be written: what is indexed is lost at the end")
+    return Path(_TEMPORARY[0].name)
+
+
+def remove_old_indexes() -> None:
+    """Indexes that nobody has opened for long, or that are of another version."""
+    oldest = time.time() - _DAYS_KEPT * 24 * 3600
+    for path in cache_folder().glob("*.sqlite"):
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < oldest or not path.stem.endswith(f"-{VERSION}"):
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{path}{suffix}").unlink(missing_ok=True)

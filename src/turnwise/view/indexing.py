@@ -1,0 +1,116 @@
+"""Two threads behind the page: one looks for changes, one puts new episodes into the index."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from turnwise.errors import ConfigError
+from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.view.folders import FileKey
+from turnwise.view.index import IndexBroken, add_file, has_file, remove_file, stamp_text
+from turnwise.view.runs import Library, ViewedRun
+from turnwise.view.summaries import summarise
+
+_LOG = logging.getLogger("turnwise")
+
+POLL_SECONDS = 1.0
+_BATCH_SECONDS = 0.4
+"""Many small files are written together; others can read and write in between."""
+
+
+class Watcher:
+    """Keeps a library up to date, and says when something changed."""
+
+    def __init__(self, library: Library, on_change: Callable[[], None]) -> None:
+        self._library = library
+        self._on_change = on_change
+        self._stop = threading.Event()
+        self._work = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._poll, name="turnwise-watch", daemon=True),
+            threading.Thread(target=self._index, name="turnwise-index", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._work.set()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout=5.0)
+
+    def _poll(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            try:
+                changed = self._library.find()
+                for run in self._library.runs:
+                    changed |= run.look()
+                self._work.set()
+                if changed:
+                    self._on_change()
+            except Exception:
+                _LOG.exception("looking for changes failed; it is tried again")
+
+    def _index(self) -> None:
+        while not self._stop.is_set():
+            self._work.wait()
+            self._work.clear()
+            for run in self._library.runs:
+                try:
+                    self._bring_up_to_date(run)
+                except (sqlite3.Error, IndexBroken, OSError) as error:
+                    _LOG.debug("the index of %s: %s; it is tried again", run.key, error)
+                except Exception:
+                    _LOG.exception("indexing %s failed; it is tried again", run.key)
+
+    def _bring_up_to_date(self, run: ViewedRun) -> None:
+        for is_done in update_index(run):
+            if is_done:
+                self._on_change()
+            if self._stop.is_set():
+                return
+
+
+def update_index(run: ViewedRun) -> Iterator[bool]:
+    """Make the index what the files are, the newest steps first; yields after each batch whether
+    something was written."""
+    known = run.index.stamps()
+    files = dict(run.episode_files)
+    stale = [key for key in known if key not in files]
+    fresh = [key for key in files if known.get(key) != stamp_text(files[key])]
+    run.num_indexed = len(files) - len(fresh)
+    fresh.sort(key=lambda key: (-key[1], key[0] != "train"))
+    if stale:
+        with run.index.writing() as db:
+            for key in stale:
+                remove_file(db, key)
+        yield True
+    while fresh:
+        deadline = time.monotonic() + _BATCH_SECONDS
+        with run.index.writing() as db:
+            while fresh and time.monotonic() < deadline:
+                key = fresh.pop(0)
+                if not has_file(db, key, files[key]):
+                    _add(db, run, key)
+        run.num_indexed = len(files) - len(fresh)
+        yield True
+
+
+def _add(db: sqlite3.Connection, run: ViewedRun, key: FileKey) -> None:
+    stamp = run.episode_files.get(key)
+    if stamp is None:  # it has gone meanwhile
+        return
+    try:
+        episodes, num_tokens = EpisodeStore(run.files.folder.episodes, 0).read_text(key[1], key[0])
+        summaries = summarise(episodes, num_tokens)
+    except (ConfigError, KeyError, TypeError, ValueError, StopIteration) as error:
+        add_file(db, key, stamp, [], str(error)[:500])
+    else:
+        add_file(db, key, stamp, summaries)

@@ -1,0 +1,111 @@
+"""A run's metrics and what the doctor says of them, read on from where the last look ended."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+from turnwise.trainer.doctor import Doctor
+
+_NUM_REMEMBERED = 256
+"""Bytes before the place where reading goes on: a file that was rewritten has others there."""
+
+
+class MetricsReader:
+    """The lines of a `metrics.jsonl` that grows, and is rewound when its run resumes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._findings: list[dict[str, Any]] = []
+        self._inode = -1
+        self._offset = 0
+        self._before = b""
+        self._doctor = Doctor()
+        self._num_examined = 0
+
+    def update(self, path: Path | None) -> None:
+        """Read what is new."""
+        with self._lock:
+            try:
+                self._read_on(path)
+            except OSError:  # no metrics yet, or no longer
+                self._forget()
+
+    def _read_on(self, path: Path | None) -> None:
+        if path is None:
+            raise FileNotFoundError
+        with open(path, "rb") as file:
+            inode = path.stat().st_ino
+            start = max(self._offset - _NUM_REMEMBERED, 0)
+            file.seek(start)
+            if inode != self._inode or file.read(self._offset - start) != self._before:
+                self._forget()
+                file.seek(0)
+            self._inode = inode
+            data = file.read()
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            if (step := _parsed(line)) is not None:
+                self.steps.append(step)
+        self._offset += whole
+        self._before = (self._before + data[:whole])[-_NUM_REMEMBERED:]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        return self.steps[-1] if self.steps else {}
+
+    def best(self, name: str) -> float | None:
+        return max((s[name] for s in self.steps if _is_number(s.get(name))), default=None)
+
+    def at(self, step: int) -> dict[str, Any]:
+        """The metrics of a step; empty if there are none."""
+        return next((s for s in reversed(self.steps) if s.get("step") == step), {})
+
+    def columns(self, since: int = 0) -> dict[str, Any]:
+        """Each metric as a column; None where a step has no value."""
+        with self._lock:
+            steps = [s for s in self.steps if s.get("step", 0) > since]
+        names = dict.fromkeys(name for step in steps for name in step if name != "step")
+        series = {
+            name: [v if _is_number(v := step.get(name)) else None for step in steps]
+            for name in names
+        }
+        return {"steps": [step.get("step") for step in steps], "series": series}
+
+    def findings(self) -> list[dict[str, Any]]:
+        """What the doctor said, at the step where it was said."""
+        with self._lock:
+            for number, metrics in enumerate(self.steps[self._num_examined :], self._num_examined):
+                step = metrics.get("step", number + 1)
+                self._findings += [
+                    {
+                        "step": step,
+                        "name": finding.code,
+                        "severity": "warning",
+                        "text": finding.text,
+                        "cure": finding.cure,
+                    }
+                    for finding in self._doctor.look(metrics)
+                ]
+            self._num_examined = len(self.steps)
+            return list(self._findings)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """A line that somebody broke is left out; the run itself tells of it."""
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,103 @@
+"""An episode and its tokens as the page gets them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from turnwise.errors import ConfigError
+from turnwise.reward import Reward
+from turnwise.trainer.episode_columns import Array
+from turnwise.trainer.episode_records import StoredAgent, StoredEpisode, StoredTurn
+from turnwise.view.token_texts import TokenTexts
+
+
+def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) -> dict[str, Any]:
+    """The conversation, turn by turn."""
+    return {
+        "id": f"{kind}-{step}-{place}",
+        "kind": kind,
+        "step": step,
+        "index": place,
+        "seed": str(episode.seed),
+        "group": episode.group,
+        "member": episode.member,
+        "status": episode.status.value,
+        "error": episode.error,
+        "attempt": episode.attempt,
+        "seconds": episode.seconds,
+        "agents": [_agent(agent) for agent in episode.agents],
+    }
+
+
+def _agent(agent: StoredAgent) -> dict[str, Any]:
+    return {
+        "name": agent.name,
+        "reward": None if agent.reward is None else _reward(agent.reward, len(agent.turns)),
+        "num_tokens": len(agent.ids),
+        "messages": agent.messages,
+        "turns": [_turn(turn) for turn in agent.turns],
+    }
+
+
+def _reward(reward: Reward, num_turns: int) -> dict[str, Any]:
+    return {
+        "total": reward.total,
+        "parts": dict(reward.parts),
+        "turns": reward.by_turn(num_turns) if num_turns else [],
+    }
+
+
+def _turn(turn: StoredTurn) -> dict[str, Any]:
+    told = vars(turn)
+    return {**told, "tokens": list(turn.tokens), "calls": [vars(call) for call in turn.calls]}
+
+
+def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> dict[str, Any]:
+    """Every token of an agent's stream, with all that is known of it."""
+    if not 0 <= number < len(episode.agents):
+        raise ConfigError(
+            f"agent got {number}, and the episode has {len(episode.agents)}, counted from 0"
+        )
+    agent = episode.agents[number]
+    turns = np.full(len(agent.ids), -1)
+    for place, turn in enumerate(agent.turns):
+        turns[turn.tokens[0] : turn.tokens[1]] = place
+    ids = agent.ids.tolist()
+    return {
+        "count": len(ids),
+        "tokens": texts.texts(ids) or [f"⟨{number}⟩" for number in ids],
+        "ids": ids,
+        "mask": agent.mask.astype(int).tolist(),
+        "turn": turns.tolist(),
+        "columns": {name: _numbers(agent.column(name)) for name in agent.columns},
+        "note": texts.note,
+    }
+
+
+def _numbers(column: Array) -> list[float | None]:
+    """With as many digits as a half has, or a float; what is no number is None."""
+    return [float(f"{x:.7g}") if math.isfinite(x) else None for x in column.tolist()]
+
+
+def json_bytes(data: Any) -> bytes:
+    """JSON of ASCII alone, whatever is in it. What is no finite number is null."""
+    try:
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
+    except ValueError:
+        text = json.dumps(_finite(data), separators=(",", ":"), default=str)
+    return text.encode()
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {str(name): _finite(value) for name, value in data.items()}
+    if isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        return [_finite(value) for value in data]
+    return data

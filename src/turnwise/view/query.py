@@ -1,0 +1,266 @@
+"""Which episodes are asked for: the page's words, checked, as a search in the index."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.view.summaries import clean, storable
+
+SORTS = {
+    "step": "step",
+    "reward": "reward",
+    "turns": "turns",
+    "tokens": "tokens",
+    "sampled_tokens": "sampled_tokens",
+    "tool_calls": "tool_calls",
+    "seconds": "seconds",
+    "seed": "seed",
+    "status": "status",
+    "kind": "kind",
+    "index": "place",
+}
+_RANGES = ("reward", "turns", "tokens", "step")
+_WORDS = ("kind", "status", "tool")
+_PAGING = ("sort", "limit", "offset", "text", "seed", "step")
+KNOWN = {
+    *_WORDS,
+    *_PAGING,
+    *(f"{end}_{name}" for name in _RANGES for end in ("min", "max")),
+}
+_MOST = 500
+_LEAST_INDEXED = 3
+"""Characters that a search must have for the index of words to help."""
+_AROUND = 60
+"""Characters of a message that are shown on either side of what was found."""
+
+_COLUMNS = (
+    "id, kind, step, place, seed, grp, member, status, reward, turns, tokens, sampled_tokens, "
+    "tool_calls, seconds"
+)
+
+
+@dataclass
+class EpisodeQuery:
+    """Conditions that an episode must meet, the order, and which of them to give."""
+
+    conditions: list[str] = field(default_factory=list)
+    values: list[Any] = field(default_factory=list)
+    text: str = ""
+    sort: str = "-step"
+    limit: int = 50
+    offset: int = 0
+
+    @classmethod
+    def parse(cls, asked: Sequence[tuple[str, str]]) -> EpisodeQuery:
+        """From the address; what is empty is not asked. What cannot be meant is an error."""
+        query = cls()
+        for name, value in asked:
+            if name not in KNOWN:
+                raise ConfigError(f"there is no filter {name!r}. {did_you_mean(name, KNOWN)}")
+            if value == "" or name in _WORDS:
+                continue
+            if name == "text":
+                query.text = clean(value)
+            elif name == "sort":
+                query.sort = _sort(value)
+            elif name == "limit":
+                query.limit = _integer(name, value, 1, _MOST)
+            elif name == "offset":
+                query.offset = _integer(name, value, 0)
+            else:
+                query._compare(name, value)
+        for name in _WORDS:
+            words = [w for key, value in asked if key == name for w in value.split(",") if w]
+            if words:
+                query._is_any(name, words)
+        return query
+
+    def _compare(self, name: str, value: str) -> None:
+        if name in ("seed", "step"):
+            self.conditions.append(f"{name} = ?")
+            self.values.append(storable(_integer(name, value)))
+            return
+        end, _, column = name.partition("_")
+        self.conditions.append(f"{column} {'>=' if end == 'min' else '<='} ?")
+        number = _number(name, value) if column == "reward" else _integer(name, value)
+        self.values.append(storable(number) if isinstance(number, int) else number)
+
+    def _is_any(self, name: str, words: Sequence[str]) -> None:
+        marks = ", ".join("?" * len(words))
+        if name == "tool":
+            self.conditions.append(f"id IN (SELECT episode FROM called WHERE tool IN ({marks}))")
+        else:
+            self.conditions.append(f"{name} IN ({marks})")
+        self.values += map(clean, words)
+
+    def run(self, db: sqlite3.Connection) -> dict[str, Any]:
+        """How many there are, and those of the page that was asked for."""
+        conditions = list(self.conditions)
+        if self.text:
+            _find_texts(db, self.text)
+            conditions.append("id IN (SELECT episode FROM temp.found)")
+        where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+        (total,) = db.execute(f"SELECT count(*) FROM episodes {where}", self.values).fetchone()
+        rows = db.execute(
+            f"SELECT {_COLUMNS} FROM episodes {where} ORDER BY {_order(self.sort)} "
+            "LIMIT ? OFFSET ?",
+            (*self.values, self.limit, self.offset),
+        ).fetchall()
+        episodes = shown(db, rows)
+        if self.text:
+            for row, episode in zip(rows, episodes, strict=True):
+                episode["snippet"] = _snippet(db, row[0], self.text)
+        return {"total": total, "episodes": episodes}
+
+
+def shown(db: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+    """Rows of episodes as the page gets them."""
+    return [_episode(db, row) for row in rows]
+
+
+def _episode(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
+    key, kind, step, place, seed, *rest = row
+    names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
+    told = db.execute("SELECT preview, tools FROM shown WHERE id = ?", (key,)).fetchone()
+    preview, tools = told if told is not None else ("", "")
+    return {
+        "id": f"{kind}-{step}-{place}",
+        "kind": kind,
+        "step": step,
+        "index": place,
+        "seed": str(seed),
+        **dict(zip((*names, "tool_calls", "seconds"), rest, strict=True)),
+        "tools": tools.split("\n") if tools else [],
+        "preview": preview,
+    }
+
+
+def same_seed(db: sqlite3.Connection, seed: str, kind: str | None) -> list[dict[str, Any]]:
+    """The episodes that began alike, in the order of training."""
+    conditions, values = "seed = ?", [storable(_integer("seed", seed))]
+    if kind:
+        conditions, values = f"{conditions} AND kind = ?", [*values, clean(kind)]
+    rows = db.execute(
+        f"SELECT {_COLUMNS} FROM episodes WHERE {conditions} ORDER BY step, kind, place LIMIT ?",
+        (*values, _MOST),
+    ).fetchall()
+    return shown(db, rows)
+
+
+def neighbours(
+    db: sqlite3.Connection, kind: str, step: int, place: int
+) -> tuple[str | None, str | None]:
+    """The ids of the episodes before and after one, of the same kind."""
+    found = []
+    for sign, way in (("<", "DESC"), (">", "ASC")):
+        row = db.execute(
+            f"SELECT step, place FROM episodes WHERE kind = ? AND (step, place) {sign} (?, ?) "
+            f"ORDER BY step {way}, place {way} LIMIT 1",
+            (kind, step, place),
+        ).fetchone()
+        found.append(None if row is None else f"{kind}-{row[0]}-{row[1]}")
+    return found[0], found[1]
+
+
+def overview(db: sqlite3.Connection) -> Mapping[str, Any]:
+    """What there is to choose from."""
+    counts = {
+        name: dict(db.execute(f"SELECT {name}, count(*) FROM episodes GROUP BY {name}"))
+        for name in ("kind", "status")
+    }
+    tools = dict(db.execute("SELECT tool, count(*) FROM called GROUP BY tool"))
+    steps = [step for (step,) in db.execute("SELECT DISTINCT step FROM files ORDER BY step")]
+    kinds = sorted(counts["kind"], key=lambda kind: (kind != "train", kind))
+    return {"steps": steps, "kinds": kinds, "statuses": counts["status"], "tools": tools}
+
+
+def _find_texts(db: sqlite3.Connection, text: str) -> None:
+    """Fill `hits` with the messages that have the text in them, `found` with their episodes."""
+    part = text.lower()
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS hits(text INTEGER PRIMARY KEY)")
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS found(episode INTEGER PRIMARY KEY)")
+    db.execute("DELETE FROM temp.hits")
+    db.execute("DELETE FROM temp.found")
+    if len(text) >= _LEAST_INDEXED:
+        pieces = {text[n : n + _LEAST_INDEXED] for n in range(len(text) - _LEAST_INDEXED + 1)}
+        quoted = ['"' + piece.replace('"', '""') + '"' for piece in sorted(pieces)]
+        source, values = (
+            "SELECT id FROM texts WHERE id IN (SELECT rowid FROM words WHERE words MATCH ?) "
+            "AND contains(text, ?)",
+            [" AND ".join(quoted), part],
+        )
+    else:
+        source, values = "SELECT id FROM texts WHERE contains(text, ?)", [part]
+    db.execute(f"INSERT INTO temp.hits {source}", values)
+    db.execute(
+        "INSERT OR IGNORE INTO temp.found "
+        "SELECT episode FROM uses WHERE text IN (SELECT text FROM temp.hits)"
+    )
+
+
+def _snippet(db: sqlite3.Connection, episode: int, text: str) -> dict[str, Any] | None:
+    row = db.execute(
+        "SELECT texts.text FROM uses JOIN texts ON texts.id = uses.text WHERE uses.episode = ? "
+        "AND uses.text IN (SELECT text FROM temp.hits) ORDER BY uses.text DESC LIMIT 1",
+        (episode,),
+    ).fetchone()
+    return None if row is None else snippet(row[0], text)
+
+
+def snippet(message: str, text: str) -> dict[str, Any]:
+    """Where a text stands in a message, with some words around it.
+
+    >>> snippet("Is it more than 500? No.", "THAN 5")
+    {'text': 'Is it more than 500? No.', 'start': 11, 'end': 17}
+    """
+    match = re.search(re.escape(text), message, re.IGNORECASE)
+    first, last = match.span() if match else (0, 0)
+    start, end = max(first - _AROUND, 0), min(last + _AROUND, len(message))
+    before, hit = message[start:first], message[first:last]
+    before = f"…{before}" if start else before
+    after = message[last:end] + ("…" if end < len(message) else "")
+    begin = _num_units(before)
+    return {"text": before + hit + after, "start": begin, "end": begin + _num_units(hit)}
+
+
+def _num_units(text: str) -> int:
+    """As JavaScript counts: a character beyond the first 65,536 is two."""
+    return len(text) + sum(ord(c) > 0xFFFF for c in text)
+
+
+def _order(sort: str) -> str:
+    name = sort.removeprefix("-")
+    way = "DESC" if sort.startswith("-") else "ASC"
+    first = "" if name in ("step",) else f"{SORTS[name]} {way} NULLS LAST, "
+    newest = f"step {way}" if name == "step" else "step DESC"
+    return f"{first}{newest}, kind DESC, place"
+
+
+def _sort(value: str) -> str:
+    if value.removeprefix("-") not in SORTS:
+        raise ConfigError(f"sort got {value!r}. {did_you_mean(value.lstrip('-'), SORTS)}")
+    return value
+
+
+def _integer(name: str, value: str, least: int | None = None, most: int = 2**63 - 1) -> int:
+    if not re.fullmatch(r"[-+]?[0-9]{1,40}", value):
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a whole number")
+    number = int(value)
+    if least is not None and not least <= number <= most:
+        raise ConfigError(f"{name} got {number}, expected {least} to {most}")
+    return number
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a number") from None
+    if number != number:
+        raise ConfigError(f"{name} got {value!r}, expected a number")
+    return number

@@ -1,0 +1,101 @@
+"""Where the time of one step went: its phases, and what each episode waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from turnwise.trainer.episode_records import StoredEpisode, StoredTurn
+from turnwise.trainer.episode_store import Phase
+
+# The order in which a turn goes through its parts, and what the page calls them.
+_PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))
+_NO_TIMES = (
+    "This run was made by an older turnwise, which did not keep when things began: episodes are "
+    "drawn as if they had all begun with the step."
+)
+
+
+def timeline(
+    kind: str,
+    step: int,
+    episodes: Sequence[StoredEpisode],
+    phases: Sequence[Phase],
+    metrics: Mapping[str, Any],
+) -> dict[str, Any]:
+    """All in seconds after the step's begin."""
+    rows = [_row(f"{kind}-{step}-{place}", e) for place, e in enumerate(episodes)]
+    drawn = [{"name": name, "start": start, "end": end} for name, start, end in phases]
+    if kind == "train":
+        for name in ("evaluate", "log"):
+            took = metrics.get(f"time/{name}")
+            if took and drawn:
+                start = drawn[-1]["end"]
+                drawn.append({"name": name, "start": start, "end": start + took})
+        shares = {
+            name.removeprefix("time/"): value
+            for name, value in metrics.items()
+            if name.startswith("time/")
+            and name not in ("time/step", "time/tokens_per_second", "time/memory_gib")
+        }
+    else:
+        shares = _shares(rows)
+    ends = [row["end"] for row in rows] + [phase["end"] for phase in drawn]
+    has_times = any("start" in episode.seconds for episode in episodes)
+    return {
+        "step": step,
+        "kind": kind,
+        "seconds": max(ends, default=metrics.get("time/step", 0.0)),
+        "phases": drawn,
+        "episodes": rows,
+        "shares": shares,
+        "note": None if has_times or not episodes else _NO_TIMES,
+    }
+
+
+def _row(name: str, episode: StoredEpisode) -> dict[str, Any]:
+    start = episode.seconds.get("start", 0.0)
+    end = start + episode.seconds.get("total", 0.0)
+    turns = [(turn, place) for agent in episode.agents for place, turn in enumerate(agent.turns)]
+    if all("start" in turn.seconds for turn, _ in turns):
+        turns.sort(key=lambda item: item[0].seconds["start"])
+    spans: list[dict[str, Any]] = []
+    begun = start
+    if turns and "start" in turns[0][0].seconds:
+        first = start + turns[0][0].seconds["start"]
+        spans.append({"kind": "environment", "start": start, "end": first, "turn": -1})
+        begun = first
+    for turn, place in turns:
+        if "start" in turn.seconds:
+            at = start + turn.seconds["start"]
+            _wait(spans, begun, at, place)
+            begun = at
+        begun = _add_turn(spans, turn, place, begun)
+    if reward := episode.seconds.get("reward"):
+        spans.append({"kind": "reward", "start": begun, "end": begun + reward, "turn": -1})
+        begun += reward
+    _wait(spans, begun, end, -1)
+    return {"id": name, "start": start, "end": max(end, begun), "spans": spans}
+
+
+def _add_turn(spans: list[dict[str, Any]], turn: StoredTurn, place: int, begun: float) -> float:
+    for part, kind in _PARTS:
+        if took := turn.seconds.get(part):
+            spans.append({"kind": kind, "start": begun, "end": begun + took, "turn": place})
+            begun += took
+    return begun
+
+
+def _wait(spans: list[dict[str, Any]], begun: float, end: float, place: int) -> None:
+    """What is between two parts is no work of the episode's."""
+    if end - begun > 1e-4:
+        spans.append({"kind": "wait", "start": begun, "end": end, "turn": place})
+
+
+def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for row in rows:
+        for span in row["spans"]:
+            took = span["end"] - span["start"]
+            shares[span["kind"]] = shares.get(span["kind"], 0.0) + took
+    return shares

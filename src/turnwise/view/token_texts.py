@@ -1,0 +1,143 @@
+"""The text of each token, so that they give the stream's text when they are joined.
+
+A character can be several tokens, and a model can sample bytes that are no text at all.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turnwise.errors import MissingExtraError, import_extra
+
+
+class TokenTexts:
+    """The tokenizer of a run, as far as reading its tokens needs it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.note: str | None = None
+        """Why there are no texts."""
+        self._tokenizer: Any = None
+        self._bytes: dict[int, bytes] = {}
+        if path is None:
+            self.note = (
+                "The run's folder has no tokenizer.json: it was made by an older turnwise, or its "
+                "tokenizer has none. Tokens are shown by their numbers."
+            )
+            return
+        try:
+            self._read(path)
+        except (OSError, MissingExtraError, Exception) as error:
+            self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
+
+    def _read(self, path: Path) -> None:
+        core = import_extra("tokenizers", "view")
+        text = path.read_text(encoding="utf-8")
+        self._tokenizer = core.Tokenizer.from_str(text)
+        data = json.loads(text)
+        if _is_byte_level(data.get("decoder")):
+            added = {token["id"]: token["content"] for token in data.get("added_tokens", ())}
+            vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+            self._bytes = {
+                number: added[number].encode() if number in added else _as_bytes(token)
+                for token, number in vocabulary.items()
+            }
+
+    def texts(self, ids: Sequence[int]) -> list[str] | None:
+        """One for each token; None if they are not known."""
+        if self._tokenizer is None:
+            return None
+        if self._bytes:
+            return joined_bytes([self._bytes.get(number, b"\xff") for number in ids])
+        return self._streamed(ids)
+
+    def _streamed(self, ids: Sequence[int]) -> list[str]:
+        """By the tokenizer's own decoder, which may look at the tokens before."""
+        from tokenizers.decoders import DecodeStream
+
+        stream = DecodeStream(skip_special_tokens=False)
+        texts = []
+        for number in ids:
+            try:
+                texts.append(stream.step(self._tokenizer, number) or "")
+            except Exception:  # an id that the tokenizer does not know
+                stream = DecodeStream(skip_special_tokens=False)
+                texts.append("\ufffd")
+        return texts
+
+
+def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
+    """The text that each token ends; a byte that is no text is written as its number.
+
+    >>> joined_bytes([b"a", "é".encode()[:1], "é".encode()[1:], bytes([255]), b"b"])
+    ['a', '', 'é', '\\\\xff', 'b']
+    """
+    texts: list[str] = []
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    waiting: list[int] = []
+    """Tokens whose bytes are the beginning of a character."""
+    for number, token in enumerate(tokens):
+        texts.append("")
+        for byte in token:
+            try:
+                text = decoder.decode(bytes([byte]))
+            except UnicodeDecodeError:
+                text = _broken(decoder, texts, waiting, number, byte)
+            if text:
+                texts[number] += text
+                waiting.clear()
+            elif decoder.getstate()[0]:
+                waiting.append(number)
+    _write_out(texts, waiting, decoder.getstate()[0])
+    return texts
+
+
+def _broken(
+    decoder: codecs.IncrementalDecoder, texts: list[str], waiting: list[int], number: int, byte: int
+) -> str:
+    """What was begun is no character: each of its bytes stands for itself, and this one begins
+    anew."""
+    begun = decoder.getstate()[0]
+    decoder.reset()
+    _write_out(texts, waiting, begun)
+    waiting.clear()
+    if not begun:
+        return f"\\x{byte:02x}"
+    try:
+        return decoder.decode(bytes([byte]))
+    except UnicodeDecodeError:
+        decoder.reset()
+        return f"\\x{byte:02x}"
+
+
+def _write_out(texts: list[str], owners: list[int], begun: bytes) -> None:
+    for owner, byte in zip(owners[-len(begun) :] if begun else [], begun, strict=False):
+        texts[owner] += f"\\x{byte:02x}"
+
+
+def _is_byte_level(decoder: Any) -> bool:
+    """Whether its tokens are written in the alphabet of bytes."""
+    if not isinstance(decoder, dict):
+        return False
+    inner = decoder.get("decoders") or []
+    return decoder.get("type") == "ByteLevel" or any(map(_is_byte_level, inner))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The characters by which byte-level tokenizers write bytes: printable ones stand for
+    themselves, the others for those from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(b): b for b in plain} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_alphabet()
+
+
+def _as_bytes(token: str) -> bytes:
+    if all(character in _ALPHABET for character in token):
+        return bytes(_ALPHABET[character] for character in token)
+    return token.encode()
