@@ -99,9 +99,7 @@ class Viewer:
         key, place, episode = run.episode(request.path_params["id"])
         name = f"{run.key}-{key[0]}-{key[1]}-{place}.html"
         return Response(
-            export_episode(
-                run.key, episode_payload(*key, place, episode), episode, run.token_texts
-            ),
+            export_episode(run.key, *key, place, episode, run.token_texts),
             media_type="text/html; charset=utf-8",
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )

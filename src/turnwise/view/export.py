@@ -1,14 +1,222 @@
-"""One episode as a file of its own."""
+"""One episode as a file of its own: the conversation, and every token with what is known of it.
+
+The file needs no network and no script, so it can be sent to anybody and opened anywhere.
+"""
 
 from __future__ import annotations
 
+import html
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from turnwise.trainer.episode_records import StoredEpisode
+from turnwise.view.export_style import NUM_SHADES, style
+from turnwise.view.legible import visible_attribute, visible_html
+from turnwise.view.payloads import episode_payload, tokens_payload
+from turnwise.view.summaries import words_of
 from turnwise.view.token_texts import TokenTexts
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+# What each column is called, in the order of the buttons.
+_NAMES = {
+    "advantages": "advantage",
+    "sampler_log_probs": "log-prob at sampling",
+    "log_probs": "log-prob at training",
+    "gap": "training minus sampling",
+    "values": "value",
+    "returns": "return",
+}
 
 
 def export_episode(
-    run: str, payload: dict[str, Any], episode: StoredEpisode, texts: TokenTexts
+    run: str, kind: str, step: int, place: int, episode: StoredEpisode, texts: TokenTexts
 ) -> str:
-    return ""
+    """The whole file."""
+    payload = episode_payload(kind, step, place, episode)
+    tokens = [tokens_payload(episode, n, texts) for n in range(len(episode.agents))]
+    for audit in tokens:
+        _add_gap(audit["columns"])
+    columns = _in_order({name for audit in tokens for name in audit["columns"]})
+    title = visible_html(f"{run}: {payload['id']}")
+    parts = [
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        '<meta name="referrer" content="no-referrer">',
+        f"<title>{title}</title><style>{style(columns)}</style></head><body>",
+        f"<h1>{title}</h1>",
+        _facts(_about(payload)),
+    ]
+    for number, (agent, audit) in enumerate(zip(payload["agents"], tokens, strict=True)):
+        if len(tokens) > 1:
+            parts.append(f"<h2>Agent {visible_html(str(agent['name']))}</h2>")
+        parts += ["<h2>What was said</h2>", *_conversation(agent)]
+        parts += ["<h2>What was trained on</h2>", *_audit(audit, columns, number)]
+    parts.append("</body></html>\n")
+    return "\n".join(parts)
+
+
+# ---- the conversation ----
+
+
+def _about(payload: Mapping[str, Any]) -> dict[str, str]:
+    rewards = [agent["reward"] for agent in payload["agents"]]
+    totals = ", ".join("none" if r is None else f"{r['total']:.6g}" for r in rewards)
+    seconds = payload["seconds"].get("total")
+    return {
+        "kind": payload["kind"],
+        "step": str(payload["step"]),
+        "seed": payload["seed"],
+        "group, member": f"{payload['group']}, {payload['member']}",
+        "status": payload["status"],
+        **({"error": str(payload["error"])} if payload["error"] else {}),
+        "reward": totals,
+        **({} if seconds is None else {"seconds": f"{seconds:.3f}"}),
+    }
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    rows = (f"<dt>{html.escape(n)}</dt><dd>{visible_html(v)}</dd>" for n, v in facts.items())
+    return f"<dl>{''.join(rows)}</dl>"
+
+
+def _conversation(agent: Mapping[str, Any]) -> Iterator[str]:
+    """Every message, and after what the model said, what came of it.
+
+    The last turns are those of the last messages: an opening may hold words of the model that it
+    never said.
+    """
+    messages, turns = agent["messages"], agent["turns"]
+    earned = (agent["reward"] or {}).get("turns", [])
+    spoken = sum(message.get("role") == "assistant" for message in messages)
+    place = len(turns) - spoken
+    for turn in range(max(place, 0)):  # turns that the messages do not have
+        yield _message("assistant", turns[turn]["text"], _turn(turns[turn], turn, earned))
+    for message in messages:
+        role = str(message.get("role", ""))
+        extra = ""
+        if role == "assistant":
+            if 0 <= place < len(turns):
+                extra = _turn(turns[place], place, earned)
+            place += 1
+        yield _message(role, words_of(message.get("content")), extra)
+
+
+def _message(role: str, words: str, extra: str) -> str:
+    kind = "assistant" if role == "assistant" else "other"
+    return (
+        f'<div class="message {kind}"><div class="who">{visible_html(role)}</div>'
+        f'<div class="words">{visible_html(words)}</div>{extra}</div>'
+    )
+
+
+def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
+    calls = "".join(_call(call) for call in turn["calls"])
+    facts = [
+        ("turn", str(place)),
+        ("tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"),
+        ("ended by", turn["finish_reason"]),
+        ("environment's reward", f"{turn['reward']:.6g}"),
+    ]
+    if place < len(earned):
+        facts.append(("credited", f"{earned[place]:.6g}"))
+    if turn["info"]:
+        facts.append(("info", json.dumps(turn["info"], ensure_ascii=False)))
+    facts += [(f"{n} seconds", f"{s:.4f}") for n, s in turn["seconds"].items() if n != "start"]
+    told = " · ".join(f"{html.escape(n)} <b>{visible_html(v)}</b>" for n, v in facts)
+    malformed = turn["malformed"]
+    bad = f'<div class="bad">call not read: {visible_html(malformed)}</div>' if malformed else ""
+    ending = _ending(turn)
+    return f'{calls}{bad}{ending}<div class="facts">{told}</div>'
+
+
+def _ending(turn: Mapping[str, Any]) -> str:
+    """What the world said last; nobody read it, so no message has it."""
+    if not turn["done"] or not turn["observation"]:
+        return ""
+    words = visible_html(turn["observation"])
+    return f'<div class="call"><div class="who">the end</div><div class="words">{words}</div></div>'
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    arguments = json.dumps(call["arguments"], ensure_ascii=False, indent=1)
+    outcome = "not called" if call["success"] is None else "worked" if call["success"] else "failed"
+    failure = f" ({call['failure']})" if call["failure"] else ""
+    bad = "" if call["success"] else ' class="bad"'
+    return (
+        f'<div class="call"><div class="who">call of <b>{visible_html(str(call["name"]))}</b>, '
+        f"<span{bad}>{outcome}{visible_html(failure)}</span></div>"
+        f"<pre>{visible_html(arguments)}</pre>"
+        f'<div class="words">{visible_html(words_of(call["result"]))}</div></div>'
+    )
+
+
+# ---- the tokens ----
+
+
+def _add_gap(columns: dict[str, list[float | None]]) -> None:
+    """How far the learner was from the sampler: a stale or wrong sampler shows here."""
+    if "log_probs" in columns and "sampler_log_probs" in columns:
+        pairs = zip(columns["log_probs"], columns["sampler_log_probs"], strict=True)
+        columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
+
+
+def _in_order(names: set[str]) -> list[str]:
+    known = [name for name in _NAMES if name in names]
+    others = sorted(name for name in names - set(_NAMES) if name.isidentifier())
+    return [*known, *others]
+
+
+def _audit(audit: Mapping[str, Any], columns: Sequence[str], number: int) -> Iterator[str]:
+    shown = [name for name in columns if name in audit["columns"]]
+    first = shown[0] if shown else "mask"
+    yield '<div class="audit">'
+    for name in [*shown, "mask"]:
+        words = html.escape(_NAMES.get(name, name)) if name != "mask" else "what was sampled"
+        checked = " checked" if name == first else ""
+        key = f"by-{name}-{number}"
+        yield (
+            f'<input type="radio" name="by-{number}" id="{key}" class="by-{name}"{checked}>'
+            f'<label for="{key}">{words}</label>'
+        )
+    yield (
+        '<p class="legend">Underlined: sampled by the model, and trained on. Blue is above zero, '
+        "orange below; the darker, the farther. Point at a token for its numbers.</p>"
+    )
+    if audit["note"]:
+        yield f'<p class="legend">{visible_html(audit["note"])}</p>'
+    yield f'<div class="stream">{"".join(_tokens(audit, shown))}</div></div>'
+
+
+def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
+    columns = {name: audit["columns"][name] for name in shown}
+    largest = {
+        name: max((abs(x) for x in column if x is not None), default=0.0)
+        for name, column in columns.items()
+    }
+    rows = zip(audit["tokens"], audit["ids"], audit["mask"], audit["turn"], strict=True)
+    for place, (text, number, is_sampled, turn) in enumerate(rows):
+        known = {name: x for name, column in columns.items() if (x := column[place]) is not None}
+        classes = ["t", *(["m"] if is_sampled else []), *([] if text else ["e"])]
+        classes += [c for name, x in known.items() if (c := _shade(name, x, largest[name]))]
+        whose = f"sampled in turn {turn}" if is_sampled else "not sampled, not trained on"
+        numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
+        title = f"token {place}, id {number}: {text!r}\n{whose}{numbers}"
+        yield (
+            f'<span class="{" ".join(classes)}" title="{visible_attribute(title)}">'
+            f"{_token_html(text)}</span>"
+        )
+
+
+def _shade(name: str, value: float, largest: float) -> str | None:
+    if not largest or not value:
+        return None
+    shade = max(1, min(NUM_SHADES, round(NUM_SHADES * abs(value) / largest)))
+    return f"{name}-{'p' if value > 0 else 'n'}{shade}"
+
+
+def _token_html(text: str) -> str:
+    """A token that is a line's end is seen as one, and still ends the line."""
+    return visible_html(text).replace("\n", "⏎\n")

@@ -1,0 +1,227 @@
+"""The viewer with 100,000 episodes: the index, the first view, filters, searches, memory.
+
+python bench/view.py [--episodes 100000] [--steps 500] [--keep FOLDER]
+
+Writes a run through the trainer's own store, serves it with `turnwise view` in a process of its
+own, and asks as the page does. Bars: the first view of an indexed run under 1 s, a filter under
+0.3 s. The first view of a run that was never seen is shown too: it does not wait for the index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from urllib.parse import quote
+
+import numpy as np
+
+from turnwise.chat import Message, TokenStream
+from turnwise.episode import EpisodeResult
+from turnwise.episode.types import AgentRecord, TurnRecord
+from turnwise.inference import FinishReason
+from turnwise.reward import Reward
+from turnwise.tools import ToolCall, ToolResult
+from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.types import EpisodeStatus
+
+FIRST_VIEW_BAR = 1.0
+FILTER_BAR = 0.3
+NUM_TRIES = 9
+PROMPT = (
+    "You keep a shop. Each turn you are told what a customer wants. Look for the article with "
+    "search(kind), then sell it with sell(article, number). Sell the cheapest that is in stock. "
+)
+WORDS = (
+    "amber bread candle door engine flour garden hammer island jacket kettle lantern mirror needle "
+    "orange paper quilt river saddle table umbrella violin window yarn zebra"
+).split()
+STATUSES = [EpisodeStatus.DONE] * 8 + [
+    EpisodeStatus.TRUNCATED_BY_TURNS,
+    EpisodeStatus.ENVIRONMENT_ERROR,
+]
+FILTERS = {
+    "filter by status": "status=environment_error",
+    "filter by reward and turns": "min_reward=0.5&max_reward=0.9&min_turns=3",
+    "filter by tool and step": "tool=search&min_step=100&max_step=400",
+    "filter by seed": "seed=77",
+    "sort by reward": "sort=-reward",
+    "sort by tokens, page 400": "sort=tokens&offset=20000",
+    "search: a rare text": f"text={quote('number 31337 please')}",
+    "search: a common word": "text=lantern",
+    "search: what all have": f"text={quote('keep a shop')}",
+    "search: two letters": "text=zq",
+    "search and filter": "text=saddle&status=done&min_reward=0.8&sort=-reward",
+}
+
+
+def sentence(rng: random.Random, num_words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=num_words))
+
+
+def make_episode(rng: random.Random, number: int) -> EpisodeResult:
+    """Two to six turns, a call in each, some two hundred tokens."""
+    stream, turns = TokenStream(), []
+    messages: list[Message] = [
+        {"role": "system", "content": PROMPT},
+        {"role": "user", "content": f"A customer asks for {sentence(rng, 6)}."},
+    ]
+    stream.add_context(rng.choices(range(32_000), k=60))
+    for place in range(rng.randint(2, 6)):
+        tokens = rng.choices(range(32_000), k=rng.randint(8, 24))
+        stream.add_turn(tokens, [-rng.random() for _ in tokens])
+        stream.add_context(rng.choices(range(32_000), k=16))
+        text = f"I look for {sentence(rng, 8)}, number {rng.randrange(100_000)} please."
+        told = f"In stock: {sentence(rng, 2)}." if rng.random() < 0.9 else sentence(rng, 30)
+        messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": told}]
+        name = rng.choice(["search", "sell"])
+        turn = TurnRecord(stream.turns[-1], text, FinishReason.STOP, number, observation=told)
+        turn.calls = [ToolCall(name, {"kind": rng.choice(WORDS)}, told, True)]
+        turn.tool_results = [ToolResult(name, True, told, seconds=0.001)]
+        turn.seconds, turn.started = {"engine": rng.random(), "tools": 0.001}, float(place)
+        turns.append(turn)
+    status = rng.choice(STATUSES)
+    reward = None if status.is_error else Reward(round(rng.random(), 3))
+    agent = AgentRecord("agent", stream, messages, turns, reward=reward)
+    seconds = {"engine": float(len(turns)), "total": len(turns) + 0.5}
+    return EpisodeResult(number % 1000, status=status, agents=[agent], seconds=seconds)
+
+
+def write_run(folder: Path, num_episodes: int, num_steps: int) -> None:
+    rng = random.Random(0)
+    store = EpisodeStore(folder / "episodes", 1e12)
+    metrics = MetricsLog(folder / "metrics.jsonl")
+    names = [f"metric/{number}" for number in range(50)]
+    for step in range(1, num_steps + 1):
+        per_step = num_episodes // num_steps
+        results = [make_episode(rng, step * per_step + n) for n in range(per_step)]
+        width = max(len(result.stream) for result in results)
+        columns = {
+            name: np.random.default_rng(step).normal(size=(per_step, width))
+            for name in ("log_probs", "values", "advantages", "returns")
+        }
+        store.write(step, results, columns, began=0.0)
+        metrics.append(
+            {"step": step, "reward": rng.random(), "success": rng.random()}
+            | {name: rng.random() for name in names}
+        )
+    status = {"status": "finished", "step": num_steps, "num_steps": num_steps}
+    (folder / "run.json").write_text(json.dumps({**status, "environment": "shop"}))
+
+
+@contextlib.contextmanager
+def viewer(runs: Path, cache: Path) -> Iterator[tuple[str, int]]:
+    """The address and the process id of a viewer."""
+    command = [sys.executable, "-m", "turnwise", "view", str(runs), "--no-open"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert server.stdout is not None
+    try:
+        address = re.search(r"http://\S+/", server.stdout.readline())
+        assert address is not None
+        yield address[0], server.pid
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(timeout=20)
+
+
+def ask(address: str, path: str) -> dict[str, object]:
+    with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
+        found: dict[str, object] = json.load(answer)
+    return found
+
+
+def seconds_of(address: str, *paths: str) -> float:
+    started = time.perf_counter()
+    for path in paths:
+        ask(address, path)
+    return time.perf_counter() - started
+
+
+def first_view(address: str) -> float:
+    run = "api/runs/big"
+    return seconds_of(address, "", "api/runs", f"{run}/metrics", f"{run}/episodes?limit=50")
+
+
+def memory_mib(process: int) -> tuple[float, float]:
+    """Now, and the most it ever was."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return tuple(int(re.search(rf"{n}:\s+(\d+)", status)[1]) / 1024 for n in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
+
+
+def wait_for_index(address: str) -> float:
+    started = time.perf_counter()
+    while True:
+        (run,) = ask(address, "api/runs")["runs"]  # type: ignore[misc]
+        if run["indexed"]["files"] == run["indexed"]["of"]:
+            return time.perf_counter() - started
+        time.sleep(0.5)
+
+
+def measure(runs: Path, cache: Path) -> bool:
+    with viewer(runs, cache) as (address, process):
+        print(f"first view, never seen before    {first_view(address):8.3f} s")
+        print(f"index                            {wait_for_index(address):8.1f} s")
+        print(
+            "memory of the indexing process    {:7.0f} MiB, most {:.0f}".format(
+                *memory_mib(process)
+            )
+        )
+    size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
+    source = sum(path.stat().st_size for path in runs.rglob("*") if path.is_file())
+    print(
+        f"the run's files                  {source / 2**20:8.0f} MiB, the index {size / 2**20:.0f}"
+    )
+    is_fine = True
+    with viewer(runs, cache) as (address, process):
+        took = first_view(address)
+        is_fine &= took < FIRST_VIEW_BAR
+        print(f"first view                       {took:8.3f} s    bar {FIRST_VIEW_BAR} s")
+        for name, filters in FILTERS.items():
+            path = f"api/runs/big/episodes?limit=50&{filters}"
+            times = [seconds_of(address, path) for _ in range(NUM_TRIES)]
+            total = ask(address, path)["total"]
+            is_fine &= median(times) < FILTER_BAR
+            print(f"{name:<32} {median(times):8.3f} s    worst {max(times):.3f}, {total} found")
+        times = [seconds_of(address, f"api/runs/big/episodes/train-{s}-7") for s in range(1, 40, 3)]
+        print(f"an episode                       {median(times):8.3f} s    worst {max(times):.3f}")
+        print(
+            "memory of the viewer              {:7.0f} MiB, most {:.0f}".format(
+                *memory_mib(process)
+            )
+        )
+    return is_fine
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--episodes", type=int, default=100_000)
+    options.add_argument("--steps", type=int, default=500)
+    options.add_argument("--keep", type=Path, help="a folder for the run, made if it is not there")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        runs = asked.keep or Path(scratch) / "runs"
+        if not (runs / "big" / "run.json").exists():
+            started = time.perf_counter()
+            write_run(runs / "big", asked.episodes, asked.steps)
+            print(f"writing the run                  {time.perf_counter() - started:8.1f} s")
+        is_fine = measure(runs, Path(scratch) / "cache")
+    print("all under their bars" if is_fine else "NOT under their bars")
+    sys.exit(0 if is_fine else 1)
+
+
+if __name__ == "__main__":
+    main()
