@@ -92,6 +92,15 @@ test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch s
 	@$(PYTHON) bench/gpu/check.py
 	$(PYTHON) bench/gpu/local_check.py
 
+.PHONY: docs newcomer
+docs:  ## build these pages into build/site; afterwards they need no network
+	@py=$(call env,docs)
+	NO_MKDOCS_2_WARNING=1 $$py -m mkdocs build --strict --quiet
+	echo "build/site/index.html (the search needs a server: $(PYTHON) -m http.server -d build/site)"
+
+newcomer:  ## do the tutorial in a fresh clone and environment, as somebody new would
+	@tests/newcomer.sh
+
 clean:  ## remove caches of this checkout (not the environments)
 	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,78 @@
+"""Puts every setting into the reference, from the source of config.py; nothing is imported.
+
+A page that holds the line `<!-- settings -->` gets a table for each section there.
+"""
+
+import ast
+import json
+from pathlib import Path
+
+CONFIG = Path(__file__).resolve().parents[2] / "src" / "turnwise" / "config.py"
+PLACE = "<!-- settings -->"
+WORDS = {
+    "str": "text",
+    "int": "whole number",
+    "float": "number",
+    "bool": "true or false",
+    "list": "list",
+    "dict": "mapping",
+    "Ge": "≥",
+    "Gt": ">",
+    "Le": "≤",
+    "Lt": "<",
+}
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    return markdown.replace(PLACE, tables(CONFIG.read_text())) if PLACE in markdown else markdown
+
+
+def tables(source: str) -> str:
+    module = ast.parse(source).body
+    classes = {node.name: node for node in module if isinstance(node, ast.ClassDef)}
+    # Types with a name of their own, such as Positive = Annotated[int, Ge(1)].
+    named = {node.targets[0].id: node.value for node in module if isinstance(node, ast.Assign)}
+    sections = [node for node in classes["ConfigStore"].body if isinstance(node, ast.AnnAssign)]
+    return "\n\n".join(
+        table(section.target.id, classes[section.annotation.id], named) for section in sections
+    )
+
+
+def table(name: str, section: ast.ClassDef, named: dict[str, ast.expr]) -> str:
+    about = ast.get_docstring(section).split("\n\n")[0]
+    lines = [f"## {name}", "", about, "", "| setting | takes | default | |", "|---|---|---|---|"]
+    for node in section.body:
+        if isinstance(node, ast.AnnAssign) and is_setting(node.value):
+            default, help_text = (ast.literal_eval(value) for value in node.value.args)
+            kind = in_words(node.annotation, named)
+            lines.append(
+                f"| `{name}.{node.target.id}` | {kind} | `{in_yaml(default)}` | {help_text} |"
+            )
+    return "\n".join(lines)
+
+
+def is_setting(value: ast.expr | None) -> bool:
+    return isinstance(value, ast.Call) and getattr(value.func, "id", "") == "setting"
+
+
+def in_words(kind: ast.expr, named: dict[str, ast.expr]) -> str:
+    """What a setting takes, for somebody who does not write Python."""
+    match kind:
+        case ast.BinOp(left=left, right=ast.Constant(value=None)):
+            return f"{in_words(left, named)}, or null"
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Tuple(elts=choices)):
+            return ", ".join(f"`{choice.value}`" for choice in choices)
+        case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *bounds])):
+            limits = [f"{WORDS[bound.func.id]} {bound.args[0].value}" for bound in bounds]
+            return f"{in_words(base, named)} {' and '.join(limits)}"
+        case ast.Subscript(value=base):
+            return in_words(base, named)
+        case ast.Name(id=name) if name in named:
+            return in_words(named[name], named)
+        case ast.Name(id=name):
+            return WORDS[name]
+    raise ValueError(f"config.py has a type that this page cannot say: {ast.unparse(kind)}")
+
+
+def in_yaml(default: object) -> str:
+    return json.dumps(default).strip('"')
