@@ -24,6 +24,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -45,10 +46,13 @@ PROMPT = (
     "You keep a shop. Each turn you are told what a customer wants. Look for the article with "
     "search(kind), then sell it with sell(article, number). Sell the cheapest that is in stock. "
 )
-WORDS = (
-    "amber bread candle door engine flour garden hammer island jacket kettle lantern mirror needle "
-    "orange paper quilt river saddle table umbrella violin window yarn zebra"
-).split()
+WORDS = [
+    *("amber", "bread", "candle", "door", "engine", "flour", "garden", "hammer", "island"),
+    *("jacket", "kettle", "lantern", "mirror", "needle", "orange", "paper", "quilt", "river"),
+    *("saddle", "table", "umbrella", "violin", "window", "yarn", "zebra"),
+]
+TOKENS = random.Random(1).choices(range(32_000), k=100_000)
+LOG_PROBS = [-random.Random(token).random() for token in range(20_000)]
 STATUSES = [EpisodeStatus.DONE] * 8 + [
     EpisodeStatus.TRUNCATED_BY_TURNS,
     EpisodeStatus.ENVIRONMENT_ERROR,
@@ -68,6 +72,12 @@ FILTERS = {
 }
 
 
+def pick(rng: random.Random, pool: list[Any], number: int) -> list[Any]:
+    """Some that stand together: to draw each by itself would take longer than to store them."""
+    start = rng.randrange(len(pool) - number)
+    return pool[start : start + number]
+
+
 def sentence(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choices(WORDS, k=num_words))
 
@@ -79,11 +89,11 @@ def make_episode(rng: random.Random, number: int) -> EpisodeResult:
         {"role": "system", "content": PROMPT},
         {"role": "user", "content": f"A customer asks for {sentence(rng, 6)}."},
     ]
-    stream.add_context(rng.choices(range(32_000), k=60))
+    stream.add_context(pick(rng, TOKENS, 60))
     for place in range(rng.randint(2, 6)):
-        tokens = rng.choices(range(32_000), k=rng.randint(8, 24))
-        stream.add_turn(tokens, [-rng.random() for _ in tokens])
-        stream.add_context(rng.choices(range(32_000), k=16))
+        num_tokens = rng.randint(8, 24)
+        stream.add_turn(pick(rng, TOKENS, num_tokens), pick(rng, LOG_PROBS, num_tokens))
+        stream.add_context(pick(rng, TOKENS, 16))
         text = f"I look for {sentence(rng, 8)}, number {rng.randrange(100_000)} please."
         told = f"In stock: {sentence(rng, 2)}." if rng.random() < 0.9 else sentence(rng, 30)
         messages += [{"role": "assistant", "content": text}, {"role": "tool", "content": told}]
@@ -138,16 +148,20 @@ def viewer(runs: Path, cache: Path) -> Iterator[tuple[str, int]]:
         server.wait(timeout=20)
 
 
-def ask(address: str, path: str) -> dict[str, object]:
+def fetch(address: str, path: str) -> bytes:
     with urllib.request.urlopen(f"{address}{path}", timeout=60) as answer:
-        found: dict[str, object] = json.load(answer)
-    return found
+        data: bytes = answer.read()
+    return data
+
+
+def ask(address: str, path: str) -> Any:
+    return json.loads(fetch(address, path))
 
 
 def seconds_of(address: str, *paths: str) -> float:
     started = time.perf_counter()
     for path in paths:
-        ask(address, path)
+        fetch(address, path)
     return time.perf_counter() - started
 
 
@@ -159,13 +173,14 @@ def first_view(address: str) -> float:
 def memory_mib(process: int) -> tuple[float, float]:
     """Now, and the most it ever was."""
     status = Path(f"/proc/{process}/status").read_text()
-    return tuple(int(re.search(rf"{n}:\s+(\d+)", status)[1]) / 1024 for n in ("VmRSS", "VmHWM"))  # type: ignore[index,return-value]
+    now, most = (int(re.findall(rf"{name}:\s+(\d+)", status)[0]) for name in ("VmRSS", "VmHWM"))
+    return now / 1024, most / 1024
 
 
 def wait_for_index(address: str) -> float:
     started = time.perf_counter()
     while True:
-        (run,) = ask(address, "api/runs")["runs"]  # type: ignore[misc]
+        (run,) = ask(address, "api/runs")["runs"]
         if run["indexed"]["files"] == run["indexed"]["of"]:
             return time.perf_counter() - started
         time.sleep(0.5)

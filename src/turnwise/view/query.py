@@ -146,7 +146,7 @@ def same_seed(db: sqlite3.Connection, seed: str, kind: str | None) -> list[dict[
     if kind:
         conditions, values = f"{conditions} AND kind = ?", [*values, clean(kind)]
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM episodes WHERE {conditions} ORDER BY step, kind, place LIMIT ?",
+        f"SELECT {_COLUMNS} FROM episodes WHERE {conditions} ORDER BY step, kind DESC, place LIMIT ?",
         (*values, _MOST),
     ).fetchall()
     return shown(db, rows)

@@ -45,10 +45,10 @@ def serve(
         viewer = Viewer(library)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
-        _Server(viewer, app).run([door])
+        ViewServer(viewer, app).run([door])
 
 
-class _Server(uvicorn.Server):
+class ViewServer(uvicorn.Server):
     """Ends at once, though pages listen to their events for as long as they are open."""
 
     def __init__(self, viewer: Viewer, app: object) -> None:
@@ -67,6 +67,11 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._viewer.bell.close()
         super().handle_exit(sig, frame)
+
+    def end(self) -> None:
+        """From another thread."""
+        self._viewer.bell.close()
+        self.should_exit = True
 
 
 def listening(port: int | None) -> socket.socket:
