@@ -1,82 +1,87 @@
-"""VERL's own trainers, for real, on this CPU: a user's script run in processes of its own."""
+"""VERL's own trainers, for real, on this CPU: a user's script run in processes of its own.
+
+VERL takes most of a minute to start, much of it waiting: the runs go two at a time.
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-import turnwise
+from beside_verl.script_runs import NUM_EPISODES, RECORD, Ran, run_script
 from turnwise.models import load_tokenizer
+from turnwise.trainer.episode_store import EpisodeStore
 
-HERE = Path(__file__).parent
-RECORD = "actor_rollout_ref.rollout.agent.agent_loop_manager_class=recording.RecordingManager"
-NUM_EPISODES = 6
-"""In one step of the script."""
+Started = dict[str, Future[list[Ran]]]
 
 
-@dataclass
-class Ran:
-    """What a run of the script left behind."""
+@pytest.fixture(scope="module")
+def started(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
+    """The runs that the chosen tests ask for, each with those that go on from it."""
 
-    output: Path
-    history: list[dict[str, Any]]
+    def grpo(folder: Path) -> list[Ran]:
+        return [run_script(folder, "verl", "grpo", 2, RECORD)]
 
-    @property
-    def episodes(self) -> list[list[Any]]:
-        """What each environment wrote down, in the order in which they closed."""
-        lines = (self.output / "environments.jsonl").read_text().splitlines()
-        return [json.loads(line)["events"] for line in lines]
+    def ppo(folder: Path) -> list[Ran]:
+        first = run_script(folder, "verl", "gae", 2, RECORD)
+        return [first, run_script(folder, "verl", "gae", 3, RECORD)]
 
-    @property
-    def batches(self) -> list[dict[str, torch.Tensor]]:
-        return [torch.load(path) for path in sorted(self.output.glob("batch-*.pt"))]
+    def newer(folder: Path) -> list[Ran]:
+        return [run_script(folder, "verl", "grpo", 2, "trainer.use_v1=true")]
 
+    def others(folder: Path) -> list[Ran]:
+        return [run_script(folder / engine, engine, "grpo", 1) for engine in ("local", "ray")]
 
-def run_script(output: Path, engine: str, estimator: str, num_steps: int, *overrides: str) -> Ran:
-    output.mkdir(exist_ok=True)
-    source = str(Path(turnwise.__file__).parent.parent)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([source, str(HERE)]),
-        "RECORDED": str(output),
-        "OMP_NUM_THREADS": "1",
+    chains = {"ppo": ppo, "grpo": grpo, "newer": newer, "others": others}
+    asked = {
+        name
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.path == request.path
+        for name in (*item.fixturenames, *_parameters(item))
     }
-    command = [sys.executable, str(HERE / "user_script.py"), engine, str(output), estimator]
-    result = subprocess.run(
-        [*command, str(num_steps), *overrides],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-8000:]
-    return Ran(output, json.loads((output / "history.json").read_text()))
+    pool = ThreadPoolExecutor(max_workers=2)
+    try:
+        yield {
+            name: pool.submit(chain, tmp_path_factory.mktemp(name))
+            for name, chain in chains.items()
+            if name in asked
+        }
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _parameters(item: pytest.Function) -> list[object]:
+    return list(item.callspec.params.values()) if hasattr(item, "callspec") else []
 
 
 @pytest.fixture(scope="module")
-def grpo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return run_script(tmp_path_factory.mktemp("grpo"), "verl", "grpo", 2, f"++{RECORD}")
+def ppo(started: Started) -> Ran:
+    """PPO with a critic; two steps, and then, started anew, a third one."""
+    return started["ppo"].result()[1]
 
 
 @pytest.fixture(scope="module")
-def ppo(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    return run_script(tmp_path_factory.mktemp("ppo"), "verl", "gae", 2, f"++{RECORD}")
+def grpo(started: Started) -> Ran:
+    return started["grpo"].result()[0]
 
 
 @pytest.fixture(scope="module")
-def newer(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    folder = tmp_path_factory.mktemp("v1")
-    return run_script(folder, "verl", "grpo", 2, "trainer.use_v1=true")
+def newer(started: Started) -> Ran:
+    return started["newer"].result()[0]
+
+
+@pytest.fixture(scope="module")
+def others(started: Started) -> list[Ran]:
+    """The same script in one process, and on Ray."""
+    return started["others"].result()
 
 
 def turns_of(batch: dict[str, torch.Tensor], row: int) -> list[tuple[str, str, float]]:
@@ -101,36 +106,31 @@ def turns_of(batch: dict[str, torch.Tensor], row: int) -> list[tuple[str, str, f
     return turns
 
 
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize(("name", "num_steps"), [("grpo", 2), ("ppo", 3)])
 def test_every_token_that_verl_trains_on_was_sampled(
-    name: str, request: pytest.FixtureRequest
+    name: str, num_steps: int, request: pytest.FixtureRequest
 ) -> None:
     run: Ran = request.getfixturevalue(name)
-    assert len(run.batches) == 2
+    assert len(run.batches) == num_steps
     for step, batch in enumerate(run.batches):
         written = run.episodes[step * NUM_EPISODES : (step + 1) * NUM_EPISODES]
         trained = [turns_of(batch, row) for row in range(NUM_EPISODES)]
         # What was sampled, turn by turn, is what the environment and its tool were given, and
         # each reward is the reward function's for that turn.
         assert Counter(
-            tuple((said, pytest_round(reward)) for said, _, reward in turns) for turns in trained
+            tuple((said, round(reward, 4)) for said, _, reward in turns) for turns in trained
         ) == Counter(
-            tuple((event[1], pytest_round(2 * event[2])) for event in events) for events in written
+            tuple((event[1], round(2 * event[2], 4)) for event in events) for events in written
         )
         # What stands between is what they answered, and is not trained on.
-        answers = {turns_key(turns): [after for _, after, _ in turns[:-1]] for turns in trained}
+        answers = {
+            tuple(said for said, _, _ in turns): [after for _, after, _ in turns[:-1]]
+            for turns in trained
+        }
         for events in written:
             between = answers[tuple(event[1] for event in events)]
             for event, text in zip(events, between, strict=False):
                 assert event[3] in text
-
-
-def turns_key(turns: list[tuple[str, str, float]]) -> tuple[str, ...]:
-    return tuple(said for said, _, _ in turns)
-
-
-def pytest_round(number: float) -> float:
-    return round(number, 4)
 
 
 def test_tools_were_called(grpo: Ran) -> None:
@@ -144,7 +144,7 @@ def test_verls_scores_are_the_rewards_that_the_environments_gave(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     run: Ran = request.getfixturevalue(name)
-    assert [entry["step"] for entry in run.history] == [1, 2]
+    assert len(run.episodes) == len(run.history) * NUM_EPISODES
     for number, entry in enumerate(run.history):
         written = run.episodes[number * NUM_EPISODES : (number + 1) * NUM_EPISODES]
         mean = sum(2 * event[2] for events in written for event in events) / NUM_EPISODES
@@ -160,13 +160,20 @@ def test_the_learners_log_probs_are_those_of_the_sampling(
         assert entry["training/rollout_probs_diff_max"] < 1e-4
 
 
-def test_the_weights_move_and_reach_the_server(grpo: Ran) -> None:
-    first, second = grpo.history
+@pytest.mark.parametrize("name", ["grpo", "newer"])
+def test_the_weights_move_and_reach_the_server(name: str, request: pytest.FixtureRequest) -> None:
+    first, second = request.getfixturevalue(name).history
+    assert (first["step"], second["step"]) == (1, 2)
     assert first["actor/grad_norm"] > 0
     # The second step was sampled from the updated weights, or its log-probs would not agree.
     assert second["training/rollout_probs_diff_max"] < 1e-4
     assert first["actor/kl_loss"] == pytest.approx(0, abs=1e-6)
     assert second["actor/kl_loss"] > 0
+
+
+def test_both_of_verls_trainers_play_the_same_episodes(grpo: Ran, newer: Ran) -> None:
+    first, other = (Counter(map(json.dumps, run.episodes[:NUM_EPISODES])) for run in (grpo, newer))
+    assert first == other
 
 
 def test_ppo_has_a_critic_that_learns(ppo: Ran) -> None:
@@ -175,19 +182,39 @@ def test_ppo_has_a_critic_that_learns(ppo: Ran) -> None:
         assert entry["critic/vf_loss"] >= 0
 
 
-def test_the_same_script_samples_the_same_episodes_in_one_process(
-    grpo: Ran, tmp_path: Path
+def test_a_run_goes_on_from_its_checkpoint(started: Started, ppo: Ran) -> None:
+    before, after = started["ppo"].result()[0], ppo
+    assert [entry["step"] for entry in after.history] == [1, 2, 3]
+    assert after.history[:2] == before.history
+    # The third step was sampled from the weights of the checkpoint, which both sides have.
+    assert after.history[2]["training/rollout_probs_diff_max"] < 1e-4
+    assert (after.run_folder / "verl/global_step_3").is_dir()
+
+
+def test_the_same_script_plays_the_same_episodes_on_every_engine(
+    grpo: Ran, others: list[Ran]
 ) -> None:
-    local = run_script(tmp_path / "local", "local", "grpo", 1)
-    first = Counter(json.dumps(events) for events in local.episodes)
-    assert first == Counter(json.dumps(events) for events in grpo.episodes[:NUM_EPISODES])
+    first = Counter(map(json.dumps, grpo.episodes[:NUM_EPISODES]))
+    for run in others:
+        assert Counter(map(json.dumps, run.episodes)) == first
+        assert run.history[0]["reward"] == pytest.approx(grpo.history[0]["reward"], abs=1e-4)
 
 
-def test_a_run_goes_on_from_its_checkpoint(ppo: Ran) -> None:
-    before = len(ppo.episodes)
-    again = run_script(ppo.output, "verl", "gae", 3)
-    assert [entry["step"] for entry in again.history] == [1, 2, 3]
-    assert again.history[:2] == ppo.history
-    assert len(again.episodes) - before == NUM_EPISODES
-    assert again.history[2]["training/rollout_probs_diff_max"] < 1e-4
-    assert (ppo.output / "runs/run/verl/global_step_3").is_dir()
+def test_verl_has_the_very_tokens_of_one_process_and_the_same_mask(
+    grpo: Ran, others: list[Ran]
+) -> None:
+    batch = grpo.batches[0]
+    verls = []
+    for row in range(NUM_EPISODES):
+        length = batch["responses"].shape[1]
+        seen = batch["attention_mask"][row].bool()
+        mask = torch.zeros_like(seen)
+        mask[-length:] = batch["response_mask"][row].bool()
+        ids = torch.cat([batch["prompts"][row], batch["responses"][row]])
+        verls.append((tuple(ids[seen].tolist()), tuple(mask[seen].tolist())))
+    ours = []
+    for episode in EpisodeStore(others[0].run_folder / "episodes", 0).read(1):
+        agent = episode.agents[0]
+        end = agent.turns[-1].tokens[1]  # VERL has nothing after the last sampled token
+        ours.append((tuple(agent.ids[:end].tolist()), tuple(map(bool, agent.mask[:end]))))
+    assert Counter(verls) == Counter(ours)

@@ -1,69 +1,16 @@
-"""Our settings in VERL's words: each field has a target that VERL knows, or a clear refusal."""
+"""Our settings in VERL's words: what they become, what VERL knows of it, and what it cannot do."""
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from turnwise import ConfigError, ConfigStore
-from turnwise.models import model_folder
+from beside_verl.mapping import ACTOR, CPU, GPU, HERE, MODEL, ROLLOUT, mapped
+from turnwise import ConfigError
 from turnwise.scale.verl.machine import Machine
 from turnwise.scale.verl.names import PARTS
-from turnwise.scale.verl.settings import to_verl_config
-from turnwise.scale.verl.targets import ESTIMATORS, POLICY_LOSSES, TARGETS
-
-CPU = Machine("/models/tiny", 4096, 0, Path("/runs/one"))
-HERE = dataclasses.replace(CPU, model_path=model_folder("tiny"))
-GPU = dataclasses.replace(CPU, num_gpus=4)
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-MODEL = "actor_rollout_ref.model"
-
-
-def mapped(machine: Machine = CPU, **settings: Any) -> dict[str, Any]:
-    """The mapping of a config in which these settings differ: `training__seed=3`."""
-    config = ConfigStore()
-    for name, value in settings.items():
-        section, _, field = name.partition("__")
-        setattr(getattr(config, section), field, value)
-    return to_verl_config(config, machine)
-
-
-def all_fields() -> list[str]:
-    config = ConfigStore()
-    return [
-        f"{section.name}.{field.name}"
-        for section in dataclasses.fields(config)
-        for field in dataclasses.fields(getattr(config, section.name))
-    ]
-
-
-OTHER_VALUES: dict[str, Any] = {
-    "training.resample": 2,
-    "training.target_kl": 0.1,
-    "training.value_coef": 0.9,
-    "training.warm_start": "expert",
-    "training.warm_start_steps": 7,
-    "training.warm_start_learning_rate": 0.5,
-    "checkpoint.best_metric": "reward",
-    "ray.mode": "one_step_off",
-    "ray.max_failures": 9,
-}
-
-
-@pytest.mark.parametrize("name", all_fields())
-def test_every_setting_has_a_target_or_is_refused(name: str) -> None:
-    if name in TARGETS:
-        return
-    assert name in OTHER_VALUES, f"{name} is new: give it a target, or a value to refuse"
-    with pytest.raises(ConfigError, match=rf"{name} is .*VERL has no such thing"):
-        mapped(**{name.replace(".", "__"): OTHER_VALUES[name]})
-
-
-def test_no_target_is_of_a_setting_that_does_not_exist() -> None:
-    assert set(TARGETS) <= set(all_fields())
+from turnwise.scale.verl.targets import ESTIMATORS, POLICY_LOSSES
 
 
 @pytest.mark.parametrize(

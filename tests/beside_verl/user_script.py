@@ -1,14 +1,14 @@
-"""A user's script, as the tests run it: `user_script.py ENGINE OUTPUT ESTIMATOR STEPS OVERRIDE...`.
+"""A user's script: `user_script.py ENGINE CONFIG`; nothing in it is about one engine or another.
 
 All of it is in `__main__`: the environment, its tool, the parser and the reward. The environment
-writes down what happened in it, so that the tests can compare with what VERL trained on.
+writes down what happened in it, so that the tests can compare with what was trained on. Words
+after the config are overrides of VERL's, for the tests.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from turnwise import (
@@ -21,7 +21,6 @@ from turnwise import (
     tool,
 )
 
-OUTPUT = Path(sys.argv[2]).absolute()
 MOST_ACTIONS = 2
 
 
@@ -51,7 +50,7 @@ class Letters(BaseEnvironment):
 
     def close(self) -> None:
         if self.events:
-            with open(OUTPUT / "environments.jsonl", "a") as file:
+            with open(self.config["log"], "a") as file:
                 file.write(json.dumps({"seed": self.start, "events": self.events}) + "\n")
         self.events = []
 
@@ -72,34 +71,16 @@ def doubled(trajectory: Any) -> list[float]:
     return [2 * reward for reward in trajectory.rewards]
 
 
-def settings(estimator: str, num_steps: int) -> ConfigStore:
-    config = ConfigStore()
-    config.training.adv_estimator = estimator
-    config.training.batch_size = 3
-    config.training.group_size = 2
-    config.training.num_epochs = num_steps
-    config.training.steps_per_epoch = 1
-    config.training.learning_rate = 1e-3
-    config.training.kl_loss_coef = 0.01 if estimator == "grpo" else 0.0
-    config.inference.max_tokens = 8
-    config.inference.max_turns = 4
-    config.checkpoint.output_dir = str(OUTPUT / "runs")
-    config.checkpoint.run_name = "run"
-    return config
-
-
 if __name__ == "__main__":
-    engine, estimator, num_steps = sys.argv[1], sys.argv[3], int(sys.argv[4])
-    options = {"verl_overrides": sys.argv[5:]} if engine == "verl" else {}
+    engine, config_file, *overrides = sys.argv[1:]
     trainer = create_trainer(
-        settings(estimator, num_steps),
+        ConfigStore.load(config_file),
         Letters,
         doubled,
         engine=engine,
         tools=[],
         parser=CallsOfEvenLength(),
-        **options,
+        **({"verl_overrides": overrides} if overrides else {}),
     )
-    history = trainer.fit()
-    trainer.cleanup()
-    (OUTPUT / "history.json").write_text(json.dumps(history))
+    with trainer:
+        trainer.fit()

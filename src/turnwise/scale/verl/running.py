@@ -61,12 +61,15 @@ def start_ray(config: Any, machine: Machine) -> None:
         "runtime_env": {**runtime, **own, "env_vars": {**env_vars, **own.get("env_vars", {})}},
         **{name: value for name, value in wanted.items() if value is not None},
     }
-    if machine.on_cpu and "address" not in options:
+    if machine.on_cpu and "address" not in options and "RAY_ADDRESS" not in os.environ:
         num_workers = config.trainer.n_gpus_per_node * config.trainer.nnodes
         options = {
+            "address": "local",  # whatever else runs on this machine
             "num_cpus": _LOGICAL_CPUS + 4 * num_workers,
             "num_gpus": num_workers,
             "include_dashboard": False,
+            # Else Ray starts an idle process for each of these CPUs, real or not.
+            "_system_config": {"prestart_worker_first_driver": False},
             **options,
         }
     ray.init(**options)

@@ -138,7 +138,7 @@ def _rollout(config: ConfigStore, machine: Machine) -> dict[str, Any]:
         f"{ROLLOUT}.agent.num_workers": config.ray.num_actors,
         "data.max_prompt_length": prompt,
         "data.max_response_length": response,
-        "reward.num_workers": 1,  # they have nothing to do: the agent loop scores
+        "reward.num_workers": 0,  # they would have nothing to do: the agent loop scores
     }
 
 

@@ -1,0 +1,91 @@
+"""Runs the user's script in a process of its own, and reads what it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+import turnwise
+
+HERE = Path(__file__).parent
+RECORD = "++actor_rollout_ref.rollout.agent.agent_loop_manager_class=recording.RecordingManager"
+NUM_STARTS, GROUP_SIZE = 3, 2
+NUM_EPISODES = NUM_STARTS * GROUP_SIZE
+"""In one step of the script."""
+
+
+@dataclass
+class Ran:
+    """What a run of the script left behind; its history is the one at that time."""
+
+    output: Path
+    history: list[dict[str, Any]]
+
+    @property
+    def run_folder(self) -> Path:
+        return self.output / "runs" / "run"
+
+    @property
+    def episodes(self) -> list[list[Any]]:
+        """What each environment wrote down, in the order in which they closed."""
+        lines = (self.output / "environments.jsonl").read_text().splitlines()
+        return [json.loads(line)["events"] for line in lines]
+
+    @property
+    def batches(self) -> list[dict[str, torch.Tensor]]:
+        """What VERL trained on, step by step."""
+        return [torch.load(path) for path in sorted(self.output.glob("batch-*.pt"))]
+
+
+def settings(output: Path, estimator: str, num_steps: int) -> dict[str, Any]:
+    return {
+        "environment": {"params": {"log": str(output / "environments.jsonl")}},
+        "inference": {"max_tokens": 8, "max_turns": 4},
+        "training": {
+            "adv_estimator": estimator,
+            "batch_size": NUM_STARTS,
+            "group_size": GROUP_SIZE,
+            "num_epochs": num_steps,
+            "steps_per_epoch": 1,
+            "learning_rate": 1e-3,
+            "kl_loss_coef": 0.01 if estimator == "grpo" else 0.0,
+        },
+        "checkpoint": {"output_dir": str(output / "runs"), "run_name": "run"},
+    }
+
+
+def process_environment(output: Path) -> dict[str, str]:
+    """For a process that finds this turnwise, and one thread is enough for."""
+    source = str(Path(turnwise.__file__).parent.parent)
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([source, str(HERE)]),
+        "RECORDED": str(output),
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def run_script(output: Path, engine: str, estimator: str, num_steps: int, *overrides: str) -> Ran:
+    output.mkdir(exist_ok=True)
+    config = output / "config.yaml"
+    config.write_text(yaml.safe_dump(settings(output, estimator, num_steps)))
+    result = subprocess.run(
+        [sys.executable, str(HERE / "user_script.py"), engine, str(config), *overrides],
+        env=process_environment(output),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=1800,  # a minute or two, where nobody else computes
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-8000:]
+    metrics = (output / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    return Ran(output, [json.loads(line) for line in metrics])

@@ -1,0 +1,143 @@
+"""Every field of our config, one by one: it reaches its target in VERL's, or is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from beside_verl.mapping import MODEL, ROOMY, mapped
+from turnwise import ConfigError, ConfigStore
+from turnwise.models import model_folder
+from turnwise.scale.verl.machine import find_machine
+from turnwise.scale.verl.names import PARTS
+from turnwise.scale.verl.settings import to_verl_config
+from turnwise.scale.verl.targets import TARGETS
+
+
+def all_fields() -> list[str]:
+    config = ConfigStore()
+    return [
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(config)
+        for field in dataclasses.fields(getattr(config, section.name))
+    ]
+
+
+# A value for every setting that is not its default. A setting that is new fails the tests here
+# until it has one, and a target or a refusal.
+OTHER_VALUES: dict[str, Any] = {
+    "model.model_name": "smollm2-135m",
+    "model.local_path": "here",
+    "model.dtype": "float32",
+    "model.device": "cpu",
+    "model.tensor_parallel_size": 2,
+    "model.trust_remote_code": True,
+    "inference.backend": "sglang",
+    "inference.max_tokens": 9,
+    "inference.temperature": 0.7,
+    "inference.top_p": 0.9,
+    "inference.multi_turn": False,
+    "inference.max_turns": 3,
+    "training.adv_estimator": "rloo",
+    "training.learning_rate": 3e-5,
+    "training.gamma": 0.9,
+    "training.lam": 0.5,
+    "training.clip_ratio": 0.3,
+    "training.num_epochs": 7,
+    "training.steps_per_epoch": 3,
+    "training.batch_size": 8,
+    "training.group_size": 4,
+    "training.resample": 2,
+    "training.on_error": "fail",
+    "training.use_kl_in_reward": True,
+    "training.kl_coef": 0.2,
+    "training.kl_target": 0.5,
+    "training.update_epochs": 3,
+    "training.mini_batch_size": 16,
+    "training.micro_batch_tokens": 9999,
+    "training.policy_loss": "gspo",
+    "training.loss_agg_mode": "token-sum",
+    "training.entropy_coef": 0.01,
+    "training.kl_loss_coef": 0.1,
+    "training.target_kl": 0.1,
+    "training.critic": "separate",
+    "training.value_coef": 0.9,
+    "training.max_grad_norm": 0.5,
+    "training.weight_decay": 0.1,
+    "training.warmup_steps": 5,
+    "training.lr_schedule": "cosine",
+    "training.lora_rank": 8,
+    "training.gradient_checkpointing": True,
+    "training.warm_start": "expert",
+    "training.warm_start_steps": 7,
+    "training.warm_start_learning_rate": 0.5,
+    "training.eval_episodes": 5,
+    "training.seed": 7,
+    "checkpoint.output_dir": "elsewhere",
+    "checkpoint.run_name": "mine",
+    "checkpoint.save_interval": 2,
+    "checkpoint.keep_last_n": 5,
+    "checkpoint.best_metric": "reward",
+    "environment.name": "grid-world",
+    "environment.max_steps": 4,
+    "environment.params": {"size": 3},
+    "environment.reward": "rewards.py:mine",
+    "ray.use_ray": True,
+    "ray.num_actors": 4,
+    "ray.num_learners": 2,
+    "ray.gpus_per_worker": 1.0,
+    "ray.address": "auto",
+    "ray.mode": "one_step_off",
+    "ray.max_failures": 9,
+    "logging.level": "debug",
+    "logging.sinks": ["wandb"],
+    "logging.episodes_gb": 0.5,
+}
+# What VERL does in any case: a critic is a model of its own, and a worker has a GPU of its own.
+ALWAYS = {"training.critic", "ray.gpus_per_worker"}
+# What comes to VERL by way of the machine, not of the settings alone.
+BY_MACHINE = {
+    "model.model_name", "model.local_path", "model.device",
+    "checkpoint.output_dir", "checkpoint.run_name",
+}  # fmt: skip
+
+
+def test_there_is_another_value_for_every_setting() -> None:
+    assert set(OTHER_VALUES) == set(all_fields())
+
+
+@pytest.mark.parametrize("name", all_fields())
+def test_every_setting_reaches_its_target_or_is_refused(name: str) -> None:
+    other = {name.replace(".", "__"): OTHER_VALUES[name]}
+    if name not in TARGETS:
+        with pytest.raises(ConfigError, match=rf"{name} is .*VERL has no such thing"):
+            mapped(ROOMY, **other)
+    elif TARGETS[name] == PARTS or name in ALWAYS | BY_MACHINE:
+        assert mapped(ROOMY, **other) == mapped(ROOMY)
+    else:
+        target = TARGETS[name]
+        assert mapped(ROOMY, **other)[target] != mapped(ROOMY).get(target)
+
+
+def test_the_machine_brings_the_model_the_device_and_the_folder(tmp_path: Path) -> None:
+    config = ConfigStore()
+    here = find_machine(config, tmp_path / "one")
+    assert here.model_path == model_folder("tiny")
+    config.model.local_path = str(tmp_path / "copy")
+    shutil.copytree(model_folder("tiny"), tmp_path / "copy")
+    config.model.device = "cpu"
+    there = find_machine(config, tmp_path / "two")
+    assert there.on_cpu
+    found = to_verl_config(config, there)
+    assert found[f"{MODEL}.path"] == str(tmp_path / "copy")
+    assert found["trainer.device"] == "cpu"
+    assert found["trainer.default_local_dir"] == str(tmp_path / "two" / "verl")
+    assert found["trainer.experiment_name"] == "two"
+
+
+def test_no_target_is_of_a_setting_that_does_not_exist() -> None:
+    assert set(TARGETS) <= set(all_fields())
