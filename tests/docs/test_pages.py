@@ -122,7 +122,9 @@ def test_every_command_is_in_the_reference():
 
 def test_every_target_that_is_named_can_be_made():
     makefile = (ROOT / "Makefile").read_text()
-    targets = {word for line in re.findall(r"^([a-z][\w -]*):", makefile, re.M) for word in line.split()}
+    targets = {
+        word for line in re.findall(r"^([a-z][\w -]*):", makefile, re.M) for word in line.split()
+    }
     for page in PAGES:
         text = page.read_text()
         named = re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)

@@ -1,7 +1,7 @@
 """What newcomer.sh needs: the tutorial as a script, and a look at what came of it.
 
     tutorial.py script PAGE STAGES     the page's files and commands as a bash script
-    tutorial.py watch FOLDER STARTED   waits until a reward has risen; prints the seconds since STARTED
+    tutorial.py watch FOLDER STARTED   waits until a reward has risen; prints how long after STARTED
     tutorial.py check FOLDER           fails unless the runs learned and left what the page says
 
 Needs nothing but Python's standard library.
@@ -68,7 +68,8 @@ def check(folder: Path) -> None:
         assert has_risen(run), f"the reward of {run} has not risen: {rewards(run)}"
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG"), "curve.png is no picture"
     model = json.loads((folder / "gardener" / "config.json").read_text())
-    assert model["architectures"] and (folder / "gardener" / "model.safetensors").stat().st_size
+    assert model["architectures"]
+    assert (folder / "gardener" / "model.safetensors").stat().st_size
     look_at(runs)
 
 

@@ -1,0 +1,58 @@
+"""The tutorial as `make newcomer` runs it: its files, its commands, and what it says they give."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from docs.tutorial import BLOCK, make_script
+from turnwise import ConfigStore, check_env, expert_player, play_episode, random_player
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
+
+
+def files():
+    return {title: body for _, title, body in BLOCK.findall(PAGE.read_text()) if title}
+
+
+def test_the_script_has_every_command_and_is_a_script(tmp_path):
+    page = PAGE.read_text()
+    script = make_script(page, str(tmp_path / "stages"))
+    commands = [
+        line for kind, _, body in BLOCK.findall(page) if kind == "sh" for line in body.split("\n")
+    ]
+    written = script.splitlines()
+    assert [line for line in written if line in commands and line] == [c for c in commands if c]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_a_script_writes_files_runs_commands_and_tells_the_time(tmp_path):
+    page = '## One\n```text title="a b.txt"\nit\'s $HOME\n```\n```sh\ncat "a b.txt"\n```\n## None\n'
+    script = make_script(page, str(tmp_path / "stages"))
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == '\n== One\n$ cat "a b.txt"\nit\'s $HOME\n'
+    assert re.fullmatch(r" +\d+ s  One\n", (tmp_path / "stages").read_text())
+
+
+def test_its_environment_is_fit_and_its_players_earn_what_the_page_says():
+    names = {"__name__": "greenhouse"}
+    exec(files()["greenhouse.py"], names)
+    greenhouse = names["Greenhouse"]
+    report = check_env(greenhouse)
+    assert report.ok, str(report)
+    assert play_episode(greenhouse(), expert_player, 1).total_reward == pytest.approx(1.0)
+    chance = [play_episode(greenhouse(), random_player(s), s).total_reward for s in range(200)]
+    assert 0.1 < sum(chance) / 200 < 0.3
+
+
+def test_its_settings_are_settings(tmp_path):
+    (tmp_path / "greenhouse.yaml").write_text(files()["greenhouse.yaml"])
+    config = ConfigStore.load(tmp_path / "greenhouse.yaml")
+    assert config.environment.name == "greenhouse.py:Greenhouse"
