@@ -98,6 +98,12 @@ class PolicyValueModel(nn.Module):
         return self.value_head is not None
 
     @property
+    def layers(self) -> list[nn.Module]:
+        """The layers of the policy, and of a critic that has its own."""
+        own = self._critic_trunk is not None and self._critic_trunk is not self._trunk
+        return [*self._trunk.layers, *(self._critic_trunk.layers if own else [])]
+
+    @property
     def layout(self) -> Layout:
         """How episodes are computed together."""
         return self._trunk.layout
@@ -135,7 +141,8 @@ class PolicyValueModel(nn.Module):
             kept = hidden[everywhere]
             found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
             values = pack.spread(found[: pack.num_policy_tokens], width)
-            last_values = found[pack.num_policy_tokens :]
+            # Not a view: those are refused by the hooks of a model that is kept in parts.
+            last_values = found[pack.num_policy_tokens :].clone()
         return Outputs(
             pack.spread(log_probs, width), pack.spread(entropy, width), values, last_values
         )

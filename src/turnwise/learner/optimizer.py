@@ -3,7 +3,7 @@
 Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 master: gradients are
 added up there, Adam steps there, and the module gets the rounded result. Parameters that are
 float32 already are their own masters. They are only ever written in place: an engine on the same
-modules may hold views of them.
+modules may hold views of them. Of a model that is kept in parts, masters are this process's parts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from turnwise.errors import ConfigError
+from turnwise.learner.sharding import is_in_parts, own_part
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
@@ -70,9 +71,13 @@ class MasterAdamW:
         self._narrow: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
+            part = own_part(parameter.detach())
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 self._narrow.append(name)
-                self._masters[name] = nn.Parameter(parameter.detach().float())
+                self._masters[name] = nn.Parameter(part.float())
+                hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
+            elif is_in_parts(parameter):
+                self._masters[name] = nn.Parameter(part)
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             else:
                 self._masters[name] = parameter
@@ -135,13 +140,13 @@ class MasterAdamW:
             group["lr"] = learning_rate
         self._adam.step()
         for name in self._narrow:
-            self._parameters[name].copy_(self._masters[name])
+            own_part(self._parameters[name]).copy_(self._masters[name])
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
         """Take over weights that somebody else has put into the modules."""
         for name in self._narrow:
-            self._masters[name].copy_(self._parameters[name])
+            self._masters[name].copy_(own_part(self._parameters[name]))
 
     def forget(self) -> None:
         """As if no step had been made; the weights stay."""
@@ -193,10 +198,10 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
     """Adds a parameter's gradient to its master's, and frees it."""
 
     def add(parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
+        assert parameter.grad is not None
+        gradient = own_part(parameter.grad)
         if master.grad is None:
-            master.grad = gradient.float()
+            master.grad = gradient.to(master.dtype)
         else:
             master.grad.add_(gradient)
         parameter.grad = None

@@ -82,6 +82,12 @@ class Trunk:
         return int(self.model.get_output_embeddings().in_features)
 
     @property
+    def layers(self) -> list[torch.nn.Module]:
+        """The layers of the body, where it has such a list."""
+        lists = [m for m in self._body.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
+        return list(lists[0]) if lists else []
+
+    @property
     def shares_openings(self) -> bool:
         """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
         return self.layout == "packed" and self.model.device.type == "cpu"
@@ -202,8 +208,8 @@ class Trunk:
     @torch.no_grad()
     def _find_last_mlp(self) -> None:
         """The part behind the last attention, if leaving it out changes nothing elsewhere."""
-        layers = [m for m in self._body.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
-        mlp = getattr(layers[0][-1], "mlp", None) if layers and self.layout == "packed" else None
+        layers = self.layers
+        mlp = getattr(layers[-1], "mlp", None) if layers and self.layout == "packed" else None
         if mlp is None:
             return
         present = torch.ones(1, 9, dtype=torch.bool)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from turnwise.learner.objective import compute_objective
 from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.sharding import own_part
 from turnwise.learner.tally import COUNTS, Tally
 from turnwise.learner.workers import Alone
 
@@ -87,7 +88,8 @@ class Learner:
         grids = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(3)]
         last_values = torch.zeros(len(batch), device=device, dtype=dtype)
         ids = batch.input_ids.to(device)
-        for pack in self._packs(batch, torch.arange(len(batch))):
+        packs = self._packs(batch, torch.arange(len(batch)))
+        for pack in self._paced(packs, model.forward_pack, batch):
             rows = pack.rows.to(device)
             outputs = model.forward_pack(ids, pack)
             for grid, part in zip(grids, (outputs.log_probs, outputs.entropy), strict=False):
@@ -105,7 +107,8 @@ class Learner:
         model, shape = self.model, batch.input_ids.shape
         sums = torch.zeros(shape, device=model.device)
         ids = batch.input_ids.to(model.device)
-        for pack in self._packs(batch, torch.arange(len(batch))):
+        packs = self._packs(batch, torch.arange(len(batch)))
+        for pack in self._paced(packs, model.sum_pi_squared, batch):
             sums[pack.rows.to(model.device)] = model.sum_pi_squared(ids, pack).to(sums.dtype)
         return sums
 
@@ -203,7 +206,7 @@ class Learner:
         if self._reference is not None and self._has_own_reference:
             with torch.no_grad():
                 for name, parameter in self._reference.policy.named_parameters():
-                    parameter.copy_(tensors[_REFERENCE + name])
+                    own_part(parameter).copy_(tensors[_REFERENCE + name])
 
     def _importance_weights(self, batch: PPOBatch, tally: Tally) -> torch.Tensor | None:
         old, sampler = batch.old_log_probs, batch.sampler_log_probs
@@ -234,7 +237,7 @@ class Learner:
                 continue
             part = Tally()
             self.optimizer.zero_grad()
-            for pack in packs:
+            for pack in self._paced(packs, self.model.forward_pack, batch):
                 outputs = self._add_gradient(batch, pack, totals, weights, part, tally)
                 if epoch == 0 and self.seen_log_probs is not None:
                     self.seen_log_probs[pack.rows.to(self.model.device)] = (
@@ -289,8 +292,10 @@ class Learner:
         loss = part.total("loss").to(self.model.device)
         if self.workers.num_workers > 1:
             self.workers.add_up([loss])
-            self.optimizer.share_gradients(self.workers.add_up)
-        norm, value = torch.stack([self.optimizer.gradient_norm(), loss]).tolist()
+            if self.workers.adds_gradients:
+                self.optimizer.share_gradients(self.workers.add_up)
+        whole_norm = self.workers.whole_norm(self.optimizer.gradient_norm())
+        norm, value = torch.stack([whole_norm, loss]).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):
             self.optimizer.zero_grad()
             tally.count("num_skipped_steps")
@@ -327,6 +332,12 @@ class Learner:
             self.options.micro_batch_tokens,
             batch.input_ids if self.model.shares_openings else None,
         )
+
+    def _paced(
+        self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
+    ) -> Iterator[Pack]:
+        """The packs, one after the other; `compute` is what is done with each."""
+        yield from packs
 
     def _totals(self, packs: list[Pack], num_tokens: int) -> BatchTotals:
         counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]

@@ -12,6 +12,8 @@ class Alone:
     """One learner by itself: every total is its own."""
 
     num_workers = 1
+    adds_gradients = True
+    """Whether gradients are still to be added up after a backward, where there are several."""
 
     def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
         """Each tensor becomes its sum over the workers, in place."""
@@ -19,6 +21,10 @@ class Alone:
     def largest(self, number: float) -> float:
         """The largest of the workers' numbers."""
         return number
+
+    def whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """The gradient's norm, from that of the gradient that this worker has."""
+        return norm
 
     def total(self, *numbers: float) -> list[float]:
         """The sum of each number over the workers."""
@@ -47,6 +53,17 @@ class DistributedWorkers(Alone):
         tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
         return float(tensor)
+
+
+class ShardedWorkers(DistributedWorkers):
+    """The processes of a group, each with a part of the model: see `sharding`."""
+
+    adds_gradients = False
+
+    def whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        squared = norm.square()
+        self.add_up([squared])
+        return squared.sqrt()
 
 
 def current_workers(device: torch.device) -> Alone:

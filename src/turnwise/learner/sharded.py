@@ -1,0 +1,98 @@
+"""A learner of several: it keeps a part of the model, and computes a part of every minibatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from turnwise.algo.masked import BatchTotals
+from turnwise.learner.batch import PPOBatch
+from turnwise.learner.model import Outputs, PolicyValueModel
+from turnwise.learner.options import LearnerOptions
+from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.sharding import shard
+from turnwise.learner.tally import Tally
+from turnwise.learner.update import Learner
+from turnwise.learner.workers import ShardedWorkers
+
+
+class ShardedLearner(Learner):
+    """Has the whole batch, as all others do, and computes its part of each minibatch.
+
+    So minibatches are those of one learner alone, and so are the figures. Model, gradients and
+    optimiser are kept in parts by the processes of the torch.distributed group, which must make
+    the same calls in the same order.
+    """
+
+    def __init__(
+        self, model: PolicyValueModel, options: LearnerOptions | None = None, **more: Any
+    ) -> None:
+        shard(model)
+        super().__init__(model, options, workers=ShardedWorkers(device=model.device), **more)
+        if self._reference is not None:
+            shard(self._reference)
+        self._rank = torch.distributed.get_rank()
+
+    def update(self, batch: PPOBatch) -> dict[str, float]:
+        assert batch.attention_mask is not None
+        self._num_tokens = batch.attention_mask.sum(1).cpu()
+        return super().update(batch)
+
+    def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
+        for rows in super()._minibatches(epoch, num_rows):
+            yield share_of(rows, self._num_tokens[rows], self._rank, self.workers.num_workers)
+
+    def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
+        return super()._packs(batch, rows) if len(rows) else []
+
+    def _paced(
+        self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
+    ) -> Iterator[Pack]:
+        """A layer is gathered from all, so who has fewer packs computes two tokens for nothing."""
+        num_rounds = int(self.workers.largest(len(packs)))
+        yield from packs
+        for _ in range(num_rounds - len(packs)):
+            outputs = compute(*_two_tokens())
+            if isinstance(outputs, Outputs) and torch.is_grad_enabled():
+                _nothing(outputs, batch).backward()  # type: ignore[no-untyped-call]
+        if not torch.is_grad_enabled():
+            compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
+
+    def _has_moved_far(self, part: Tally, num_tokens: int, totals: BatchTotals) -> bool:
+        # The moment at which a minibatch is computed and nobody has looked at it yet.
+        gathered: list[Any] = [None] * self.workers.num_workers
+        torch.distributed.all_gather_object(gathered, part)
+        part.become_sum(gathered)
+        return super()._has_moved_far(part, num_tokens, totals)
+
+
+def share_of(
+    rows: torch.Tensor, num_tokens: torch.Tensor, rank: int, num_workers: int
+) -> torch.Tensor:
+    """One worker's rows: neighbours, which may share an opening, with about as many tokens.
+
+    >>> share_of(torch.arange(4), torch.tensor([6, 2, 2, 2]), 1, 2)
+    tensor([1, 2, 3])
+    """
+    ends = num_tokens.cumsum(0)
+    middles = ends - num_tokens / 2
+    owners = (middles * num_workers / max(int(num_tokens.sum()), 1)).long()
+    return rows[owners == rank]
+
+
+def _two_tokens() -> tuple[torch.Tensor, Pack]:
+    """The shortest episode: a prompt of one token, and one that was sampled."""
+    present = torch.ones(1, 2, dtype=torch.bool)
+    sampled = torch.tensor([[False, True]])
+    (pack,) = make_packs(present, sampled, torch.arange(1), budget=2)
+    return torch.zeros(1, 2, dtype=torch.long), pack
+
+
+def _nothing(outputs: Outputs, batch: PPOBatch) -> torch.Tensor:
+    """0, by way of all that a pack's loss depends on."""
+    loss = outputs.log_probs.sum()
+    if outputs.values is not None and batch.returns is not None:
+        loss = loss + outputs.values.sum()
+    return 0.0 * loss

@@ -1,0 +1,123 @@
+"""Learners that keep a model in parts (FSDP2) learn what one learner with all of it does."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given
+
+import turnwise
+from scale.sharded_child import CASES, NUM_LEARNERS, learned, left_over, prepared
+from turnwise.learner.sharded import share_of
+from turnwise.learner.sharding import cut, joined
+
+TESTS = Path(__file__).parents[1]
+# Of bfloat16 the gradient of a pack is rounded once more, after it was added up.
+TOLERANCES = {"bfloat16": 2e-2}
+OF_FIGURES = {"bfloat16": 0.1}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Of each case: what one learner alone did, and what two did."""
+    folder = tmp_path_factory.mktemp("sharded")
+    alone = {}
+    for case in CASES:
+        learner, batch = prepared(case)
+        alone[case] = learned(learner, batch) | left_over(learner)
+        torch.save(
+            {kind: alone[case][kind] for kind in ("weights", "rest")}, folder / f"{case}.alone"
+        )
+        learner.update(batch)
+        alone[case]["further"] = left_over(learner)["weights"]
+    path = os.pathsep.join([str(Path(turnwise.__file__).parents[1]), str(TESTS)])
+    children = [
+        subprocess.Popen(
+            [sys.executable, str(TESTS / "scale" / "sharded_child.py"), str(rank), str(folder)],
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(NUM_LEARNERS)
+    ]
+    try:
+        for child in children:
+            output, _ = child.communicate(timeout=240)
+            assert child.returncode == 0, output
+    finally:
+        for child in children:
+            child.kill()
+    return {
+        case: (alone[case], [torch.load(folder / f"{case}.{rank}") for rank in range(NUM_LEARNERS)])
+        for case in CASES
+    }
+
+
+def assert_close(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert tensor.shape == theirs[name].shape
+        assert torch.allclose(tensor.double(), theirs[name].double(), 0.0, tolerance), name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_learners_with_half_of_the_model_do_what_one_does(runs, case):
+    alone, parts = runs[case]
+    tolerance = TOLERANCES.get(case, 1e-6)
+    for what in ("scores", "squares", "reference"):
+        if what in alone:
+            both = torch.cat([part[what] for part in parts])
+            assert torch.allclose(both.double(), alone[what].double(), 0.0, tolerance)
+    rel = OF_FIGURES.get(case, 1e-6)
+    for what in ("metrics", "imitated"):
+        for name in ("policy_loss", "grad_norm", "num_steps"):
+            for part in parts:
+                assert part[what][name] == pytest.approx(alone[what][name], rel=rel)
+    for what in ("weights", "rest", "policy"):
+        assert_close(joined([part[what] for part in parts]), alone[what], tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_learners_go_on_from_what_one_left(runs, case):
+    alone, parts = runs[case]
+    further = joined([part["further"] for part in parts])
+    assert_close(further, alone["further"], TOLERANCES.get(case, 1e-6))
+
+
+def num_bytes(tensors):
+    return sum(x.numel() * x.element_size() for x in tensors.values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_keeps_half_of_weights_and_optimiser(runs, case):
+    alone, parts = runs[case]
+    for what in ("weights", "rest"):
+        for part in parts:
+            assert num_bytes(part[what]) < 0.6 * num_bytes(alone[what])
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=4),
+    st.integers(1, 5),
+)
+def test_parts_are_put_together_again(shapes, num_parts):
+    tensors = {str(n): torch.randn(shape) for n, shape in enumerate(shapes)}
+    parts = cut(tensors, num_parts)
+    assert len(parts) == num_parts
+    whole = joined(parts)
+    assert whole.keys() == tensors.keys()
+    assert all(torch.equal(whole[name], tensors[name]) for name in tensors)
+
+
+@given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 5))
+def test_every_row_of_a_minibatch_is_somebodys(lengths, num_workers):
+    rows = torch.arange(len(lengths)) + 100
+    shares = [
+        share_of(rows, torch.tensor(lengths), rank, num_workers) for rank in range(num_workers)
+    ]
+    assert torch.cat(shares).tolist() == rows.tolist()
