@@ -100,15 +100,10 @@ class PolicyValueModel(nn.Module):
     @property
     def layers(self) -> list[nn.Module]:
         """The layers of the policy, and of a critic that has its own."""
-<<<<<<< HEAD
-        own = self._critic_trunk is not None and self._critic_trunk is not self._trunk
-        return [*self._trunk.layers, *(self._critic_trunk.layers if own else [])]
-=======
         critic = self._critic_trunk
         if critic is None or critic is self._trunk:
             return self._trunk.layers
         return [*self._trunk.layers, *critic.layers]
->>>>>>> 59f7298 (wip)
 
     @property
     def layout(self) -> Layout:

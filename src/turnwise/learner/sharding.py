@@ -49,11 +49,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if tuple(tensor.placements) != (Shard(0),):  # computed from several
         tensor = tensor.redistribute(placements=[Shard(0)])
-<<<<<<< HEAD
-    part: torch.Tensor = tensor.to_local()  # type: ignore[no-untyped-call]
-=======
     part: torch.Tensor = tensor.to_local()
->>>>>>> 59f7298 (wip)
     return part
 
 
