@@ -16,6 +16,7 @@ import yaml
 import turnwise
 
 HERE = Path(__file__).parent
+SCRIPT = HERE / "user_script.py"
 RECORD = "++actor_rollout_ref.rollout.agent.agent_loop_manager_class=recording.RecordingManager"
 NUM_STARTS, GROUP_SIZE = 3, 2
 NUM_EPISODES = NUM_STARTS * GROUP_SIZE
@@ -47,7 +48,11 @@ class Ran:
 
 def settings(output: Path, estimator: str, num_steps: int) -> dict[str, Any]:
     return {
-        "environment": {"params": {"log": str(output / "environments.jsonl")}},
+        "environment": {
+            "name": f"{SCRIPT}:Letters",
+            "reward": f"{SCRIPT}:doubled",
+            "params": {"log": str(output / "environments.jsonl")},
+        },
         "inference": {"max_tokens": 8, "max_turns": 4},
         "training": {
             "adv_estimator": estimator,
@@ -74,11 +79,26 @@ def process_environment(output: Path) -> dict[str, str]:
 
 
 def run_script(output: Path, engine: str, estimator: str, num_steps: int, *overrides: str) -> Ran:
+    config = _write_config(output, estimator, num_steps)
+    return _run([str(SCRIPT), engine, str(config), *overrides], output)
+
+
+def run_command(output: Path, engine: str, estimator: str, num_steps: int, *words: str) -> Ran:
+    """The same by `turnwise train`, which has the environment and the reward from the file."""
+    config = _write_config(output, estimator, num_steps)
+    return _run(["-m", "turnwise", "train", str(config), "--engine", engine, *words], output)
+
+
+def _write_config(output: Path, estimator: str, num_steps: int) -> Path:
     output.mkdir(exist_ok=True)
     config = output / "config.yaml"
     config.write_text(yaml.safe_dump(settings(output, estimator, num_steps)))
+    return config
+
+
+def _run(words: list[str], output: Path) -> Ran:
     result = subprocess.run(
-        [sys.executable, str(HERE / "user_script.py"), engine, str(config), *overrides],
+        [sys.executable, *words],
         env=process_environment(output),
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from beside_verl.script_runs import NUM_EPISODES, RECORD, Ran, run_script
+from beside_verl.script_runs import NUM_EPISODES, RECORD, Ran, run_command, run_script
 from turnwise.models import load_tokenizer
 from turnwise.trainer.episode_store import EpisodeStore
 
@@ -32,7 +32,7 @@ def started(
 
     def ppo(folder: Path) -> list[Ran]:
         first = run_script(folder, "verl", "gae", 2, RECORD)
-        return [first, run_script(folder, "verl", "gae", 3, RECORD)]
+        return [first, run_command(folder, "verl", "gae", 3, RECORD)]
 
     def newer(folder: Path) -> list[Ran]:
         return [run_script(folder, "verl", "grpo", 2, "trainer.use_v1=true")]
@@ -64,7 +64,7 @@ def _parameters(item: pytest.Function) -> list[object]:
 
 @pytest.fixture(scope="module")
 def ppo(started: Started) -> Ran:
-    """PPO with a critic; two steps, and then, started anew, a third one."""
+    """PPO with a critic: two steps, and a third one by `turnwise train`, started anew."""
     return started["ppo"].result()[1]
 
 

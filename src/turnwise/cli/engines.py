@@ -72,6 +72,9 @@ def train_with_verl(
     try:
         with trainer:
             history = trainer.fit()
+    except KeyboardInterrupt:
+        words.print("\ninterrupted; the same command goes on from VERL's last checkpoint")
+        raise typer.Exit(130) from None
     except ConfigError:
         raise
     except TurnwiseError as error:

@@ -1,0 +1,99 @@
+"""`turnwise train --engine` and `--dry-run`, beside a VERL that is really there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from turnwise.cli import main
+
+SETTINGS = {
+    "environment": {"name": "guess-number"},
+    "training": {"adv_estimator": "grpo", "batch_size": 4, "group_size": 2},
+    "ray": {"use_ray": True},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`run("--dry-run")` is `turnwise train my.yaml --dry-run`: its exit code and two texts."""
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
+    monkeypatch.chdir(tmp_path)
+
+    def train(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["train", "my.yaml", *words])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), printed.out, printed.err
+
+    return train
+
+
+def test_a_dry_run_prints_verls_config_and_starts_nothing(run: Any, tmp_path: Path) -> None:
+    import ray
+
+    code, out, err = run(
+        *("--engine", "verl", "--dry-run", "--name", "first"),
+        *("training.learning_rate=3e-5", "trainer.nnodes=2", "+ray_kwargs.ray_init.address=auto"),
+    )
+    assert code == 0, err
+    config = yaml.safe_load(out)
+    assert config["actor_rollout_ref"]["rollout"]["n"] == 2
+    assert config["actor_rollout_ref"]["actor"]["optim"]["lr"] == 3e-5
+    assert config["algorithm"]["adv_estimator"] == "grpo"
+    # What is of none of our sections is VERL's.
+    assert config["trainer"]["nnodes"] == 2
+    assert config["ray_kwargs"]["ray_init"]["address"] == "auto"
+    assert config["trainer"]["default_local_dir"] == str(tmp_path / "runs/first/verl")
+    assert not ray.is_initialized()
+    assert [path.name for path in tmp_path.iterdir()] == ["my.yaml"]
+
+
+def test_the_config_that_is_printed_is_the_one_that_would_run(run: Any, tmp_path: Path) -> None:
+    from omegaconf import OmegaConf
+
+    from turnwise import ConfigStore, CustomRayPPOTrainer
+
+    _, out, _ = run("--engine", "verl", "--dry-run", "trainer.use_v1=true")
+    trainer = CustomRayPPOTrainer(
+        ConfigStore.load("my.yaml"), verl_overrides=["trainer.use_v1=true"]
+    )
+    meant = OmegaConf.to_container(trainer.verl_config(), resolve=True)
+    assert yaml.safe_load(out) == yaml.safe_load(yaml.safe_dump(meant))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer.nnode=2"], "trainer.nnode"),
+        (["training.resample=2"], "training.resample is 2, and VERL has no such thing"),
+        (["training.batch_sice=2"], "batch_size"),
+        (["--json"], "--json"),
+        (["--estimate"], "--estimate"),
+    ],
+)
+def test_what_verl_cannot_do_is_said_at_once(run: Any, words: list[str], message: str) -> None:
+    code, _, err = run("--engine", "verl", "--dry-run", *words)
+    assert code == 2
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("words", "uses_ray"), [([], True), (["--engine", "local"], False)])
+def test_without_verl_a_dry_run_prints_our_own_settings(
+    run: Any, words: list[str], uses_ray: bool
+) -> None:
+    code, out, err = run("--dry-run", "training.seed=9", *words)
+    assert code == 0, err
+    settings = yaml.safe_load(out)
+    assert settings["training"]["seed"] == 9
+    assert settings["ray"]["use_ray"] is uses_ray
+
+
+def test_verls_settings_are_unknown_to_other_engines(run: Any) -> None:
+    code, _, err = run("--engine", "local", "--dry-run", "trainer.nnodes=2")
+    assert code == 2
+    assert "trainer" in err
