@@ -95,7 +95,7 @@ test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch s
 .PHONY: docs newcomer
 docs:  ## build these pages into build/site; afterwards they need no network
 	@py=$(call env,docs)
-	NO_MKDOCS_2_WARNING=1 $$py -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $$py -m mkdocs build --strict
 	echo "build/site/index.html (the search needs a server: $(PYTHON) -m http.server -d build/site)"
 
 newcomer:  ## do the tutorial in a fresh clone and environment, as somebody new would

@@ -129,3 +129,11 @@ def test_every_target_that_is_named_can_be_made():
         text = page.read_text()
         named = re.findall(r"(?:^|`)make ([a-z-]+)", text, re.M)
         assert set(named) <= targets, page.name
+
+
+def test_every_example_is_listed():
+    page = (DOCS / "examples.md").read_text()
+    listed = re.findall(r"^\| `(examples/\w+\.py)`", page, re.M)
+    assert sorted(listed) == sorted(
+        f"examples/{file.name}" for file in (ROOT / "examples").glob("[!_]*.py")
+    )
