@@ -34,6 +34,14 @@ def train(folder):
     return trainer.run_folder
 
 
+TOKENIZER = make_tiny_tokenizer()
+
+
+def encoded(text):
+    """Its tokens; half of a surrogate pair has none."""
+    return TOKENIZER.encode(text.encode("utf-8", "replace").decode())
+
+
 def said(
     *texts,
     seed=0,
@@ -47,12 +55,11 @@ def said(
 ):
     """An episode in which the model said these texts, and called a tool in each of the first
     turns."""
-    tokenizer = make_tiny_tokenizer()
     stream, turns = TokenStream(), []
     messages = [{"role": "user", "content": "Begin."}]
-    stream.add_context(tokenizer.encode("Begin."))
+    stream.add_context(encoded("Begin."))
     for place, text in enumerate(texts):
-        tokens = ids or tokenizer.encode(text.encode("utf-8", "replace").decode()) or [5]
+        tokens = ids or encoded(text) or [5]
         stream.add_turn(tokens, [-0.5] * len(tokens))
         turn = TurnRecord(stream.turns[-1], text, FinishReason.STOP, 1, observation=told)
         turn.seconds, turn.started = {"engine": 0.25, "environment": 0.125}, place * 0.5
@@ -62,7 +69,7 @@ def said(
             turn.seconds["tools"] = 0.0625
         turns.append(turn)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
-        stream.add_context(tokenizer.encode(told))
+        stream.add_context(encoded(told))
     score = None if status.is_error else Reward(reward, parts={"grade": reward})
     agent = AgentRecord("agent", stream, messages, turns, reward=score)
     seconds = {"engine": 0.25 * len(texts), "total": 0.5 * len(texts) + 0.25}
@@ -84,8 +91,7 @@ def write_run(folder, episodes_by_step, status="finished", metrics=None, kind="t
     last = max(episodes_by_step, default=0)
     about = {"status": status, "step": last, "num_steps": 9, "environment": "talk"}
     (folder / "run.json").write_text(json.dumps(about))
-    core = make_tiny_tokenizer().backend_tokenizer
-    (folder / "tokenizer.json").write_text(core.to_str())
+    (folder / "tokenizer.json").write_text(TOKENIZER.backend_tokenizer.to_str())
     return folder
 
 

@@ -14,11 +14,10 @@ import sqlite3
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from turnwise.view.folders import FileKey, FileStamp
-from turnwise.view.summaries import COLUMNS, Summary
+from turnwise.view.summaries import COLUMNS
 
 _LOG = logging.getLogger("turnwise")
 
@@ -53,12 +52,19 @@ class IndexBroken(Exception):
     """The database was not one; it has been made anew, empty."""
 
 
+class Connection(sqlite3.Connection):
+    """One that remembers what it last searched for."""
+
+    searched: tuple[str, int] | None = None
+    """The text, and the version of the database in which `found` has its episodes."""
+
+
 class Index:
     """What is known of a run's episodes. May be used from many threads at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._readers: queue.SimpleQueue[tuple[int, sqlite3.Connection]] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[tuple[int, Connection]] = queue.LifoQueue()
         self._lock = threading.Lock()
         self._generation = 0
         self._is_closed = False
@@ -84,9 +90,13 @@ class Index:
         with contextlib.closing(self._connect()) as db:
             _make_tables(db)
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> Connection:
         db = sqlite3.connect(
-            self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            self.path,
+            timeout=_BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=Connection,
         )
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -119,10 +129,10 @@ class Index:
     def _drain(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._readers.get_nowait()[1].close()
+                self._idle.get_nowait()[1].close()
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[sqlite3.Connection]:
+    def connection(self) -> Iterator[Connection]:
         """A connection for a while. A database that is broken is made anew: `IndexBroken`."""
         generation, db = self._borrow()
         try:
@@ -137,14 +147,14 @@ class Index:
             db.close()
             raise
         if generation == self._generation and not self._is_closed:
-            self._readers.put((generation, db))
+            self._idle.put((generation, db))
         else:
             db.close()
 
-    def _borrow(self) -> tuple[int, sqlite3.Connection]:
+    def _borrow(self) -> tuple[int, Connection]:
         while True:
             try:
-                generation, db = self._readers.get_nowait()
+                generation, db = self._idle.get_nowait()
             except queue.Empty:
                 break
             if generation == self._generation:
@@ -156,9 +166,10 @@ class Index:
     # ---- writing ----
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[sqlite3.Connection]:
+    def writing(self) -> Iterator[Connection]:
         """All that is written meanwhile is there at once, or not at all."""
         with self.connection() as db:
+            db.searched = None
             db.execute("BEGIN IMMEDIATE")
             try:
                 yield db
@@ -168,103 +179,23 @@ class Index:
                 raise
             db.execute("COMMIT")
 
-    def stamps(self) -> dict[FileKey, str]:
-        """The files that are in it, as they were then."""
-        with self.connection() as db:
-            rows = db.execute("SELECT kind, step, stamp FROM files").fetchall()
-        return {(kind, step): stamp for kind, step, stamp in rows}
-
-
-def stamp_text(stamp: FileStamp) -> str:
-    return "-".join(map(str, stamp))
-
-
-def has_file(db: sqlite3.Connection, key: FileKey, stamp: FileStamp) -> bool:
-    found = db.execute("SELECT stamp FROM files WHERE kind = ? AND step = ?", key).fetchone()
-    return found is not None and found[0] == stamp_text(stamp)
-
-
-def add_file(
-    db: sqlite3.Connection,
-    key: FileKey,
-    stamp: FileStamp,
-    summaries: Sequence[Summary],
-    problem: str | None = None,
-) -> None:
-    """Put the episodes of a file in, in place of what was known of it."""
-    remove_file(db, key)
-    db.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (*key, stamp_text(stamp), problem))
-    (first,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM episodes").fetchone()
-    marks = ", ".join("?" * (3 + len(COLUMNS)))
-    db.executemany(
-        f"INSERT INTO episodes VALUES ({marks})",
-        ((first + n, *key, *summary.row) for n, summary in enumerate(summaries)),
-    )
-    db.executemany(
-        "INSERT INTO shown VALUES (?, ?, ?)",
-        ((first + n, s.preview, "\n".join(sorted(s.tools))) for n, s in enumerate(summaries)),
-    )
-    db.executemany(
-        "INSERT INTO called VALUES (?, ?)",
-        ((tool, first + n) for n, summary in enumerate(summaries) for tool in summary.tools),
-    )
-    ids = _text_ids(db, {text for summary in summaries for text in summary.texts})
-    db.executemany(
-        "INSERT OR IGNORE INTO uses VALUES (?, ?)",
-        ((ids[text], first + n) for n, s in enumerate(summaries) for text in s.texts),
-    )
-
-
-def remove_file(db: sqlite3.Connection, key: FileKey) -> None:
-    """Forget the episodes of a file, and the texts that nobody else said."""
-    where = "SELECT id FROM episodes WHERE kind = ? AND step = ?"
-    texts = db.execute(f"SELECT DISTINCT text FROM uses WHERE episode IN ({where})", key).fetchall()
-    for table, column in (("uses", "episode"), ("called", "episode"), ("shown", "id")):
-        db.execute(f"DELETE FROM {table} WHERE {column} IN ({where})", key)
-    db.execute("DELETE FROM episodes WHERE kind = ? AND step = ?", key)
-    db.execute("DELETE FROM files WHERE kind = ? AND step = ?", key)
-    for (text,) in texts:
-        if db.execute("SELECT 1 FROM uses WHERE text = ? LIMIT 1", (text,)).fetchone() is None:
-            db.execute(
-                "INSERT INTO words(words, rowid, text) SELECT 'delete', id, text FROM texts "
-                "WHERE id = ?",
-                (text,),
-            )
-            db.execute("DELETE FROM texts WHERE id = ?", (text,))
-
-
-def _text_ids(db: sqlite3.Connection, texts: Iterable[str]) -> Mapping[str, int]:
-    ids: dict[str, int] = {}
-    for text in texts:
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        key = int.from_bytes(digest) >> 1
-        found = db.execute("SELECT id FROM texts WHERE hash = ?", (key,)).fetchone()
-        if found is None:
-            number = db.execute("INSERT INTO texts VALUES (NULL, ?, ?)", (key, text)).lastrowid
-            assert number is not None
-            db.execute("INSERT INTO words(rowid, text) VALUES (?, ?)", (number, text))
-            ids[text] = number
-        else:
-            ids[text] = found[0]
-    return ids
-
 
 def _contains(text: str, part: str) -> bool:
     """Whether a text has a part, given in small letters."""
     return part in text.lower()
 
 
-def _is_ours(db: sqlite3.Connection) -> bool:
+def _is_ours(db: Connection) -> bool:
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (version,) = db.execute("PRAGMA user_version").fetchone()
     return (application, version) == (_APPLICATION, VERSION)
 
 
-def _is_empty(db: sqlite3.Connection) -> bool:
+def _is_empty(db: Connection) -> bool:
     return db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() is None
 
 
-def _make_tables(db: sqlite3.Connection) -> None:
+def _make_tables(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     if _is_empty(db):  # else another viewer was quicker
         for statement in _TABLES.split(";"):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from turnwise.errors import ConfigError
 from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.view.folders import FileKey
-from turnwise.view.index import IndexBroken, add_file, has_file, remove_file, stamp_text
+from turnwise.view.index import Connection, IndexBroken
+from turnwise.view.index_files import add_file, has_file, remove_file, stamp_text, stamps
 from turnwise.view.runs import Library, ViewedRun
 from turnwise.view.summaries import summarise
 
@@ -81,7 +82,8 @@ class Watcher:
 def update_index(run: ViewedRun) -> Iterator[bool]:
     """Make the index what the files are, the newest steps first; yields after each batch whether
     something was written."""
-    known = run.index.stamps()
+    with run.index.connection() as db:
+        known = stamps(db)
     files = dict(run.episode_files)
     stale = [key for key in known if key not in files]
     fresh = [key for key in files if known.get(key) != stamp_text(files[key])]
@@ -103,7 +105,7 @@ def update_index(run: ViewedRun) -> Iterator[bool]:
         yield True
 
 
-def _add(db: sqlite3.Connection, run: ViewedRun, key: FileKey) -> None:
+def _add(db: Connection, run: ViewedRun, key: FileKey) -> None:
     stamp = run.episode_files.get(key)
     if stamp is None:  # it has gone meanwhile
         return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.view.index import Connection
 from turnwise.view.summaries import clean, storable
 
 SORTS = {
@@ -33,8 +33,13 @@ KNOWN = {
     *(f"{end}_{name}" for name in _RANGES for end in ("min", "max")),
 }
 _MOST = 500
+_MOST_TEXT = 1000
 _LEAST_INDEXED = 3
 """Characters that a search must have for the index of words to help."""
+_MOST_PIECES = 32
+"""The index is asked for so many; what it finds is compared with the whole text."""
+_LIKE = re.compile("[%_!]")
+"""Characters that mean something to `LIKE`."""
 _AROUND = 60
 """Characters of a message that are shown on either side of what was found."""
 
@@ -65,7 +70,7 @@ class EpisodeQuery:
             if value == "" or name in _WORDS:
                 continue
             if name == "text":
-                query.text = clean(value)
+                query.text = _text(value)
             elif name == "sort":
                 query.sort = _sort(value)
             elif name == "limit":
@@ -75,9 +80,9 @@ class EpisodeQuery:
             else:
                 query._compare(name, value)
         for name in _WORDS:
-            words = [w for key, value in asked if key == name for w in value.split(",") if w]
-            if words:
-                query._is_any(name, words)
+            said = [value for key, value in asked if key == name and value]
+            if said:  # a tool's name is the model's own, and may have a comma in it
+                query._is_any(name, [*said, *(w for value in said for w in value.split(","))])
         return query
 
     def _compare(self, name: str, value: str) -> None:
@@ -98,11 +103,11 @@ class EpisodeQuery:
             self.conditions.append(f"{name} IN ({marks})")
         self.values += map(clean, words)
 
-    def run(self, db: sqlite3.Connection) -> dict[str, Any]:
+    def run(self, db: Connection) -> dict[str, Any]:
         """How many there are, and those of the page that was asked for."""
         conditions = list(self.conditions)
         if self.text:
-            _find_texts(db, self.text)
+            _find(db, self.text)
             conditions.append("id IN (SELECT episode FROM temp.found)")
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         (total,) = db.execute(f"SELECT count(*) FROM episodes {where}", self.values).fetchone()
@@ -118,12 +123,12 @@ class EpisodeQuery:
         return {"total": total, "episodes": episodes}
 
 
-def shown(db: sqlite3.Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
+def shown(db: Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
     """Rows of episodes as the page gets them."""
     return [_episode(db, row) for row in rows]
 
 
-def _episode(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
+def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     key, kind, step, place, seed, *rest = row
     names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
     told = db.execute("SELECT preview, tools FROM shown WHERE id = ?", (key,)).fetchone()
@@ -140,21 +145,20 @@ def _episode(db: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     }
 
 
-def same_seed(db: sqlite3.Connection, seed: str, kind: str | None) -> list[dict[str, Any]]:
+def same_seed(db: Connection, seed: str, kind: str | None) -> list[dict[str, Any]]:
     """The episodes that began alike, in the order of training."""
     conditions, values = "seed = ?", [storable(_integer("seed", seed))]
     if kind:
         conditions, values = f"{conditions} AND kind = ?", [*values, clean(kind)]
     rows = db.execute(
-        f"SELECT {_COLUMNS} FROM episodes WHERE {conditions} ORDER BY step, kind DESC, place LIMIT ?",
+        f"SELECT {_COLUMNS} FROM episodes WHERE {conditions} "
+        "ORDER BY step, kind DESC, place LIMIT ?",
         (*values, _MOST),
     ).fetchall()
     return shown(db, rows)
 
 
-def neighbours(
-    db: sqlite3.Connection, kind: str, step: int, place: int
-) -> tuple[str | None, str | None]:
+def neighbours(db: Connection, kind: str, step: int, place: int) -> tuple[str | None, str | None]:
     """The ids of the episodes before and after one, of the same kind."""
     found = []
     for sign, way in (("<", "DESC"), (">", "ASC")):
@@ -167,7 +171,7 @@ def neighbours(
     return found[0], found[1]
 
 
-def overview(db: sqlite3.Connection) -> Mapping[str, Any]:
+def overview(db: Connection) -> Mapping[str, Any]:
     """What there is to choose from."""
     counts = {
         name: dict(db.execute(f"SELECT {name}, count(*) FROM episodes GROUP BY {name}"))
@@ -179,37 +183,48 @@ def overview(db: sqlite3.Connection) -> Mapping[str, Any]:
     return {"steps": steps, "kinds": kinds, "statuses": counts["status"], "tools": tools}
 
 
-def _find_texts(db: sqlite3.Connection, text: str) -> None:
-    """Fill `hits` with the messages that have the text in them, `found` with their episodes."""
-    part = text.lower()
-    db.execute("CREATE TEMP TABLE IF NOT EXISTS hits(text INTEGER PRIMARY KEY)")
+def _find(db: Connection, text: str) -> None:
+    """Fill `found` with the episodes in which somebody said the text, unless it has them still."""
+    (version,) = db.execute("PRAGMA data_version").fetchone()
+    if db.searched == (text, version):
+        return
+    db.searched = None
     db.execute("CREATE TEMP TABLE IF NOT EXISTS found(episode INTEGER PRIMARY KEY)")
-    db.execute("DELETE FROM temp.hits")
     db.execute("DELETE FROM temp.found")
-    if len(text) >= _LEAST_INDEXED:
-        pieces = {text[n : n + _LEAST_INDEXED] for n in range(len(text) - _LEAST_INDEXED + 1)}
-        quoted = ['"' + piece.replace('"', '""') + '"' for piece in sorted(pieces)]
-        source, values = (
-            "SELECT id FROM texts WHERE id IN (SELECT rowid FROM words WHERE words MATCH ?) "
-            "AND contains(text, ?)",
-            [" AND ".join(quoted), part],
-        )
+    if text.isascii():  # SQLite's own comparison knows the case of these, and is quicker
+        escaped = _LIKE.sub(lambda match: f"!{match[0]}", text)
+        check, part = "texts.text LIKE ? ESCAPE '!'", f"%{escaped}%"
     else:
-        source, values = "SELECT id FROM texts WHERE contains(text, ?)", [part]
-    db.execute(f"INSERT INTO temp.hits {source}", values)
+        check, part = "contains(texts.text, ?)", text.lower()
+    values = [part]
+    if len(text) >= _LEAST_INDEXED:
+        check = f"texts.id IN (SELECT rowid FROM words WHERE words MATCH ?) AND {check}"
+        values = [_pieces(text), part]
     db.execute(
-        "INSERT OR IGNORE INTO temp.found "
-        "SELECT episode FROM uses WHERE text IN (SELECT text FROM temp.hits)"
+        "INSERT OR IGNORE INTO temp.found SELECT uses.episode FROM texts CROSS JOIN uses "
+        f"ON uses.text = texts.id WHERE {check}",
+        values,
     )
+    db.searched = text, version
 
 
-def _snippet(db: sqlite3.Connection, episode: int, text: str) -> dict[str, Any] | None:
-    row = db.execute(
-        "SELECT texts.text FROM uses JOIN texts ON texts.id = uses.text WHERE uses.episode = ? "
-        "AND uses.text IN (SELECT text FROM temp.hits) ORDER BY uses.text DESC LIMIT 1",
+def _pieces(text: str) -> str:
+    """What the index of words is asked: all of these three characters, or enough of them."""
+    starts = range(len(text) - _LEAST_INDEXED + 1)
+    step = -(-len(starts) // _MOST_PIECES)
+    pieces = {text[start : start + _LEAST_INDEXED] for start in starts[::step]}
+    return " AND ".join('"' + piece.replace('"', '""') + '"' for piece in sorted(pieces))
+
+
+def _snippet(db: Connection, episode: int, text: str) -> dict[str, Any] | None:
+    """From the rarest of its messages that has the text: those that all say came first."""
+    rows = db.execute(
+        "SELECT texts.text FROM uses CROSS JOIN texts ON texts.id = uses.text "
+        "WHERE uses.episode = ? ORDER BY uses.text DESC",
         (episode,),
-    ).fetchone()
-    return None if row is None else snippet(row[0], text)
+    )
+    part = text.lower()
+    return next((snippet(message, text) for (message,) in rows if part in message.lower()), None)
 
 
 def snippet(message: str, text: str) -> dict[str, Any]:
@@ -239,6 +254,12 @@ def _order(sort: str) -> str:
     first = "" if name in ("step",) else f"{SORTS[name]} {way} NULLS LAST, "
     newest = f"step {way}" if name == "step" else "step DESC"
     return f"{first}{newest}, kind DESC, place"
+
+
+def _text(value: str) -> str:
+    if len(value) > _MOST_TEXT:
+        raise ConfigError(f"text got {len(value)} characters, expected {_MOST_TEXT} at most")
+    return clean(value)
 
 
 def _sort(value: str) -> str:

@@ -1,0 +1,178 @@
+"""The page is told of what happens, and the server ends when it is told to."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import turnwise
+from turnwise import ConfigError
+from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.trainer.run_folder import RunFolder
+from turnwise.view.server import PORT, listening
+from view.runs_to_view import said, write_run
+from view.serving import eventually, serving
+
+
+class Listening:
+    """Hears the events of a viewer."""
+
+    def __init__(self, port):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self._connection.request("GET", "/api/events")
+        self._answer = self._connection.getresponse()
+        assert self._answer.headers["content-type"].startswith("text/event-stream")
+
+    def next(self):
+        """The runs of the next event."""
+        while (line := self._answer.readline()) != b"event: runs\n":
+            assert line, "the stream ended"
+        return json.loads(self._answer.readline().removeprefix(b"data: "))["runs"]
+
+    def until(self, check):
+        while not check(runs := {run["key"]: run for run in self.next()}):
+            pass
+        return runs
+
+    def close(self):
+        self._connection.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_run(tmp_path / "runs" / "one", {1: [said("Hello")]}, status="running")
+
+
+@pytest.fixture
+def live(folder):
+    with serving(folder.parent) as client:
+        listener = Listening(client.port)
+        yield client, listener
+        listener.close()
+
+
+def test_a_step_is_told(live, folder):
+    client, listener = live
+    assert [run["step"] for run in listener.next()] == [1]
+    EpisodeStore(folder / "episodes", 1e9).write(2, [said("Again"), said("And again")])
+    MetricsLog(folder / "metrics.jsonl").append({"step": 2, "reward": 0.5})
+    runs = listener.until(lambda runs: runs["one"]["num_episodes"] == 3)
+    assert runs["one"]["step"] == 2
+    assert client.get("/api/runs/one/episodes", text="and again")["total"] == 1
+
+
+def test_the_end_of_a_run_is_told(live, folder):
+    _, listener = live
+    RunFolder(folder).write_status(status="finished", step=1, num_steps=1, environment="talk")
+    listener.until(lambda runs: runs["one"]["status"] == "finished")
+
+
+def test_a_new_run_is_told_and_one_that_went_away(live, folder):
+    client, listener = live
+    write_run(folder.parent / "two", {1: [said("Hello")]})
+    listener.until(lambda runs: runs.keys() == {"one", "two"})
+    (folder.parent / "two" / "run.json").unlink()
+    (folder.parent / "two" / "metrics.jsonl").unlink()
+    listener.until(lambda runs: runs.keys() == {"one"})
+    assert client.error("/api/runs/two", 404)
+
+
+def test_a_run_lives_while_somebody_trains_in_it(live, folder):
+    client, _ = live
+
+    def is_live():
+        return client.get("/api/runs")["runs"][0]["is_live"]
+
+    long_ago = 1_000_000_000
+    for file in folder.iterdir():
+        os.utime(file, (long_ago, long_ago))
+    eventually(lambda: not is_live())
+    if Path("/proc/locks").exists():
+        with RunFolder(folder).held():
+            eventually(is_live)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "turnwise", "view", *map(str, arguments)]
+
+
+def environment(**more):
+    source = str(Path(turnwise.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": source, "DISPLAY": "", "WAYLAND_DISPLAY": "", **more}
+
+
+def test_ctrl_c_ends_it_though_a_page_listens(folder):
+    process = subprocess.Popen(
+        command(folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    line = process.stdout.readline()
+    assert "1 run at http://127.0.0.1:" in line
+    listener = Listening(int(line.partition("127.0.0.1:")[2].partition("/")[0]))
+    listener.next()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=20)
+    assert "Traceback" not in errors
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    listener.close()
+
+
+class TestMistakes:
+    def view(self, *arguments, **more):
+        done = subprocess.run(
+            command(*arguments),
+            capture_output=True,
+            text=True,
+            env=environment(**more),
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        return done.stderr
+
+    def test_no_such_folder(self, tmp_path):
+        assert f"there is no folder {tmp_path / 'none'}" in self.view(tmp_path / "none")
+
+    def test_no_runs_in_it(self, tmp_path):
+        assert "there is no run in" in self.view(tmp_path)
+
+    def test_a_file(self, tmp_path):
+        (tmp_path / "file").touch()
+        assert "is a file" in self.view(tmp_path / "file")
+
+    def test_a_port_that_is_taken(self, folder):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            assert f"port {port} cannot be had" in self.view(folder, "--port", port)
+
+    def test_a_missing_extra(self, folder, tmp_path):
+        (tmp_path / "starlette").mkdir()
+        code = "import sys; sys.modules['uvicorn'] = None; from turnwise.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, "view", str(folder)],
+            capture_output=True,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "pip install 'turnwise[view]'" in done.stderr
+
+
+def test_the_next_port_is_taken_if_the_usual_one_is_not_free():
+    with listening(None) as first, listening(None) as second:
+        ports = first.getsockname()[1], second.getsockname()[1]
+        assert PORT <= ports[0] < ports[1]
+        assert first.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(ConfigError, match=f"port {ports[0]} cannot be had"):
+            listening(ports[0])
