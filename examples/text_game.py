@@ -1,0 +1,88 @@
+"""A text game of two turns, learned from nothing: what is taken in the first is needed in the last.
+
+The hut has a key, a lamp and a rope. Outside is a gate, a cave or a cliff, and only one thing
+helps there. The model has to choose by the place it reads, and to remember what it took.
+
+    python examples/text_game.py            some minutes on two cores
+    python examples/text_game.py --quick    seconds: a few steps, to see that it runs
+
+It first imitates random play, so that it knows what a command looks like; chance wins one game in
+nine. Then it learns from reward alone: success rises from 0.1 to nearly 1.
+"""
+
+import logging
+import sys
+
+from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+
+NEEDED = {"gate": "key", "cave": "lamp", "cliff": "rope"}
+THINGS = sorted(NEEDED.values())
+
+
+class Journey(BaseEnvironment):
+    """Take what will help, then use it."""
+
+    max_steps = 2
+    quick = True  # it never waits for anything, so it needs no thread
+
+    def get_prompt_prefix(self):  # the rules: the system prompt
+        return "take or use: key, lamp, rope"
+
+    def reset(self):  # self.rng is seeded: the same seed gives the same episode
+        self._done = False
+        self.taken = None
+        self.place = self.rng.choice(sorted(NEEDED))
+        return f"You go to the {self.place}."
+
+    def step(self, action):
+        verb, _, thing = action.strip().partition(" ")
+        if verb != ("use" if self.taken else "take") or thing not in THINGS:
+            return "That is not possible.", -0.1, False, {"invalid_action": True}
+        if self.taken is None:
+            self.taken = thing
+            return "You are there.", 0.5 * (thing == NEEDED[self.place]), False, {}
+        self._done = True
+        is_won = thing == self.taken == NEEDED[self.place]
+        text = "You are through." if is_won else "You turn back."
+        return text, float(is_won), True, {"success": is_won}
+
+    def get_state_description(self):
+        return f"on the way to the {self.place} with {self.taken or 'nothing'}"
+
+    def sample_action(self, rng):  # a random player, for the warm start
+        return f"{'use' if self.taken else 'take'} {rng.choice(THINGS)}"
+
+    def expert_action(self):  # a perfect one, for `turnwise check-env` and for comparison
+        return f"{'use' if self.taken else 'take'} {NEEDED[self.place]}"
+
+
+def settings(quick):
+    config = ConfigStore()  # the tiny model, on whatever there is
+    config.inference.max_tokens = 10  # a token of the tiny model is a letter
+    config.training.warm_start = "random"
+    config.training.warm_start_steps = 2 if quick else 40
+    config.training.warm_start_learning_rate = 3e-3
+    config.training.batch_size = 8 if quick else 64
+    config.training.mini_batch_size = 8 if quick else 16
+    config.training.update_epochs = 2
+    config.training.learning_rate = 5e-4
+    config.training.warmup_steps = 5
+    config.training.lr_schedule = "linear"
+    config.training.entropy_coef = 0.02  # go on trying other things
+    config.training.kl_loss_coef = 0.05  # and stay near to how commands are written
+    config.training.steps_per_epoch = 2 if quick else 10
+    config.training.num_epochs = 1 if quick else 8
+    config.training.eval_episodes = 8 if quick else 64  # on seeds that are never trained on
+    return config
+
+
+def main(quick):
+    with RayPPOTrainer(settings(quick), Journey) as trainer:
+        history = trainer.fit()
+        print(f"success {history[0]['success']:.2f} at first, {history[-1]['success']:.2f} at last")
+        print(f"read what it says: turnwise view {trainer.run_folder}")
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main(quick="--quick" in sys.argv)
