@@ -4,15 +4,19 @@
     python bench/gpu/smollm2.py shop grid-world        these
     python bench/gpu/smollm2.py --model tiny --quick   to see that all of it runs; any device
 
-Each begins with a short imitation of the expert, only so long that the model knows how an answer
-is written and wins less than 0.4 of what the expert does; the rest is reinforcement. What each
-reaches is printed as it is. A run's curve: `turnwise plot RUN -o curve.png`.
+Each begins with a short imitation, of the expert or of chance, only so long that the model knows
+how an answer is written and wins less than 0.4 of what the expert does; the rest is reinforcement.
+What each reaches is printed as it is. A run's curve: `turnwise plot RUN -o curve.png`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,7 +57,7 @@ COMMON = [
     "training.learning_rate=2e-5",
     "training.warmup_steps=3",
     "training.kl_loss_coef=0.01",
-    "training.micro_batch_tokens=16384",
+    "training.micro_batch_tokens=32768",
     "training.warm_start=expert",
     "training.warm_start_learning_rate=1e-5",
     "training.num_epochs=8",
@@ -65,8 +69,26 @@ TASKS = {
     task.name: task
     for task in (
         Task("grid-world", ["inference.max_tokens=4", "inference.max_turns=16"]),
-        Task("shop", ["inference.max_tokens=48", "inference.max_turns=8"]),
-        Task("alphabet-sort", ["inference.max_tokens=64", "inference.max_turns=3"]),
+        # An expert's ways would leave nothing to try: it never buys without a look.
+        Task(
+            "shop",
+            [
+                "inference.max_tokens=48",
+                "inference.max_turns=8",
+                "training.warm_start=random",
+                "training.warm_start_steps=45",
+            ],
+            (0.3, 0.35),
+        ),
+        Task(
+            "alphabet-sort",
+            [
+                "inference.max_tokens=64",
+                "inference.max_turns=3",
+                "environment.params.num_names=2",
+                "training.warm_start_learning_rate=3e-5",
+            ],
+        ),
         Task(
             "guess-number",
             [
@@ -116,7 +138,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
         rollout = trainer._rollout(1)
         num_steps, last = 0, (1, 0.0)
         for batch in imitation_batches(
-            "expert",
+            str(training.warm_start),
             setup=parts.collector.setup,
             factory=parts.factory,
             tasks=rollout.imitation_tasks,
@@ -138,8 +160,19 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
         return last
 
 
-def learn(task: Task, model: str, folder: Path, settings: Sequence[str]) -> Outcome:
+def interrupt_after(seconds: float) -> threading.Timer:
+    """Ctrl-C by the clock: the run saves what it has and ends."""
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def learn(
+    task: Task, model: str, folder: Path, settings: Sequence[str], most_minutes: float
+) -> Outcome:
     started = time.perf_counter()
+    timer = interrupt_after(60 * most_minutes)
     chosen = [*COMMON, *task.settings, *settings]
     config = ConfigStore.load(None, [f"environment.name={task.name}", *chosen])
     config.model.model_name = model
@@ -150,7 +183,10 @@ def learn(task: Task, model: str, folder: Path, settings: Sequence[str]) -> Outc
     config.training.warm_start_steps = num_steps
     config.training.eval_episodes = EVAL_EPISODES
     with RayPPOTrainer(config, resume="never") as trainer:
-        history = trainer.fit()
+        with contextlib.suppress(KeyboardInterrupt):
+            trainer.fit()
+        history = trainer.metrics_history
+    timer.cancel()
     evaluations = [m["eval/sampled/success"] for m in history if "eval/sampled/success" in m]
     return Outcome(
         task.name,
@@ -158,7 +194,7 @@ def learn(task: Task, model: str, folder: Path, settings: Sequence[str]) -> Outc
         num_steps,
         history[0]["success"],
         evaluations[-1] if evaluations else history[-1]["success"],
-        history[-1].get("eval/greedy/success", 0.0),
+        next((m[key] for m in reversed(history) if (key := "eval/greedy/success") in m), 0.0),
         max([*evaluations, 0.0]),
         len(history),
         (time.perf_counter() - started) / 60,
@@ -171,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="GAME", help=", ".join(TASKS))
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--minutes", type=float, default=10.0, help="the most for each game")
     parser.add_argument("--out", type=Path, default=Path("runs/smollm2"))
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.NAME=VALUE")
     parser.add_argument("--quick", action="store_true", help="two small steps of each")
@@ -190,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     is_enough = True
     for key in options.tasks or TASKS:
-        found = learn(TASKS[key], options.model, options.out / key, settings)
+        found = learn(TASKS[key], options.model, options.out / key, settings, options.minutes)
         is_enough &= found.is_enough
         rows.append(vars(found))
         print(

@@ -124,8 +124,10 @@ class TrainingConfig(Section):
     mini_batch_size: Positive | None = setting(
         None, "Episodes in one step of the optimiser; none: the whole batch."
     )
-    micro_batch_tokens: Positive = setting(
-        4096, "Tokens computed at once: memory and speed depend on it, the result does not."
+    micro_batch_tokens: Positive | None = setting(
+        None,
+        "Tokens computed at once: memory and speed depend on it, the result does not; none: 4,096 "
+        "on a CPU, what a fifth of its memory takes on a GPU.",
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
     loss_agg_mode: LossAggregation | None = setting(

@@ -323,3 +323,22 @@ def test_after_a_restart_the_reference_is_the_model_as_it_was_then():
     other = Learner(double_model("llama", None), options, reference=make_model("llama").double())
     other.load_state_tensors(learner.state_tensors())
     torch.testing.assert_close(other.reference_log_probs(batch), expected)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_update_finds_the_log_probs_before_it_where_the_sampler_is_not_exact(epochs):
+    def with_scores(batch):
+        learner = Learner(double_model("gpt2"), ALL_TERMS)
+        return dataclasses.replace(batch, old_log_probs=learner.score(batch).log_probs)
+
+    def without(batch):
+        return dataclasses.replace(batch, sampler_is_exact=False)
+
+    options = dataclasses.replace(ALL_TERMS, update_epochs=epochs, micro_batch_tokens=20)
+    told, told_metrics = updated(options, num_updates=1, change=with_scores)
+    found, found_metrics = updated(options, num_updates=1, change=without)
+    assert largest_difference(told, found) < 1e-9
+    # The effective share is that of the parts, not of the whole.
+    for metrics in (told_metrics, found_metrics):
+        assert 0.5 < metrics[0].pop("is_ess") < 1.0
+    assert found_metrics[0] == pytest.approx(told_metrics[0], rel=1e-6, abs=1e-9)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,8 +36,8 @@ class PPOBatch:
     sampler_log_probs: torch.Tensor | None = None
     """Log-probs at the moment of sampling."""
     old_log_probs: torch.Tensor | None = None
-    """The learner's own log-probs before the update, if they were recomputed; None: the sampler's
-    are exact. When both are there, their ratio weighs the loss (importance correction)."""
+    """The learner's own log-probs before the update, if they were recomputed. When both are there,
+    their ratio weighs the loss (importance correction)."""
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     """What the values should have been; needed to train a critic."""
@@ -49,6 +49,9 @@ class PPOBatch:
     """On the token that earned them."""
     dones: torch.Tensor | None = None
     """Set on a token after which an episode was over."""
+    sampler_is_exact: bool = True
+    """Whether the sampler's log-probs are the learner's own; if not, and without `old_log_probs`,
+    the update computes these."""
 
     def __post_init__(self) -> None:
         shape = self.input_ids.shape
@@ -70,7 +73,7 @@ class PPOBatch:
             )
 
     @classmethod
-    def from_streams(cls, streams: Sequence[TokenStream], **tensors: torch.Tensor) -> PPOBatch:
+    def from_streams(cls, streams: Sequence[TokenStream], **tensors: Any) -> PPOBatch:
         """Episodes as they were recorded, padded at their ends; `tensors` are further fields."""
         if not streams:
             raise ConfigError("a batch needs at least one episode, got none")
@@ -107,26 +110,30 @@ class PPOBatch:
         widened = {
             name: _widened(name, torch.as_tensor(value), ids.shape[-1])
             for name, value in data.items()
-            if name in names and value is not None
+            if name in names and value is not None and not isinstance(value, bool)
         }
         rewards = widened.get("rewards")
         if rewards is not None and rewards.dim() == 1:
             widened["rewards"] = on_last_token(rewards, widened["response_mask"].bool())
-        return cls(**widened)
+        return cls(**widened, sampler_is_exact=bool(data.get("sampler_is_exact", True)))
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value is not None:
+            if isinstance(value, torch.Tensor):
                 yield field.name, value
 
     def to(self, device: torch.device | str) -> PPOBatch:
         """The same on another device."""
-        return PPOBatch(**{name: x.to(device, non_blocking=True) for name, x in self._tensors()})
+        return self._with(lambda x: x.to(device, non_blocking=True))
 
     def select(self, rows: torch.Tensor) -> PPOBatch:
         """Some of the episodes, in this order."""
-        return PPOBatch(**{name: x[rows.to(x.device)] for name, x in self._tensors()})
+        return self._with(lambda x: x[rows.to(x.device)])
+
+    def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PPOBatch:
+        changed: dict[str, Any] = {name: change(x) for name, x in self._tensors()}
+        return dataclasses.replace(self, **changed)
 
     @property
     def behaviour_log_probs(self) -> torch.Tensor:

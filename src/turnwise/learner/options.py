@@ -32,8 +32,9 @@ class LearnerOptions:
     """How often the batch is gone through."""
     mini_batch_size: int | None = None
     """Episodes in one step of the optimiser; None: all."""
-    micro_batch_tokens: int = 4096
-    """Tokens that are computed at once; it changes memory and speed, not the result."""
+    micro_batch_tokens: int | None = None
+    """Tokens that are computed at once; it changes memory and speed, not the result. None: as suits
+    the device."""
     target_kl: float | None = None
     """The update ends early when the policy has moved further than 1.5 times this."""
     seed: int = 0

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from turnwise.errors import ConfigError
+
+_CPU_TOKENS = 4096
+_MOST_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -85,6 +89,22 @@ def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
         packs[place].append(index)
         room[place] -= length
     return [sorted(pack) for pack in packs]
+
+
+def fitting_tokens(model: Any) -> int:
+    """Tokens that are computed at once where nobody says: on a GPU many, since it takes as long to
+    start the work on a few. It follows from the device's size, not from what is free just now: the
+    same run computes the same."""
+    device = model.device
+    config = model.config.get_text_config()
+    width, layers = getattr(config, "hidden_size", 0), getattr(config, "num_hidden_layers", 0)
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    # What a decoder's layer keeps of a token for its gradient, in numbers of the model's own kind.
+    per_token = layers * (10 * width + 5 * inner) * model.dtype.itemsize
+    if device.type != "cuda" or not per_token:
+        return _CPU_TOKENS
+    memory = torch.cuda.get_device_properties(device).total_memory
+    return int(min(max(memory // 5 // per_token, _CPU_TOKENS), _MOST_TOKENS))
 
 
 def make_packs(

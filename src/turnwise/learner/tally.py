@@ -46,9 +46,13 @@ class Tally:
         """A number that is said once."""
         self.average(name, value, 1.0)
 
-    def note_all(self, metrics: Metrics) -> None:
+    def average_all(self, metrics: Metrics, weight: float) -> None:
+        """Each one part of a mean, or of a maximum if it is called so."""
         for name, value in metrics.items():
-            self.note(name, value)
+            if name.endswith("_max"):
+                self.most(name, value)
+            else:
+                self.average(name, value, weight)
 
     def count(self, name: str, by: int = 1) -> None:
         self._counts[name] += by

@@ -24,7 +24,7 @@ from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.objective import compute_objective
 from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.packing import Pack, fitting_tokens, make_packs
 from turnwise.learner.sharding import own_part
 from turnwise.learner.tally import COUNTS, Tally
 from turnwise.learner.workers import Alone
@@ -54,6 +54,7 @@ class Learner:
         self.optimizer = MasterAdamW(
             model.named_parameters(), weight_decay=self.options.weight_decay
         )
+        self._fitting_tokens = fitting_tokens(model.policy)
         self.num_updates = 0
         self.seen_log_probs: torch.Tensor | None = None
         """[B, T], the log-probs that the first pass of the last update learned from."""
@@ -122,6 +123,8 @@ class Learner:
         """
         batch = batch.to(self.model.device)
         tally = Tally()
+        if batch.old_log_probs is None and not batch.sampler_is_exact and not self._passes_once:
+            batch.old_log_probs = self.score(batch).log_probs
         weights = self._importance_weights(batch, tally)
         self.seen_log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device)
         if batch.values is not None and batch.returns is not None:
@@ -135,6 +138,12 @@ class Learner:
         tally.note("learning_rate", self.learning_rate)
         self.num_updates += 1
         return tally.numbers()
+
+    @property
+    def _passes_once(self) -> bool:
+        """Whether all of a batch is learned from in one step: then the log-probs before the update
+        are those of that step's own forward."""
+        return self.options.update_epochs == 1 and self.options.mini_batch_size is None
 
     @property
     def learning_rate(self) -> float:
@@ -208,11 +217,15 @@ class Learner:
                 for name, parameter in self._reference.policy.named_parameters():
                     own_part(parameter).copy_(tensors[_REFERENCE + name])
 
-    def _importance_weights(self, batch: PPOBatch, tally: Tally) -> torch.Tensor | None:
+    def _importance_weights(
+        self, batch: PPOBatch, tally: Tally, num_tokens: int = 1
+    ) -> torch.Tensor | None:
+        """How much each token counts, and what is noted about that: of a batch, or of each of its
+        parts."""
         old, sampler = batch.old_log_probs, batch.sampler_log_probs
         if old is None or sampler is None:
             return None
-        tally.note_all(measure_log_prob_gap(sampler, old, batch.response_mask))
+        tally.average_all(measure_log_prob_gap(sampler, old, batch.response_mask), num_tokens)
         if self.options.importance_level is None:
             return None
         weights, metrics = compute_importance_weights(
@@ -222,7 +235,7 @@ class Learner:
             level=self.options.importance_level,
             bounds=self.options.importance_bounds,
         )
-        tally.note_all(metrics)
+        tally.average_all(metrics, num_tokens)
         return weights
 
     def _run_epoch(
@@ -270,21 +283,22 @@ class Learner:
         rows = pack.rows.to(batch.input_ids.device)
         episodes = batch.select(rows)
         outputs = self.model.forward_pack(batch.input_ids, pack)
+        own_weights = None if weights is None else weights[rows]
+        if episodes.old_log_probs is None and not episodes.sampler_is_exact:
+            episodes.old_log_probs = outputs.log_probs.detach()
+            own_weights = self._importance_weights(episodes, tally, pack.num_policy_tokens)
         loss, terms, figures = compute_objective(
-            outputs, episodes, self.options, totals, None if weights is None else weights[rows]
+            outputs, episodes, self.options, totals, own_weights
         )
         loss.backward()  # type: ignore[no-untyped-call]
         for name, term in terms.items():
             part.add(name, term)
         for name, figure in figures.items():
             part.average(name, figure, pack.num_policy_tokens)
-        if batch.old_log_probs is None and not tally.num_steps:
-            mask = episodes.response_mask
+        if episodes.old_log_probs is None and not tally.num_steps:
             sampler = episodes.need("sampler_log_probs")
-            gap = measure_log_prob_gap(sampler, outputs.log_probs, mask)
-            tally.most("gap_max", gap.pop("gap_max"))
-            for name, value in gap.items():
-                tally.average(name, value, pack.num_policy_tokens)
+            gap = measure_log_prob_gap(sampler, outputs.log_probs, episodes.response_mask)
+            tally.average_all(gap, pack.num_policy_tokens)
         return outputs
 
     def _step(self, part: Tally, num_tokens: int, tally: Tally) -> None:
@@ -329,7 +343,7 @@ class Learner:
             batch.attention_mask.cpu(),
             batch.response_mask.cpu(),
             rows,
-            self.options.micro_batch_tokens,
+            self.options.micro_batch_tokens or self._fitting_tokens,
             batch.input_ids if self.model.shares_openings else None,
         )
 

@@ -77,7 +77,10 @@ class Advantages:
         """Complete a batch in place; figures about it."""
         training, learner, figures = self._training, self._learner, dict[str, float]()
         last_values = None
-        if self._has_critic or not self._is_exact:
+        batch.sampler_is_exact = self._is_exact
+        # Else the update can take them from its own forward.
+        needs_old = "old_log_probs" in self._takes or training.use_kl_in_reward
+        if self._has_critic or (needs_old and not self._is_exact):
             outputs = learner.score(batch)
             batch.values = _on_cpu(outputs.values)
             last_values = _on_cpu(outputs.last_values)

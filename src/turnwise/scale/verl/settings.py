@@ -28,6 +28,7 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 _MOST_PROMPT = 2048
+_MICRO_BATCH_TOKENS = 16384  # VERL's own
 _OBSERVATION = 256
 """Tokens that an observation is expected to have at most, where the context allows it."""
 
@@ -191,13 +192,14 @@ def _update(config: ConfigStore, machine: Machine) -> dict[str, Any]:
     training = config.training
     lengths = _rollout(config, machine)
     longest = lengths["data.max_prompt_length"] + lengths["data.max_response_length"]
+    # A micro-batch holds at least one whole episode.
+    most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
     found: dict[str, Any] = {
         f"{ACTOR}.ppo_mini_batch_size": _mini_batch(config),
         f"{ACTOR}.ppo_epochs": training.update_epochs,
         f"{ACTOR}.use_dynamic_bsz": True,
-        # A micro-batch holds at least one whole episode.
-        f"{ACTOR}.ppo_max_token_len_per_gpu": max(training.micro_batch_tokens, longest),
-        "critic.ppo_max_token_len_per_gpu": max(training.micro_batch_tokens, longest),
+        f"{ACTOR}.ppo_max_token_len_per_gpu": most_tokens,
+        "critic.ppo_max_token_len_per_gpu": most_tokens,
     }
     for place in (ACTOR, "critic"):
         found |= {
