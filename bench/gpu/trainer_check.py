@@ -39,6 +39,8 @@ from turnwise.trainer.warm_start import played_streams
 
 STEP = Work("one turn", 8, 8, 128, 128)
 MOST_SECONDS, MOST_GIB, LEAST_RATIO = 0.5, 8.0, 1.5
+JUDGED_TOKENS = 8192
+"""At once: what memory allows within the bar."""
 PEAK_FLOPS = 989e12
 """Of an H200 in bfloat16, without sparsity."""
 GAMES = ("guess-number", "grid-world", "shop", "alphabet-sort")
@@ -87,7 +89,9 @@ class Device:
         return median(found[1:])
 
 
-def step_config(folder: str, work: Work, num_steps: int) -> ConfigStore:
+def step_config(
+    folder: str, work: Work, num_steps: int, micro_batch_tokens: int | None
+) -> ConfigStore:
     config = ConfigStore()
     config.inference.max_tokens = work.new_tokens
     config.inference.max_turns = 1
@@ -95,12 +99,15 @@ def step_config(folder: str, work: Work, num_steps: int) -> ConfigStore:
     training.adv_estimator = "grpo"
     training.batch_size, training.group_size = work.num_prompts, work.group_size
     training.learning_rate = 1e-6
+    training.micro_batch_tokens = micro_batch_tokens
     training.num_epochs, training.steps_per_epoch = 1, num_steps
     config.checkpoint.output_dir = folder
     return config
 
 
-def time_step(device: Device, loaded: Any, work: Work, num_steps: int) -> bool:
+def time_step(
+    device: Device, loaded: Any, work: Work, num_steps: int, micro_batch_tokens: int | None
+) -> bool:
     """GRPO through the trainer as a user has it."""
     chat = ChatFormat(loaded.tokenizer)
 
@@ -114,7 +121,7 @@ def time_step(device: Device, loaded: Any, work: Work, num_steps: int) -> bool:
     with (
         tempfile.TemporaryDirectory() as folder,
         RayPPOTrainer(
-            step_config(folder, work, num_steps),
+            step_config(folder, work, num_steps, micro_batch_tokens),
             World,
             dataset=[{"prompt": prompt} for prompt in prompts],
             model=loaded.model,
@@ -132,7 +139,8 @@ def time_step(device: Device, loaded: Any, work: Work, num_steps: int) -> bool:
     print(
         f"GRPO step, {work.num_episodes} x ({work.prompt_tokens} + {work.new_tokens}): "
         f"{step:.3f} s ({min(steps):.3f}-{max(steps):.3f}), playing {median(plays):.3f} s, "
-        f"{work.num_sampled / step:,.0f} sampled tokens/s; "
+        f"{work.num_sampled / step:,.0f} sampled tokens/s, "
+        f"{micro_batch_tokens or 'all'} tokens at once; "
         f"log-prob gap {history[-1].get('gap_max', 0.0):.4f}"
     )
     print(
@@ -164,7 +172,7 @@ def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
     )
 
 
-def time_layouts(device: Device, loaded: Any, num_episodes: int, budget: int) -> bool:
+def time_layouts(device: Device, loaded: Any, num_episodes: int, budget: int | None) -> bool:
     """An update on real lengths, packed and padded; how much of the GPU's arithmetic is used."""
     num_weights = sum(p.numel() for p in loaded.model.parameters())
     is_fine = True
@@ -227,12 +235,13 @@ def main() -> int:
     print(f"{date.today()}, {name}, torch {torch.__version__}")
     if options.quick:
         loaded = load_model("tiny")
-        time_step(device, loaded, Work("one turn", 2, 2, 64, 8), 5)
+        time_step(device, loaded, Work("one turn", 2, 2, 64, 8), 5, None)
         time_layouts(device, loaded, 8, 1024)
         return 0
     loaded = load_model("smollm2-135m")
-    is_fine = time_step(device, loaded, STEP, options.steps)
-    is_fine &= time_layouts(device, loaded, 256, 16_384)
+    time_step(device, loaded, STEP, options.steps, None)
+    is_fine = time_step(device, loaded, STEP, options.steps, JUDGED_TOKENS)
+    is_fine &= time_layouts(device, loaded, 256, None)
     measure_log_probs(device)
     return 0 if is_fine else 1
 

@@ -13,6 +13,7 @@ import torch
 
 from turnwise.errors import TurnwiseError
 from turnwise.learner.attention import NAME, Episodes, attending, attention_configs
+from turnwise.learner.gated import lean_mlps, replaceable_mlps
 from turnwise.learner.log_probs import Head
 from turnwise.learner.norms import fused_norms, replaceable_norms
 from turnwise.learner.packing import Pack, make_packs
@@ -47,6 +48,7 @@ class Trunk:
         self._configs = attention_configs(self.model)
         on_gpu = self.model.device.type == "cuda"
         self._norms = replaceable_norms(self.model) if on_gpu else []
+        self._mlps = replaceable_mlps(self.model) if on_gpu else []
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -116,6 +118,7 @@ class Trunk:
             yield
             return
         mlp, plain = self._last_mlp, self._last_mlp.forward
+        before = vars(mlp).get("forward")
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(x).index_copy(1, at, plain(x.index_select(1, at)))
@@ -125,11 +128,13 @@ class Trunk:
             yield
         finally:
             del mlp.forward
+            if before is not None:
+                mlp.forward = before
 
     @contextmanager
     def _our_way(self) -> Iterator[None]:
         """The model computes with our parts meanwhile; an engine on it has its own."""
-        with fused_norms(self._norms):
+        with fused_norms(self._norms), lean_mlps(self._mlps):
             if self.layout == "padded":
                 yield
                 return

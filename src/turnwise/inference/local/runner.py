@@ -18,8 +18,9 @@ from turnwise.inference.local.runs import Segment, packing_order
 from turnwise.inference.local.stable import stable_sizes
 
 _BUDGET = 2 * 2**30
-"""Bytes of the cache where nothing is said. On a CPU the system hands them out as they are used; on
-a GPU the cache begins with so many, and grows."""
+"""Bytes of the cache on a CPU where nothing is said; the system hands them out as they are used."""
+_FIRST_ON_GPU = 2**29
+"""Bytes that it begins with on a GPU, where it grows."""
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
@@ -217,6 +218,6 @@ def _make_arena(model: nn.Module, cache_tokens: int | None, max_tokens: int) -> 
         if device.type == "cuda":  # the rest is for the learner, which lives on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
             most_tokens = min(max_tokens, budget // per_token)
-            cache_tokens = min(cache_tokens, most_tokens)
+            cache_tokens = min(most_tokens, _FIRST_ON_GPU // per_token)
     cache_tokens = max(cache_tokens, Arena.UNIT * 4)
     return Arena(cache_tokens, num_layers, num_heads, width, dtype, device, most_tokens)
