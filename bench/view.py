@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
@@ -41,7 +40,6 @@ from turnwise.types import EpisodeStatus
 
 FIRST_VIEW_BAR = 1.0
 FILTER_BAR = 0.3
-NUM_TRIES = 9
 PROMPT = (
     "You keep a shop. Each turn you are told what a customer wants. Look for the article with "
     "search(kind), then sell it with sell(article, number). Sell the cheapest that is in stock. "
@@ -64,11 +62,12 @@ FILTERS = {
     "filter by seed": "seed=77",
     "sort by reward": "sort=-reward",
     "sort by tokens, page 400": "sort=tokens&offset=20000",
-    "search: a rare text": f"text={quote('number 31337 please')}",
-    "search: a common word": "text=lantern",
-    "search: what all have": f"text={quote('keep a shop')}",
-    "search: two letters": "text=zq",
-    "search and filter": "text=saddle&status=done&min_reward=0.8&sort=-reward",
+    "search: a rare text": "text=number+3133{number}+please",
+    "search: a common word": "text={word}",
+    "search: what all have": "text=keep+a+shop",
+    "search: two letters": "text=q{number}",
+    "search and filter": "text={word}&status=done&min_reward=0.8&sort=-reward",
+    "the same search, page 20": "text=lantern&offset=1000",
 }
 
 
@@ -154,6 +153,11 @@ def fetch(address: str, path: str) -> bytes:
     return data
 
 
+def asked(filters: str, number: int) -> str:
+    """Something else each time: what was searched before is remembered."""
+    return filters.format(word=WORDS[number], number=number)
+
+
 def ask(address: str, path: str) -> Any:
     return json.loads(fetch(address, path))
 
@@ -206,9 +210,9 @@ def measure(runs: Path, cache: Path) -> bool:
         is_fine &= took < FIRST_VIEW_BAR
         print(f"first view                       {took:8.3f} s    bar {FIRST_VIEW_BAR} s")
         for name, filters in FILTERS.items():
-            path = f"api/runs/big/episodes?limit=50&{filters}"
-            times = [seconds_of(address, path) for _ in range(NUM_TRIES)]
-            total = ask(address, path)["total"]
+            paths = [f"api/runs/big/episodes?limit=50&{asked(filters, n)}" for n in range(9)]
+            times = [seconds_of(address, path) for path in paths]
+            total = ask(address, paths[-1])["total"]
             is_fine &= median(times) < FILTER_BAR
             print(f"{name:<32} {median(times):8.3f} s    worst {max(times):.3f}, {total} found")
         times = [seconds_of(address, f"api/runs/big/episodes/train-{s}-7") for s in range(1, 40, 3)]

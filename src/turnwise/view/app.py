@@ -134,10 +134,11 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         viewer.library.close()
 
     async def events(request: Request) -> Response:
+        headers = {"cache-control": "no-store"}
+        if request.method == "HEAD":
+            return Response(None, 200, headers, media_type="text/event-stream")
         stream = viewer.bell.stream(viewer.changes)
-        return StreamingResponse(
-            stream, media_type="text/event-stream", headers={"cache-control": "no-store"}
-        )
+        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     run = "/api/runs/{run}"
     routes = [

@@ -26,6 +26,8 @@ VERSION = 1
 _APPLICATION = 0x7475726E
 _DAYS_KEPT = 60
 _BUSY_SECONDS = 15.0
+_MOST_IDLE = 4
+"""Connections that are kept for the next who asks: each has a cache of its own."""
 
 # A message stands in `texts` once, however many episodes say it: prompts are all alike. The
 # search is for any part of a message, so its index is of three characters at a time; it need not
@@ -146,7 +148,8 @@ class Index:
         except BaseException:
             db.close()
             raise
-        if generation == self._generation and not self._is_closed:
+        has_room = self._idle.qsize() < _MOST_IDLE and not self._is_closed
+        if generation == self._generation and has_room:
             self._idle.put((generation, db))
         else:
             db.close()

@@ -7,14 +7,13 @@ import os
 import re
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.trainer.episode_records import StoredEpisode
-from turnwise.trainer.episode_store import EpisodeStore, Phase
+from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Index, IndexBroken, index_path
 from turnwise.view.metrics import MetricsReader
@@ -23,8 +22,6 @@ from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
 
 _LOG_TAIL = 16_000
-_NUM_DECODED = 6
-"""Files of episodes that are kept as they were read."""
 _FRESH_SECONDS = 60.0
 """A run whose lock cannot be seen lives if it wrote something since."""
 _COARSE_NS = 3_000_000_000
@@ -38,7 +35,7 @@ class NotFound(ConfigError):
 class ViewedRun:
     """One run, as it stands now."""
 
-    def __init__(self, key: str, path: Path) -> None:
+    def __init__(self, key: str, path: Path, decoded: DecodedFiles) -> None:
         self.key = key
         self.files = RunFiles(path)
         self.metrics = MetricsReader()
@@ -46,8 +43,7 @@ class ViewedRun:
         self.episode_files: dict[FileKey, FileStamp] = {}
         """Those that there are; the index may not have them yet."""
         self.num_indexed = 0
-        self._decoded: OrderedDict[tuple[FileKey, FileStamp], tuple[Any, Any]] = OrderedDict()
-        self._decoding = threading.Lock()
+        self._decoded = decoded
         self._seen: object = None
         self._folder_stamp: FileStamp | None = None
         self._texts: tuple[FileStamp | None, TokenTexts] | None = None
@@ -172,23 +168,15 @@ class ViewedRun:
 
     # ---- episodes as they are kept ----
 
-    def episodes(self, key: FileKey) -> tuple[list[StoredEpisode], list[Phase]]:
+    def episodes(self, key: FileKey) -> DecodedFile:
         """The episodes of a file, and the phases of their step."""
         if key not in self.episode_files:
             self.episode_files = self.files.episode_files()
         stamp = self.episode_files.get(key)
-        if stamp is None:
+        folder = self.files.inside(self.files.folder.episodes)
+        if stamp is None or folder is None:
             raise NotFound(f"the run {self.key} has no {key[0]} episodes of step {key[1]}")
-        with self._decoding:
-            found = self._decoded.get((key, stamp))
-            if found is None:
-                store = EpisodeStore(self.files.folder.episodes, 0)
-                found = store.read(key[1], key[0]), store.phases(key[1], key[0])
-                self._decoded[key, stamp] = found
-                while len(self._decoded) > _NUM_DECODED:
-                    self._decoded.popitem(last=False)
-            self._decoded.move_to_end((key, stamp))
-        return found
+        return self._decoded.get(folder, key, stamp)
 
     def episode(self, name: str) -> tuple[FileKey, int, StoredEpisode]:
         """The episode of that id: "train-12-3"."""
@@ -196,7 +184,7 @@ class ViewedRun:
         if match is None:
             raise NotFound(f"there is no episode {name[:80]!r}; an id is, for example, train-12-3")
         key, place = (match[1], int(match[2])), int(match[3])
-        episodes, _ = self.episodes(key)
+        episodes = self.episodes(key).episodes
         if place >= len(episodes):
             raise NotFound(
                 f"step {key[1]} has {len(episodes)} {key[0]} episodes, and none with number {place}"
@@ -218,6 +206,7 @@ class Library:
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = list(places)
         self._runs: dict[Path, ViewedRun] = {}
+        self._decoded = DecodedFiles()
         self._lock = threading.Lock()
 
     def find(self) -> bool:
@@ -228,7 +217,7 @@ class Library:
             for path in gone:
                 self._runs.pop(path).index.close()
             for path in sorted(new):
-                self._runs[path] = ViewedRun(self._free_key(path), path)
+                self._runs[path] = ViewedRun(self._free_key(path), path, self._decoded)
         return bool(gone or new)
 
     def _free_key(self, path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
@@ -45,7 +46,8 @@ def serve(
         viewer = Viewer(library)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
-        ViewServer(viewer, app).run([door])
+        with contextlib.suppress(KeyboardInterrupt):  # that is how it is ended
+            ViewServer(viewer, app).run([door])
 
 
 class ViewServer(uvicorn.Server):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from turnwise.errors import MissingExtraError, import_extra
+from turnwise.errors import import_extra
 
 
 class TokenTexts:
@@ -30,7 +31,7 @@ class TokenTexts:
             return
         try:
             self._read(path)
-        except (OSError, MissingExtraError, Exception) as error:
+        except Exception as error:  # the file may be anything, and the rest is worth seeing
             self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
 
     def _read(self, path: Path) -> None:
@@ -38,11 +39,15 @@ class TokenTexts:
         text = path.read_text(encoding="utf-8")
         self._tokenizer = core.Tokenizer.from_str(text)
         data = json.loads(text)
-        if _is_byte_level(data.get("decoder")):
+        kinds = set(_kinds(data.get("decoder")))
+        as_bytes = (
+            _of_alphabet if "ByteLevel" in kinds else _of_piece if "ByteFallback" in kinds else None
+        )
+        if as_bytes is not None:
             added = {token["id"]: token["content"] for token in data.get("added_tokens", ())}
             vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
             self._bytes = {
-                number: added[number].encode() if number in added else _as_bytes(token)
+                number: added[number].encode() if number in added else as_bytes(token)
                 for token, number in vocabulary.items()
             }
 
@@ -118,12 +123,12 @@ def _write_out(texts: list[str], owners: list[int], begun: bytes) -> None:
         texts[owner] += f"\\x{byte:02x}"
 
 
-def _is_byte_level(decoder: Any) -> bool:
-    """Whether its tokens are written in the alphabet of bytes."""
-    if not isinstance(decoder, dict):
-        return False
-    inner = decoder.get("decoders") or []
-    return decoder.get("type") == "ByteLevel" or any(map(_is_byte_level, inner))
+def _kinds(decoder: Any) -> Iterator[str]:
+    """What a decoder is made of."""
+    if isinstance(decoder, dict):
+        yield str(decoder.get("type"))
+        for inner in decoder.get("decoders") or ():
+            yield from _kinds(inner)
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -137,7 +142,19 @@ def _byte_alphabet() -> dict[str, int]:
 _ALPHABET = _byte_alphabet()
 
 
-def _as_bytes(token: str) -> bytes:
+def _of_alphabet(token: str) -> bytes:
+    """A token in which each character stands for a byte, as in GPT-2's and Llama 3's."""
     if all(character in _ALPHABET for character in token):
         return bytes(_ALPHABET[character] for character in token)
     return token.encode()
+
+
+def _of_piece(token: str) -> bytes:
+    """A piece of text with a mark for spaces, or one byte, as in Llama 2's.
+
+    >>> _of_piece("▁Hello"), _of_piece("<0x0A>")
+    (b' Hello', b'\\n')
+    """
+    if byte := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", token):
+        return bytes.fromhex(byte[1])
+    return token.replace("▁", " ").encode()

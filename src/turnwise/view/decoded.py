@@ -1,0 +1,49 @@
+"""Files of episodes as they were last read: whoever looks at one episode looks at the next."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+from turnwise.trainer.episode_records import StoredEpisode
+from turnwise.trainer.episode_store import EpisodeStore, Phase
+from turnwise.view.folders import FileKey, FileStamp
+
+_MOST_FILES = 12
+_MOST_BYTES = 48 * 2**20
+"""Of the files on the disk, where they take a tenth of what they do here."""
+
+
+class DecodedFile(NamedTuple):
+    """The episodes of a step, and its phases."""
+
+    episodes: list[StoredEpisode]
+    phases: list[Phase]
+
+
+class DecodedFiles:
+    """The last files that were asked for, of all runs together: memory stays within bounds."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[tuple[Path, FileKey, FileStamp], DecodedFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, folder: Path, key: FileKey, stamp: FileStamp) -> DecodedFile:
+        """Read the file, unless it was read not long ago. `stamp` says that it is the same."""
+        name = folder, key, stamp
+        with self._lock:
+            found = self._files.get(name)
+            if found is None:
+                store = EpisodeStore(folder, 0)
+                found = DecodedFile(store.read(key[1], key[0]), store.phases(key[1], key[0]))
+                self._files[name] = found
+            self._files.move_to_end(name)
+            while len(self._files) > 1 and self._is_too_much():
+                self._files.popitem(last=False)
+        return found
+
+    def _is_too_much(self) -> bool:
+        size = sum(stamp.size for _, _, stamp in self._files)
+        return len(self._files) > _MOST_FILES or size > _MOST_BYTES
