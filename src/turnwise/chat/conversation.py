@@ -50,6 +50,8 @@ class Conversation:
         """
         if self.format.num_to_compare == 0 or len(self.stream.turns) < 2:
             return
+        if self._has_unspoken_tokens():
+            return
         self.format.num_to_compare -= 1
         if (difference := self.difference()) is not None:
             self.format.num_to_compare = 0
@@ -58,6 +60,19 @@ class Conversation:
                 "sampled; a server that renders the whole conversation again will see the other.",
                 difference,
             )
+
+    def _has_unspoken_tokens(self) -> bool:
+        """Whether special tokens stand within the agent's turns, as untrained models sample them.
+
+        The text of such a turn leaves them out, so a rendering differs whatever the template does.
+        """
+        unspoken = set(self.format.tokenizer.all_special_ids)
+        ends = self.format.stop_ids
+        return any(
+            not unspoken.isdisjoint(self.stream.ids[start : end - 1])
+            or self.stream.ids[end - 1] in unspoken - ends
+            for start, end in self.stream.turns
+        )
 
     def difference(self) -> str | None:
         """What the template would write otherwise, were it to render all this at once."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import _thread
 import asyncio
+import atexit
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from turnwise.deadlines import run_sync
@@ -84,11 +87,35 @@ class StopRequest:
         if self.is_wanted:
             return
         self._heard = number
+        if number == signal.SIGINT:
+            end_by_signal_if_uncaught()
         self._say("stopping: saving the run first (Ctrl-C again leaves at once)")
         self._timer = threading.Timer(MOST_SECONDS, _thread.interrupt_main)
         self._timer.daemon = True
         self._timer.start()
         self.ask()
+
+
+def end_by_signal_if_uncaught() -> None:
+    """Let a KeyboardInterrupt that nobody catches end the process by SIGINT, as shells expect.
+
+    Python does so by itself, unless a handler at exit evaluates a string, as torch's may: the note
+    that it was an interrupt is then lost, the exit code is 1, and a shell's loop goes on.
+    """
+    before = sys.excepthook
+
+    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        before(kind, error, trace)
+        if kind is not KeyboardInterrupt:
+            return
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+                stream.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sys.excepthook = tell
 
 
 def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> T:
