@@ -19,6 +19,7 @@ from turnwise.view.summaries import summarise
 _LOG = logging.getLogger("turnwise")
 
 POLL_SECONDS = 1.0
+_DOCTOR_SECONDS = 0.2
 _BATCH_SECONDS = 0.4
 """Many small files are written together; others can read and write in between."""
 
@@ -53,6 +54,7 @@ class Watcher:
                 changed = self._library.find()
                 for run in self._library.runs:
                     changed |= run.look()
+                    changed |= run.metrics.examine(_DOCTOR_SECONDS)
                 self._work.set()
                 if changed:
                     self._on_change()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
-from turnwise.trainer.doctor import Doctor
+from turnwise.trainer.doctor import Doctor, Finding
 
 _NUM_REMEMBERED = 256
 """Bytes before the place where reading goes on: a file that was rewritten has others there."""
@@ -19,9 +20,13 @@ class MetricsReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._examining = threading.Lock()
+        self._age = 0
+        """How often the file was begun anew."""
         self._forget()
 
     def _forget(self) -> None:
+        self._age += 1
         self.steps: list[dict[str, Any]] = []
         self._findings: list[dict[str, Any]] = []
         self._inode = -1
@@ -79,23 +84,43 @@ class MetricsReader:
         }
         return {"steps": [step.get("step") for step in steps], "series": series}
 
-    def findings(self) -> list[dict[str, Any]]:
-        """What the doctor said, at the step where it was said."""
+    def examine(self, seconds: float) -> bool:
+        """Let the doctor look on for a while; whether it said something. He takes his time over
+        thousands of steps, and nobody is to wait for him."""
+        end, num_said = time.monotonic() + seconds, 0
+        with self._examining:
+            while time.monotonic() < end:
+                with self._lock:
+                    age, place = self._age, self._num_examined
+                    metrics = self.steps[place] if place < len(self.steps) else None
+                    doctor = self._doctor
+                if metrics is None:
+                    break
+                found = doctor.look(metrics)
+                with self._lock:
+                    if age != self._age:  # the run was rewound meanwhile
+                        continue
+                    step = metrics.get("step", place + 1)
+                    self._findings += [_told(step, finding) for finding in found]
+                    self._num_examined += 1
+                    num_said += len(found)
+        return num_said > 0
+
+    def findings(self) -> dict[str, Any]:
+        """What the doctor said so far, at the step where he said it."""
         with self._lock:
-            for number, metrics in enumerate(self.steps[self._num_examined :], self._num_examined):
-                step = metrics.get("step", number + 1)
-                self._findings += [
-                    {
-                        "step": step,
-                        "name": finding.code,
-                        "severity": "warning",
-                        "text": finding.text,
-                        "cure": finding.cure,
-                    }
-                    for finding in self._doctor.look(metrics)
-                ]
-            self._num_examined = len(self.steps)
-            return list(self._findings)
+            examined = {"steps": self._num_examined, "of": len(self.steps)}
+            return {"findings": list(self._findings), "examined": examined}
+
+
+def _told(step: float, finding: Finding) -> dict[str, Any]:
+    return {
+        "step": step,
+        "name": finding.code,
+        "severity": "warning",
+        "text": finding.text,
+        "cure": finding.cure,
+    }
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

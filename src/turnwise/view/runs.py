@@ -22,6 +22,8 @@ from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
 
 _LOG_TAIL = 16_000
+_PATIENCE_SECONDS = 0.1
+"""For what the doctor says; what he has not read by then comes later."""
 _FRESH_SECONDS = 60.0
 """A run whose lock cannot be seen lives if it wrote something since."""
 _COARSE_NS = 3_000_000_000
@@ -109,13 +111,14 @@ class ViewedRun:
         }
 
     def detail(self) -> dict[str, Any]:
+        self.metrics.examine(_PATIENCE_SECONDS)
         with self.index.connection() as db:
             choices = overview(db)
         return {
             **self.summary(),
             **choices,
             "config": self._config(),
-            "findings": self.metrics.findings(),
+            **self.metrics.findings(),
             "log_tail": self._log_tail(),
         }
 
