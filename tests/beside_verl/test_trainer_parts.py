@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import subprocess
 import sys
@@ -158,6 +159,35 @@ def test_a_server_without_log_probs_is_an_error() -> None:
     engine = ServerEngine(FakeClient(log_probs=None), "vllm", 10, 8, None)
     with pytest.raises(EngineError, match="calculate_log_probs"):
         asyncio.run(engine.sample(request(4)))
+
+
+def test_the_cpus_server_answers_with_the_fields_of_verls_own() -> None:
+    from verl.workers.rollout.replica import TokenOutput
+
+    from turnwise.scale.verl.cpu.server import Sampled
+
+    assert {field.name for field in dataclasses.fields(Sampled)} == set(TokenOutput.model_fields)
+
+
+# ---- what VERL is given of an episode ----
+
+
+def test_the_newer_trainer_stores_each_reward_on_its_token() -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
+
+    from turnwise.scale.verl.agent_loop import TOKEN_REWARDS, EpisodeOutput
+
+    output = EpisodeOutput(
+        prompt_ids=[1],
+        response_ids=[2, 3, 4, 5],
+        response_mask=[1, 0, 1, 1],
+        reward_score=3.0,
+        metrics=AgentLoopMetrics(),
+        extra_fields={TOKEN_REWARDS: [1.0, 0.0, 0.0, 2.0]},
+    )
+    stored = output.as_dict()
+    assert stored["rm_scores"].tolist() == [1.0, 0.0, 0.0, 2.0]
+    assert TOKEN_REWARDS not in stored["extra_fields"]
 
 
 # ---- failed episodes ----
