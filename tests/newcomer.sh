@@ -30,7 +30,7 @@ trap finish EXIT
 unset PYTHONPATH VIRTUAL_ENV
 export PIP_CACHE_DIR=${PIP_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/pip}
 export XDG_CACHE_HOME=$place/cache
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_QUIET=2
 
 "${tutorial[@]}" script "$checkout/docs/tutorial.md" "$place/stages" > "$place/tutorial.sh"
 mkdir "$place/work"
