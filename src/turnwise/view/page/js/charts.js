@@ -201,7 +201,7 @@ export class Chart {
     const steps = this.plot.data[0];
     let at = place;
     if (at === null || at === undefined) at = this.look.pinned === null ? steps.length - 1 : steps.indexOf(this.look.pinned);
-    const shown = this.curves.map((curve, number) => [curve, this.plot.data[number + 1]]).filter(([curve]) => curve.shown || curve.beside);
+    const shown = this.curves.map((curve, number) => [curve, this.plot.data[number + 1]]).filter(([curve]) => curve.shown || (curve.beside && this.look.runs.length === 1));
     if (this.spec.parts) {
       const parts = shown.map(([curve]) => [curve, curve.share[curve.steps.indexOf(steps[at])] ?? 0]);
       const largest = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 3);

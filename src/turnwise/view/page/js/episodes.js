@@ -11,6 +11,7 @@ import { visible } from "./visible.js";
 import { VirtualList } from "./virtual_list.js";
 
 const ROW = 62;
+const NEAR = 18;
 const isWide = () => innerWidth > 900;
 
 export function episodesView(host, app) {
@@ -43,7 +44,7 @@ export function episodesView(host, app) {
 
   function row(episode) {
     const isHere = episode.id === route.item;
-    const words = episode.snippet ? visible(flat(episode.snippet.text), episode.snippet) : visible(flat(episode.preview ?? ""));
+    const words = episode.snippet ? found(episode.snippet) : visible(flat(episode.preview ?? ""));
     return link(address(target(episode.id)), { class: `row ${isHere ? "is-here" : ""}`, role: "option", "aria-selected": String(isHere), data: { id: episode.id } },
       rewardPill(episode.reward),
       h("span", { class: "row-body" },
@@ -160,6 +161,14 @@ export function episodesView(host, app) {
       list.destroy();
     },
   };
+}
+
+// A row is narrow: what was found must stand near its beginning.
+function found({ text, start, end }) {
+  const cut = start > NEAR ? start - NEAR + 4 : 0;
+  const words = (cut ? "…" : "") + flat(text.slice(cut));
+  const moved = cut ? 1 - cut : 0;
+  return visible(words, { start: start + moved, end: end + moved });
 }
 
 function flat(text) {

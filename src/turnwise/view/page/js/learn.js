@@ -185,7 +185,7 @@ function drawHead(head, run, state) {
   const left = steps && state?.is_live && last["time/step"] ? (steps - run.step) * last["time/step"] : null;
   const tile = (label, value, note, extra) => h("div", { class: "tile" }, h("span", { class: "tile-label" }, label), h("strong", { class: "num" }, value), h("span", { class: "tile-note num" }, note ?? ""), extra ?? null);
   fill(head,
-    h("div", { class: "head-title" }, h("h1", null, run.name ?? run.key), h("span", { class: "faint" }, run.environment ?? ""), h("span", { class: "mono path" }, run.path ?? "")),
+    h("div", { class: "head-title" }, h("h1", null, run.name ?? run.key), h("span", { class: "faint" }, run.environment === run.name ? "" : run.environment ?? ""), h("span", { class: "mono path" }, run.path ?? "")),
     h("div", { class: "tiles" },
       tile("reward", num(last.reward), run.best_reward === null || run.best_reward === undefined ? "" : `best ${num(run.best_reward)}`),
       tile("success", percent(last.success), last["eval/greedy/success"] === undefined ? "" : `greedy, held out ${percent(last["eval/greedy/success"])}`),
@@ -214,7 +214,7 @@ function drawMore(place, run, runs) {
   const fold = (name, title, content) => content && h("details", { class: "card fold", data: { name }, open: was.has(name) || name === "differs" }, h("summary", null, title), content);
   fill(place,
     runs.length > 1 ? fold("differs", "What differs between these runs", differences(runs)) : null,
-    run.config ? fold("config", "Settings", settings(run.config)) : null,
+    Object.keys(run.config ?? {}).length ? fold("config", "Settings", settings(run.config)) : null,
     run.log_tail ? fold("log", "The end of the log", h("pre", { class: "log mono" }, visible(run.log_tail))) : null);
 }
 

@@ -48,7 +48,7 @@ const GROUPS = [
 ];
 
 export const TITLES = {
-  reward: "reward", success: "success", turns: "turns per episode", tokens_per_episode: "sampled tokens per episode",
+  reward: "reward", success: "success", turns: "turns", tokens_per_episode: "tokens per episode",
   tokens_per_turn: "tokens per turn", truncated: "cut off", cut_turns: "turns cut at the token limit",
   invalid_actions: "actions not understood", errors: "failed episodes", entropy: "entropy", kl: "KL to the sampler",
   kl_ref: "KL to the reference", clip_fraction: "clipped tokens", gap_max: "log-prob gap, largest",

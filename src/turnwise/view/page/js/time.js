@@ -67,7 +67,7 @@ export function timeView(host, app) {
     const step = (by, name, label) => link(steps[at + by] === undefined ? "#" : address({ ...route, item: steps[at + by], params: {} }), { class: "button is-plain", "aria-label": label, title: label, "aria-disabled": steps[at + by] === undefined ? "true" : null }, icon(name));
     const spent = Object.entries(data.shares ?? {}).filter(([, took]) => took > 0).sort((a, b) => b[1] - a[1]);
     const total = spent.reduce((sum, [, took]) => sum + took, 0) || 1;
-    const shares = spent.map(([name, took]) => [name, took / total]);
+    const shares = spent.map(([name, took]) => [name, took / total]).filter(([, share]) => share >= 0.0005);
     fill(head,
       h("div", { class: "talk-title" },
         h("h1", { class: "num" }, `Step ${num(data.step)}`), step(-1, "left", "The step before (←)"), step(1, "right", "The step after (→)"),

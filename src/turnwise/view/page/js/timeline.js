@@ -213,6 +213,7 @@ export class Timeline {
     }
     const found = this.at(event);
     if (found?.row) this.on.open(found.row.id);
+    else if (found?.phase) this.on.zoom(found.phase.start, found.phase.end);
   }
 
   destroy() {

@@ -72,7 +72,8 @@ export function tokensView(host) {
     selected = wanted === null ? (first < 0 ? 0 : first) : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
     stream.select(selected);
     overview.select(selected);
-    if (wanted !== null) requestAnimationFrame(() => stream.bringUp(selected));
+    // The opening may be long; what the model said is what one comes for.
+    requestAnimationFrame(() => stream.bringUp(selected));
     showFacts(selected);
   }
 

@@ -29,7 +29,7 @@ export class VirtualList {
   }
 
   clearRows() {
-    this.rows.forEach((row) => row.remove());
+    this.space.replaceChildren();
     this.rows.clear();
   }
 
