@@ -38,10 +38,13 @@ class Rollout:
         curriculum: Curriculum | None = None,
         *,
         num_steps: int | None = None,
+        save_every: int | None = None,
     ) -> None:
         self.collector = collector
         self.num_steps = num_steps
         """Steps that there will be, for who plays ahead of them."""
+        self.save_every = save_every
+        """Steps between two checkpoints: nobody plays ahead across one, so resuming is exact."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
         self.zero_variance: float | None = None

@@ -128,7 +128,10 @@ class RayPPOTrainer:
         """
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
-        with self._run(num_steps) as (records, stop), self._rollout(num_steps) as rollout:
+        with (
+            self._run(num_steps) as (records, stop),
+            self._rollout(num_steps, per_epoch) as rollout,
+        ):
             learner = self.machinery.learner
             records.keep_tokenizer(self.machinery.tokenizer)
             learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
@@ -155,10 +158,16 @@ class RayPPOTrainer:
                     records.save(self.step, self._write_state)
         return self.metrics_history
 
-    def _rollout(self, num_steps: int) -> Rollout:
+    def _rollout(self, num_steps: int, per_epoch: int | None = None) -> Rollout:
         parts = self.machinery
+        save_interval = self.config.checkpoint.save_interval
         return parts.rollout(
-            parts.collector, self.config, self._rows, self._curriculum, num_steps=num_steps
+            parts.collector,
+            self.config,
+            self._rows,
+            self._curriculum,
+            num_steps=num_steps,
+            save_every=None if per_epoch is None else per_epoch * save_interval,
         )
 
     def _train_step(
