@@ -76,7 +76,7 @@ def settings(folder: Path, num_steps: int) -> ConfigStore:
 def train(side: str, folder: Path, num_steps: int) -> None:
     """In a process of its own: what a user's script does."""
     engine, _, is_v1 = side.partition("-")
-    overrides = {"verl_overrides": ["trainer.use_v1=true"]} if is_v1 else {}
+    overrides: Any = {"verl_overrides": ["trainer.use_v1=true"]} if is_v1 else {}
     trainer = create_trainer(settings(folder, num_steps), ThreeTurns, engine=engine, **overrides)
     trainer.fit()
     trainer.cleanup()
