@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import time
@@ -85,6 +86,8 @@ class Records:
             draft.replace(self._folder.tokenizer_file)
         except (OSError, ValueError) as error:
             _LOG.warning("the tokenizer could not be kept in the run's folder: %s", error)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)
 
     def keep_episodes(
         self,

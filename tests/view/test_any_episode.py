@@ -1,0 +1,71 @@
+"""Whatever an episode holds, it can be listed, found, looked at and exported."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from trainer.stored_examples import episodes
+from turnwise.view.export import export_episode
+from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
+from turnwise.view.query import EpisodeQuery
+from turnwise.view.summaries import clean
+from turnwise.view.timeline import timeline
+from view.runs_to_view import write_run
+from view.serving import open_library, refresh
+
+
+class Shelf:
+    """One run, whose only step is written again for each example."""
+
+    def __init__(self, folder):
+        self.folder = write_run(folder / "run", {1: []})
+        self.run = open_library(self.folder).get("run")
+
+    def put(self, results):
+        write_run(self.folder, {1: results})
+        refresh(self.run)
+        return self.run
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory):
+    return Shelf(tmp_path_factory.mktemp("shelf"))
+
+
+@given(results=st.lists(episodes(), min_size=1, max_size=3))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_episode_is_shown(shelf, results):
+    run = shelf.put(results)
+    with run.index.connection() as db:
+        listed = EpisodeQuery.parse([]).run(db)["episodes"]
+    assert [episode["seed"] for episode in listed] == [str(result.seed) for result in results]
+    decoded = run.episodes(("train", 1))
+    json.loads(json_bytes(timeline("train", 1, *decoded, run.metrics.at(1))))
+    for place, (result, episode) in enumerate(zip(results, decoded.episodes, strict=True)):
+        told = json.loads(json_bytes(episode_payload("train", 1, place, episode)))
+        assert [len(agent["turns"]) for agent in told["agents"]] == [
+            len(agent.turns) for agent in result.agents
+        ]
+        for number, agent in enumerate(result.agents):
+            tokens = json.loads(json_bytes(tokens_payload(episode, number, run.token_texts)))
+            assert tokens["ids"] == list(agent.stream.ids)
+            assert [t["text"] for t in told["agents"][number]["turns"]] == [
+                turn.text for turn in agent.turns
+            ]
+        page = export_episode("run", "train", 1, place, episode, run.token_texts)
+        page.encode()
+        assert page.count('class="stream"') == len(result.agents)
+
+
+@given(result=episodes())
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_message_is_found_by_any_part_of_it(shelf, result):
+    run = shelf.put([result])
+    for agent in result.agents:
+        for message in agent.messages:
+            text = message["content"]
+            # The search takes the case of letters as SQLite does, which knows fewer than Python.
+            if clean(text) and text.isascii():
+                with run.index.connection() as db:
+                    assert EpisodeQuery.parse([("text", text)]).run(db)["total"] == 1
