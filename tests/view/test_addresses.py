@@ -197,5 +197,6 @@ class TestThePage:
         assert (status, headers["content-type"]) == (200, "text/javascript; charset=utf-8")
 
     def test_head_has_no_body(self, client):
-        status, _, body = client.request("/api/runs", "HEAD")
-        assert (status, body) == (200, b"")
+        for path in ("/api/runs", "/api/events", "/", "/export/real/train-2-1.html"):
+            status, _, body = client.request(path, "HEAD")
+            assert (status, body) == (200, b"")

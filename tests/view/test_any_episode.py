@@ -6,6 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from trainer.stored_examples import episodes
+from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.view.export import export_episode
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
 from turnwise.view.query import EpisodeQuery
@@ -23,7 +24,7 @@ class Shelf:
         self.run = open_library(self.folder).get("run")
 
     def put(self, results):
-        write_run(self.folder, {1: results})
+        EpisodeStore(self.folder / "episodes", 1e9).write(1, results, began=0.0)
         refresh(self.run)
         return self.run
 

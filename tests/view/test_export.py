@@ -108,7 +108,7 @@ def test_every_token_says_what_is_known_of_it(client):
         assert title.startswith(f"token {place}, id {tokens['ids'][place]}:")
         assert ("not trained on" in title) == (not tokens["mask"][place])
         if tokens["mask"][place]:
-            assert f"sampled in turn {tokens['turn'][place]}" in title
+            assert f"sampled in turn {tokens['turn'][place] + 1}\n" in title
             for name in ("advantage", "value", "log-prob at sampling", "log-prob at training"):
                 assert f"\n{name} " in title
             assert f"advantage {tokens['columns']['advantages'][place]:.5g}" in title

@@ -215,6 +215,35 @@ def test_a_run_that_is_resumed(tmp_path):
     assert run.summary()["status"] == "finished"
 
 
+def test_only_the_last_files_are_kept_as_they_were_read(tmp_path, monkeypatch):
+    from turnwise.view import decoded
+
+    monkeypatch.setattr(decoded, "_MOST_FILES", 2)
+    folder = write_run(tmp_path / "run", {step: [said("Hello")] for step in range(1, 6)})
+    run = open_library(folder).get("run")
+    first = run.episodes(("train", 1))
+    assert run.episodes(("train", 1)) is first
+    run.episodes(("train", 2)), run.episodes(("train", 3))
+    assert run.episodes(("train", 3)) is run.episodes(("train", 3))
+    assert run.episodes(("train", 1)) is not first
+    store_of(run).write(1, [said("Rewritten")])
+    refresh(run)
+    assert run.episode("train-1-0")[2].agent.turns[0].text == "Rewritten"
+
+
+def test_a_long_run_is_not_waited_for_by_the_doctor(tmp_path, monkeypatch):
+    from turnwise.view import runs
+
+    monkeypatch.setattr(runs, "_PATIENCE_SECONDS", 0.0)
+    sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
+    folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
+    run = open_library(folder).get("run")
+    assert run.detail()["examined"] == {"steps": 0, "of": 8}
+    assert run.metrics.examine(60.0)
+    assert run.detail()["examined"] == {"steps": 8, "of": 8}
+    assert not run.metrics.examine(60.0)  # all was said
+
+
 def test_metrics_that_are_rewound(tmp_path):
     from turnwise.trainer.metrics_log import MetricsLog
 

@@ -13,6 +13,7 @@ import pytest
 
 import turnwise
 from turnwise import ConfigError
+from turnwise.cli import main
 from turnwise.trainer.episode_store import EpisodeStore
 from turnwise.trainer.metrics_log import MetricsLog
 from turnwise.trainer.run_folder import RunFolder
@@ -127,36 +128,47 @@ def test_ctrl_c_ends_it_though_a_page_listens(folder):
     listener.close()
 
 
+def test_it_needs_no_torch():
+    code = "import sys, turnwise.view.server; print({'torch', 'transformers'} & {*sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.stdout.strip() == "set()", done.stderr
+
+
 class TestMistakes:
-    def view(self, *arguments, **more):
-        done = subprocess.run(
-            command(*arguments),
-            capture_output=True,
-            text=True,
-            env=environment(**more),
-            check=False,
-        )
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
-        return done.stderr
+    @pytest.fixture
+    def view(self, capsys):
+        """What the command says of a mistake."""
 
-    def test_no_such_folder(self, tmp_path):
-        assert f"there is no folder {tmp_path / 'none'}" in self.view(tmp_path / "none")
+        def said_of(*arguments):
+            with pytest.raises(SystemExit) as ended:
+                main(["view", *map(str, arguments), "--no-open"])
+            assert ended.value.code == 2
+            return capsys.readouterr().err
 
-    def test_no_runs_in_it(self, tmp_path):
-        assert "there is no run in" in self.view(tmp_path)
+        return said_of
 
-    def test_a_file(self, tmp_path):
+    def test_no_such_folder(self, view, tmp_path):
+        assert f"there is no folder {tmp_path / 'none'}" in view(tmp_path / "none")
+
+    def test_no_such_folder_where_none_was_named(self, view, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert "there is no folder runs" in view()
+
+    def test_no_runs_in_it(self, view, tmp_path):
+        assert "there is no run in" in view(tmp_path)
+
+    def test_a_file(self, view, tmp_path):
         (tmp_path / "file").touch()
-        assert "is a file" in self.view(tmp_path / "file")
+        assert "is a file" in view(tmp_path / "file")
 
-    def test_a_port_that_is_taken(self, folder):
+    def test_a_port_that_is_taken(self, view, folder):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            assert f"port {port} cannot be had" in self.view(folder, "--port", port)
+            assert f"port {port} cannot be had" in view(folder, "--port", port)
 
-    def test_a_missing_extra(self, folder, tmp_path):
-        (tmp_path / "starlette").mkdir()
+    def test_a_missing_extra(self, folder):
         code = "import sys; sys.modules['uvicorn'] = None; from turnwise.cli import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, "view", str(folder)],

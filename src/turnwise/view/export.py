@@ -115,7 +115,7 @@ def _message(role: str, words: str, extra: str) -> str:
 def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
     calls = "".join(_call(call) for call in turn["calls"])
     facts = [
-        ("turn", str(place)),
+        ("turn", str(place + 1)),
         ("tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"),
         ("ended by", turn["finish_reason"]),
         ("environment's reward", f"{turn['reward']:.6g}"),
@@ -201,7 +201,7 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
         known = {name: x for name, column in columns.items() if (x := column[place]) is not None}
         classes = ["t", *(["m"] if is_sampled else []), *([] if text else ["e"])]
         classes += [c for name, x in known.items() if (c := _shade(name, x, largest[name]))]
-        whose = f"sampled in turn {turn}" if is_sampled else "not sampled, not trained on"
+        whose = f"sampled in turn {turn + 1}" if is_sampled else "not sampled, not trained on"
         numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
         title = f"token {place}, id {number}: {text!r}\n{whose}{numbers}"
         yield (
