@@ -33,6 +33,19 @@ test-faults:  ## kill training runs with kill -9 at 40 moments, half of them ins
 	@py=$(call env,dev)
 	$$py -m pytest tests/faults
 
+.PHONY: test-view
+test-view:  ## the run viewer in a real browser; installs Debian's chromium if it may
+	@py=$(call env,dev)
+	if ! command -v chromium chromium-browser > /dev/null; then
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
+	    apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium
+	  else
+	    echo "This needs chromium: sudo apt-get install chromium (or your system's package)"
+	    exit 1
+	  fi
+	fi
+	$$py -m pytest tests/browser
+
 test-verl:  ## compare with VERL's own functions and configuration, in VERL's environment
 	@py=$(call env,verl)
 	$$py -m pytest tests/beside_verl --ignore=tests/beside_verl/test_trainer_runs.py
