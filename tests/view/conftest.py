@@ -1,17 +1,24 @@
 """An index folder of the tests' own, and runs that several tests look at."""
 
+import contextlib
+
 import pytest
 
 from view.runs_to_view import crowd, said, train, write_run
 from view.serving import serving
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(scope="session")
 def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(cache):
+    """For these tests only: others may count on the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("cache")
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        yield folder
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +34,9 @@ def shown_runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def client(shown_runs):
-    with serving(shown_runs) as client:
+def client(shown_runs, cache):
+    with contextlib.ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:  # it may be made before a module's own
+            patch.setenv("XDG_CACHE_HOME", str(cache))
+            client = stack.enter_context(serving(shown_runs))
         yield client
