@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from turnwise.deadlines import call_with_deadline, is_async, run_sync
+from turnwise.deadlines import Deadline, call_with_deadline, is_async, run_sync
 from turnwise.errors import DeadlineExceeded
 
 
@@ -296,3 +296,55 @@ def test_run_sync_raises_what_the_coroutine_raises():
         run_sync(fail())
     with pytest.raises(ZeroDivisionError, match="here"):
         asyncio.run(main())
+
+
+async def ends(seconds, work=None):
+    """How a wait with this deadline ends."""
+    try:
+        with Deadline(seconds):
+            await (asyncio.Event().wait() if work is None else work)
+    except TimeoutError:
+        return "cut"
+    return "done"
+
+
+def test_deadlines_of_one_loop_end_each_in_its_own_time():
+    order = []
+
+    async def wait(seconds):
+        order.append((await ends(seconds), seconds))
+
+    async def main():
+        # A later one that is shorter, one that is met, and one after the timer has rung.
+        waits = [wait(s) for s in (0.09, 0.03, 0.06)]
+        await asyncio.gather(*waits, ends(5.0, asyncio.sleep(0.01)))
+        await wait(0.02)
+
+    for _ in range(2):  # a loop's timer is its own
+        order.clear()
+        asyncio.run(main())
+        assert order == [("cut", 0.03), ("cut", 0.06), ("cut", 0.09), ("cut", 0.02)]
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0, 0.0])
+def test_a_deadline_obeys_a_cancellation_from_outside(seconds):
+    async def main():
+        task = asyncio.create_task(ends(seconds))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def test_an_inner_deadline_leaves_the_outer_one_alone():
+    async def main():
+        with Deadline(5.0) as outer:
+            assert await ends(0.01) == "cut"
+            await asyncio.sleep(0)
+        assert not outer.expired
+        assert asyncio.current_task().cancelling() == 0
+        return await ends(0.03, ends(5.0))
+
+    assert asyncio.run(main()) == "cut"

@@ -14,11 +14,101 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from turnwise.errors import DeadlineExceeded
 
 T = TypeVar("T")
+
+
+class Deadline:
+    """`with Deadline(seconds) as limit:` ends what the task waits for in there, by a TimeoutError.
+
+    As `asyncio.timeout` does, for less: all deadlines of a loop share one timer, since nearly all
+    of them are met. None: no limit. It is only for the block that made it.
+    """
+
+    __slots__ = ("_alarm", "_cancelling", "_task", "expired", "when")
+
+    def __init__(self, seconds: float | None) -> None:
+        self.expired = False
+        """Whether the time was up before the end."""
+        self._alarm: _Alarm | None = None
+        if seconds is not None:
+            self._alarm = _alarm_of_this_loop()
+            self.when = self._alarm.loop.time() + seconds
+
+    def __enter__(self) -> Self:
+        if self._alarm is not None:
+            task = asyncio.current_task()
+            assert task is not None, "a deadline is for a task"
+            self._task = task
+            self._cancelling = task.cancelling()
+            self._alarm.add(self)
+        return self
+
+    def expire(self) -> None:
+        self.expired = True
+        self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._alarm is None:
+            return
+        self._alarm.open.discard(self)
+        # Whoever else cancelled the task meanwhile is obeyed.
+        if (
+            self.expired
+            and self._task.uncancel() <= self._cancelling
+            and kind is asyncio.CancelledError
+        ):
+            raise TimeoutError from error
+
+
+class _Alarm:
+    """The one timer of a loop: set to the first deadline that may be missed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self.open: set[Deadline] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, deadline: Deadline) -> None:
+        self.open.add(deadline)
+        if self._timer is not None:
+            if self._timer.when() <= deadline.when:
+                return
+            self._timer.cancel()
+        self._timer = self.loop.call_at(deadline.when, self._ring)
+
+    def _ring(self) -> None:
+        now = self.loop.time()
+        for deadline in [deadline for deadline in self.open if deadline.when <= now]:
+            self.open.discard(deadline)
+            deadline.expire()
+        first = min((deadline.when for deadline in self.open), default=None)
+        self._timer = None if first is None else self.loop.call_at(first, self._ring)
+
+
+class _Here(threading.local):
+    """The alarm of the loop that runs in this thread, or ran there last."""
+
+    alarm: _Alarm | None = None
+
+
+_HERE = _Here()
+
+
+def _alarm_of_this_loop() -> _Alarm:
+    loop, alarm = asyncio.get_running_loop(), _HERE.alarm
+    if alarm is None or alarm.loop is not loop:
+        alarm = _HERE.alarm = _Alarm(loop)
+    return alarm
 
 
 async def call_with_deadline(
@@ -30,7 +120,7 @@ async def call_with_deadline(
 ) -> Any:
     """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds."""
     try:
-        async with asyncio.timeout(timeout) as limit:
+        with Deadline(timeout) as limit:
             if is_async(function):
                 result = await function(*args, **kwargs)
             else:
@@ -38,7 +128,7 @@ async def call_with_deadline(
                 if inspect.isawaitable(result):
                     result = await result
     except TimeoutError:
-        if not limit.expired():
+        if not limit.expired:
             raise  # the function's own, such as a socket's
     except asyncio.CancelledError:
         task = asyncio.current_task()
@@ -48,7 +138,7 @@ async def call_with_deadline(
         raise RuntimeError(f"{waiting_for} was cancelled from within") from None
     else:
         # A bare `except:` in the function can swallow the cancellation and still return.
-        if not limit.expired():
+        if not limit.expired:
             return result
     raise DeadlineExceeded(
         f"{waiting_for} took longer than {timeout:g} s. "

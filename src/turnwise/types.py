@@ -20,6 +20,7 @@ class EpisodeStatus(StrEnum):
     TRUNCATED_BY_TURNS = "truncated_by_turns"
     TRUNCATED_BY_TOKENS = "truncated_by_tokens"
     TRUNCATED_BY_TIME = "truncated_by_time"
+    TRUNCATED_BY_TOOL_CALLS = "truncated_by_tool_calls"
     ENVIRONMENT_ERROR = "environment_error"
     TOOL_ERROR = "tool_error"
     ENGINE_ERROR = "engine_error"

@@ -59,7 +59,7 @@ def test_calls_are_carried_out_and_their_results_read():
     first, last = result.turns
     assert first.calls == [ToolCall("add", {"a": 1, "b": 2}, 3, True)]
     assert first.observation == "3"
-    assert (last.text, last.calls) == ("It is 3.", [])
+    assert (last.text, list(last.calls)) == ("It is 3.", [])
     assert result.messages[-2] == {"role": "tool", "name": "add", "content": "3"}
     told = tokenizer().decode(list(engine.asked[-1].prompt_ids))
     assert told.endswith("<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n")
@@ -150,6 +150,21 @@ def test_calls_beyond_the_limit_are_not_carried_out():
     assert [c.success for c in result.turns[0].calls] == [True, False]
     assert len(result.turns[0].tool_results) == 1
     assert "No tool calls are left" in result.turns[0].observation
+
+
+@pytest.mark.parametrize("max_tool_calls", [0, 2])
+def test_who_calls_again_after_the_last_call_is_cut(max_tool_calls):
+    engine = say(*[call("note", text="a") + call("note", text="b")] * 9)
+    limits = EpisodeLimits(max_tool_calls=max_tool_calls)
+    result = run_episode(engine, None, tools=[note], limits=limits)
+    assert result.status is EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
+    assert result.status.is_truncated
+    assert result.reward is not None
+    done = [len(turn.tool_results) for turn in result.turns]
+    assert done == ([2, 0, 0] if max_tool_calls else [0, 0])
+    told = result.turns[-2].observation
+    assert told.count("No tool calls are left") == 2
+    assert EpisodeSummary.of(result).num_tool_calls == max_tool_calls
 
 
 def test_steps_by_tool_carry_rewards_and_the_end():

@@ -79,7 +79,7 @@ class ChatFormat:
         if not after.startswith(self.closing_text):
             return self._encode(after)  # a template that closes otherwise before such a message
         rest = self._encode(after[len(self.closing_text) :])
-        if turn_ids and rest[:1] == list(turn_ids[-1:]) and rest[0] in self._next_role_ids:
+        if rest and turn_ids and rest[0] == turn_ids[-1] and rest[0] in self._next_role_ids:
             return rest[1:]  # the agent ended its turn with the next one's role
         return self.closing_ids[self._num_closed(turn_ids) :] + rest
 
@@ -90,7 +90,11 @@ class ChatFormat:
         return self._frames.write(self._all_cut(messages))
 
     def _all_cut(self, messages: Sequence[Message]) -> list[Message]:
-        return [{**message, "content": self._cut(message["content"])} for message in messages]
+        cut = [self._cut(message["content"]) for message in messages]
+        return [
+            message if message["content"] is text else {**message, "content": text}
+            for message, text in zip(messages, cut, strict=True)
+        ]
 
     @cached_property
     def _openings(self) -> Frames:

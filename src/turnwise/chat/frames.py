@@ -53,22 +53,24 @@ class Frames:
         """What the template writes for these messages, whose contents are strings."""
         if self._watched is None:
             return self._render(messages)
-        shape: Shape = tuple((m["role"], m.get("name")) for m in messages)
+        shape: Shape = tuple([(m["role"], m.get("name")) for m in messages])
         if shape not in self._pieces:
             is_full = len(self._pieces) >= _MOST_SHAPES
             if is_full or any(m.keys() - {"role", "name", "content"} for m in messages):
                 return self._render(messages)
             self._pieces[shape] = self._find_pieces(shape)
         pieces = self._pieces[shape]
-        if pieces is None or any(len(m) > 2 + (m.get("name") is not None) for m in messages):
+        if pieces is None:
             return self._render(messages)
         text = pieces[0]
-        for message, piece in zip(messages, pieces[1:], strict=True):
+        for number, message in enumerate(messages, 1):
             content = message["content"]
+            if len(message) > 2 and (len(message) > 3 or message.get("name") is None):
+                return self._render(messages)
             for literal in self._watched:
                 if literal in content:
                     return self._render(messages)
-            text += content + piece
+            text += content + pieces[number]
         return text
 
     @cached_property

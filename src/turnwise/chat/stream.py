@@ -3,10 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import overload
 
 from turnwise.errors import ConfigError
+
+
+class Prefix(Sequence[int]):
+    """The tokens of a stream up to now: the stream only grows, so they need no copy.
+
+    >>> ids = [5, 6]
+    >>> prefix = Prefix(ids)
+    >>> ids.append(7)
+    >>> list(prefix), prefix[-1], prefix[:1]
+    ([5, 6], 6, [5])
+    """
+
+    __slots__ = ("_ids", "_length")
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        self._ids = ids
+        self._length = len(ids)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(self._ids, self._length)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        found = range(self._length)[index]
+        return [self._ids[i] for i in found] if isinstance(found, range) else self._ids[found]
+
+    def __repr__(self) -> str:
+        return f"<{self._length} tokens>"
 
 
 @dataclass
@@ -21,15 +57,14 @@ class TokenStream:
     """
 
     _ids: list[int] = field(default_factory=list)
-    _mask: list[bool] = field(default_factory=list)
-    _log_probs: list[float] = field(default_factory=list)
     _turns: list[tuple[int, int]] = field(default_factory=list)
+    _sampled: list[float] = field(default_factory=list)
+    """Log-probs of the turns, one after the other. What can be told from these is not kept for
+    each token: with many episodes at once, Python's garbage collector looks at all of it."""
 
     def add_context(self, ids: Sequence[int]) -> None:
         """Tokens that the policy did not sample: prompts, template, observations, tool results."""
         self._ids += ids
-        self._mask += [False] * len(ids)
-        self._log_probs += [math.nan] * len(ids)
 
     def add_turn(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
         """Tokens that the policy sampled in one turn, with their log-probs at that moment."""
@@ -39,8 +74,7 @@ class TokenStream:
             )
         start = len(self._ids)
         self._ids += ids
-        self._mask += [True] * len(ids)
-        self._log_probs += log_probs
+        self._sampled += log_probs
         self._turns.append((start, len(self._ids)))
 
     @property
@@ -51,12 +85,20 @@ class TokenStream:
     @property
     def mask(self) -> Sequence[bool]:
         """Set on the tokens that the policy sampled: these and no others are trained on."""
-        return self._mask
+        mask = [False] * len(self._ids)
+        for start, end in self._turns:
+            mask[start:end] = [True] * (end - start)
+        return mask
 
     @property
     def log_probs(self) -> Sequence[float]:
         """Log-probs at sampling; NaN on tokens that were not sampled."""
-        return self._log_probs
+        log_probs = [math.nan] * len(self._ids)
+        done = 0
+        for start, end in self._turns:
+            log_probs[start:end] = self._sampled[done : done + end - start]
+            done += end - start
+        return log_probs
 
     @property
     def turns(self) -> Sequence[tuple[int, int]]:

@@ -39,7 +39,7 @@ class Outcome:
 
     observation: str = ""
     """What there is to read now."""
-    messages: list[Message] = field(default_factory=list)
+    messages: Sequence[Message] = ()
     """The same for the conversation."""
     state: str = ""
     """The state before."""
@@ -48,8 +48,8 @@ class Outcome:
     """How the episode ended by it; None: it goes on."""
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
-    calls: list[ToolCall] = field(default_factory=list)
-    results: list[ToolResult] = field(default_factory=list)
+    calls: Sequence[ToolCall] = ()
+    results: Sequence[ToolResult] = ()
     malformed: str | None = None
 
 
@@ -77,6 +77,7 @@ class Actions:
         self._choice = parser
         self._tools = tools
         self._num_calls = 0
+        self._told_in: Outcome | None = None
         self.parser: ActionParser | None = None
         self.definitions: Sequence[ToolDefinition] = ()
         self.context: ToolContext | None = None
@@ -105,9 +106,13 @@ class Actions:
         if parsed.is_empty:
             return await self._step(text)
         outcome = Outcome(state=await self._state(), malformed=parsed.malformed)
+        calls: list[ToolCall] = []
+        results: list[ToolResult] = []
         answers: list[tuple[str, str]] = []
+        outcome.calls, outcome.results = calls, results
         for call in parsed.calls:
-            answers.append((call.name, await self._call(call, outcome)))
+            calls.append(call)
+            answers.append((call.name, await self._call(call, outcome, results)))
             if outcome.status is not None:
                 break
         if parsed.malformed is not None and outcome.status is None:
@@ -146,17 +151,15 @@ class Actions:
         _take_step(outcome, step)
         return outcome
 
-    async def _call(self, call: ToolCall, outcome: Outcome) -> str:
+    async def _call(self, call: ToolCall, outcome: Outcome, results: list[ToolResult]) -> str:
         """Carry out one call; the text is what the model is told."""
-        outcome.calls.append(call)
         limit = self._limits.max_tool_calls
         if limit is not None and self._num_calls >= limit:
-            call.success, call.result = False, _OVER_LIMIT
-            return _OVER_LIMIT
+            return self._refuse(call, outcome)
         self._num_calls += 1
         with self._parts.part("tools"):
             result = await self._execute(call)
-        outcome.results.append(result)
+        results.append(result)
         call.success, call.result = result.success, result.value
         if result.failure is ToolFailure.ENVIRONMENT:
             with self._parts.part("environment"):
@@ -164,6 +167,15 @@ class Actions:
         if result.step is not None:
             _take_step(outcome, result.step)
         return readable(result.text)
+
+    def _refuse(self, call: ToolCall, outcome: Outcome) -> str:
+        """No calls are left; who calls again after being told so goes on for ever."""
+        call.success, call.result = False, _OVER_LIMIT
+        if self._told_in is None:
+            self._told_in = outcome
+        elif self._told_in is not outcome:
+            outcome.status = EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
+        return _OVER_LIMIT
 
     async def _execute(self, call: ToolCall) -> ToolResult:
         assert self._tools is not None

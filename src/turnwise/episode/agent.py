@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import uuid
 from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
+from turnwise.chat.stream import Prefix
+from turnwise.deadlines import Deadline
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, TurnRecord
@@ -39,6 +40,8 @@ class Agent:
         self.unplaced_reward = 0.0
         """Earned before the first turn, by what others did."""
         self._setup = setup
+        length, limit = setup.engine.context_length, setup.limits.max_tokens
+        self._most_tokens = length if limit is None else min(length, limit)
         self._seeds = seeds
         self._session = f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
@@ -59,8 +62,7 @@ class Agent:
     @property
     def room(self) -> int:
         """Tokens that its stream may still get."""
-        length, limit = self._setup.engine.context_length, self._setup.limits.max_tokens
-        return (length if limit is None else min(length, limit)) - len(self.record.stream)
+        return self._most_tokens - len(self.record.stream)
 
     async def speak(
         self,
@@ -70,10 +72,10 @@ class Agent:
     ) -> TurnRecord:
         """Sample the next turn, of at most as many tokens as there is room for."""
         setup, stream = self._setup, self.record.stream
-        most = [self.room, max_tokens or setup.limits.max_tokens_per_turn]
+        most = max_tokens or setup.limits.max_tokens_per_turn
         request = GenerationRequest(
-            list(stream.ids),  # the stream grows; what was asked stays
-            min(number for number in most if number is not None),
+            Prefix(stream.ids),
+            self.room if most is None else min(self.room, most),
             setup.sampling,
             stop_ids=setup.chat.stop_ids,
             stop_strings=setup.chat.stop_strings,
@@ -107,10 +109,10 @@ class Agent:
 async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
     try:
-        async with asyncio.timeout(limit) as deadline:
+        with Deadline(limit) as deadline:
             return await setup.engine.sample(request)
     except TimeoutError:
-        if not deadline.expired():
+        if not deadline.expired:
             raise  # the engine's own, such as a socket's
     raise DeadlineExceeded(f"the engine took longer than {limit:g} s for a turn")
 

@@ -89,7 +89,7 @@ class Episode:
 
     async def _play(self) -> None:
         told, prefix = await self._begin()
-        messages: list[Message] = []
+        messages: Sequence[Message] = ()
         speaker: Agent | None = None
         while self._status is None:
             agent = await self._agent_to_move(told, prefix)

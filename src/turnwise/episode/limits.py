@@ -25,7 +25,8 @@ class EpisodeLimits:
     """Tokens of an agent's stream, prompt and observations included. The model's context is
     always a limit."""
     max_tool_calls: int | None = 100
-    """Calls beyond it are not carried out: the model is told so, and the episode goes on."""
+    """Calls beyond it are not carried out: the model is told so once, and may still answer; a
+    later turn with another call ends the episode."""
     max_seconds: float | None = 1800.0
     """From the making of the environment to the last step."""
     max_observation: int | None = 50_000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from types import TracebackType
 
 from turnwise.episode.waiting import Waits
@@ -56,8 +55,7 @@ class _Part:
         self._name = name
 
     def __enter__(self) -> None:
-        self._started = time.perf_counter()
-        self._parts.waits.begin(_WAITING[self._name])
+        self._started = self._parts.waits.begin(_WAITING[self._name])
 
     def __exit__(
         self,
@@ -66,9 +64,8 @@ class _Part:
         traceback: TracebackType | None,
     ) -> None:
         parts, name = self._parts, self._name
-        took = time.perf_counter() - self._started
+        took = parts.waits.end(_WAITING[name]) - self._started
         parts.seconds[name] = parts.seconds.get(name, 0.0) + took
         parts.turn[name] = parts.turn.get(name, 0.0) + took
-        parts.waits.end(_WAITING[name])
         if kind is not None and parts.failed_in is None:
             parts.failed_in = name

@@ -66,10 +66,12 @@ class EpisodeSummary:
 
     def add_turn(self, turn: TurnRecord) -> None:
         self.num_turns += 1
-        self.tool_calls.update(result.name for result in turn.tool_results)
-        self.failures.update(str(r.failure) for r in turn.tool_results if r.failure is not None)
-        self.failures[MALFORMED] += turn.malformed is not None
-        self.failures += Counter()  # without the zeros
+        for result in turn.tool_results:
+            self.tool_calls[result.name] += 1
+            if result.failure is not None:
+                self.failures[str(result.failure)] += 1
+        if turn.malformed is not None:
+            self.failures[MALFORMED] += 1
 
     @property
     def num_tool_calls(self) -> int:

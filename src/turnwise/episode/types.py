@@ -27,9 +27,9 @@ class TurnRecord:
     """Which weights sampled it."""
     state: str = ""
     """`get_state_description()` before the turn."""
-    calls: list[ToolCall] = field(default_factory=list)
+    calls: Sequence[ToolCall] = ()
     """The tool calls in it, in order, with what came of each."""
-    tool_results: list[ToolResult] = field(default_factory=list)
+    tool_results: Sequence[ToolResult] = ()
     """Of the calls that were carried out."""
     malformed: str | None = None
     """What was wrong with a call that could not be read."""

@@ -14,7 +14,8 @@ class Waits:
     """Counts who waits for what; `moved` is when anything last changed.
 
     >>> waits = Waits()
-    >>> waits.begin("the engine"); waits.begin("the engine"); waits.begin("a tool")
+    >>> for what in ("the engine", "the engine", "a tool"):
+    ...     now = waits.begin(what)
     >>> waits.report()
     '2 for the engine, 1 for a tool'
     """
@@ -23,13 +24,17 @@ class Waits:
         self.counts: Counter[str] = Counter()
         self.moved = time.monotonic()
 
-    def begin(self, what: str) -> None:
+    def begin(self, what: str) -> float:
+        """One more waits for it, from now on: the time."""
         self.counts[what] += 1
-        self.moved = time.monotonic()
+        self.moved = now = time.monotonic()
+        return now
 
-    def end(self, what: str) -> None:
+    def end(self, what: str) -> float:
+        """One less waits for it, from now on: the time."""
         self.counts[what] -= 1
-        self.moved = time.monotonic()
+        self.moved = now = time.monotonic()
+        return now
 
     def report(self) -> str:
         """What is waited for, the most common first."""

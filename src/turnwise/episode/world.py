@@ -30,14 +30,11 @@ class CallStyle:
 
     def __init__(self, calls: EnvironmentCalls = "auto") -> None:
         self._calls = calls
-        self._is_quick = False
-
-    @property
-    def is_inline(self) -> bool:
-        return self._calls == "inline" or (self._calls == "auto" and self._is_quick)
+        self.is_inline = calls == "inline"
 
     def look_at(self, environment: BaseEnvironment) -> None:
-        self._is_quick = bool(environment.quick)
+        if self._calls == "auto":
+            self.is_inline = bool(environment.quick)
 
 
 class World:
