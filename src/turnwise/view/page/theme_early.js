@@ -1,7 +1,11 @@
 // Before the first paint, or a dark page would flash white.
 {
   let chosen = null;
-  try { chosen = localStorage.getItem("turnwise.theme"); } catch { /* follows the system */ }
+  try {
+    chosen = localStorage.getItem("turnwise.theme");
+  } catch {
+    /* follows the system */
+  }
   if (chosen !== "dark" && chosen !== "light") {
     chosen = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   }

@@ -6,9 +6,12 @@ const MOST_KEPT = 60;
 export class Refused extends Error {}
 
 export async function get(path, params = null, { fresh = false, signal = null } = {}) {
-  const query = params === null ? "" : new URLSearchParams(
-    Object.entries(params).filter(([, v]) => v !== null && v !== undefined && v !== ""),
-  ).toString();
+  const query =
+    params === null
+      ? ""
+      : new URLSearchParams(
+          Object.entries(params).filter(([, v]) => v !== null && v !== undefined && v !== ""),
+        ).toString();
   const address = `/api${path}${query && `?${query}`}`;
   if (!fresh && answers.has(address)) return answers.get(address);
   let response;
@@ -19,7 +22,11 @@ export async function get(path, params = null, { fresh = false, signal = null } 
     throw new Refused("The server does not answer. Is `turnwise view` still running?");
   }
   let data = null;
-  try { data = await response.json(); } catch { /* told below */ }
+  try {
+    data = await response.json();
+  } catch {
+    /* told below */
+  }
   if (!response.ok || data === null) {
     throw new Refused(data?.error ?? `The server answered ${response.status} to ${address}.`);
   }
@@ -45,7 +52,9 @@ export function forget(run) {
 }
 
 export function runPath(run, ...rest) {
-  return ["/runs", run, ...rest].map((part, place) => (place ? encodeURIComponent(part) : part)).join("/");
+  return ["/runs", run, ...rest]
+    .map((part, place) => (place ? encodeURIComponent(part) : part))
+    .join("/");
 }
 
 export function exportAddress(run, id) {

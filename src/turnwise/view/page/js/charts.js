@@ -1,22 +1,23 @@
 // One small chart: the curves of one metric for each run that is shown, drawn by uPlot.
 
+import { before, lines, padded, shares, spread } from "./curves.js";
 import { cssColor, fill, h } from "./dom.js";
 import { num, percent } from "./format.js";
-import { smooth, TIME_PARTS } from "./metrics.js";
 
 /* global uPlot */
 
 const HEIGHT = 132;
-const SHARES = new Set(["success", "truncated", "cut_turns", "invalid_actions", "errors", "clip_fraction", "tool_failures", "malformed_calls", "zero_variance"]);
-const PART_COLORS = {
-  generate: "generate", environment: "environment", tools: "tool", reward: "reward", idle: "wait",
-  log_probs: "update-2", update: "update", checkpoint: "other", log: "other-2", evaluate: "evaluate",
-};
-
-export function partColor(part) {
-  return cssColor(`--time-${PART_COLORS[part] ?? part}`) || cssColor("--time-other");
-}
-
+const SHARES = new Set([
+  "success",
+  "truncated",
+  "cut_turns",
+  "invalid_actions",
+  "errors",
+  "clip_fraction",
+  "tool_failures",
+  "malformed_calls",
+  "zero_variance",
+]);
 export class Chart {
   // `look` tells how it is drawn now: runs [{key, color, metrics}], smooth, range, findings, pinned.
   constructor(spec, look, on) {
@@ -24,15 +25,25 @@ export class Chart {
     this.on = on;
     this.values = h("div", { class: "chart-values num" });
     this.place = h("div", { class: "chart-place" });
-    this.element = h("figure", { class: "chart card", data: { metric: spec.name } },
-      h("figcaption", null, h("span", { class: "chart-title", title: spec.name }, spec.title), this.values), this.place);
+    this.element = h(
+      "figure",
+      { class: "chart card", data: { metric: spec.name } },
+      h(
+        "figcaption",
+        null,
+        h("span", { class: "chart-title", title: spec.name }, spec.title),
+        this.values,
+      ),
+      this.place,
+    );
     this.look = look;
     this.plot = null;
   }
 
   update(look) {
     this.look = look;
-    const shape = JSON.stringify(look.runs.map((run) => [run.key, run.color])) + (look.smooth > 0) + look.theme;
+    const shape =
+      JSON.stringify(look.runs.map((run) => [run.key, run.color])) + (look.smooth > 0) + look.theme;
     if (this.plot && shape === this.shape) {
       this.plot.setData(this.data(), false);
       this.rescale();
@@ -68,57 +79,65 @@ export class Chart {
   data() {
     const { runs, smooth: weight } = this.look;
     const steps = [...new Set(runs.flatMap((run) => run.metrics.steps))].sort((a, b) => a - b);
-    this.curves = this.spec.parts ? this.shares(runs[0]) : this.lines(runs, weight);
+    this.curves = this.spec.parts ? shares(this.spec, runs[0]) : lines(this.spec, runs, weight);
     return [steps, ...this.curves.map((curve) => spread(steps, curve.steps, curve.values))];
-  }
-
-  lines(runs, weight) {
-    const curves = [];
-    for (const run of runs) {
-      const { steps, series } = run.metrics;
-      const main = series[this.spec.name] ?? steps.map(() => null);
-      const common = { run, steps, color: run.color };
-      // Fewer than a handful are not smoothed: there is nothing to see through.
-      const sparse = main.filter((value) => value !== null).length < 6;
-      if (weight > 0) curves.push({ ...common, values: main, faint: true });
-      curves.push({ ...common, values: sparse ? main : smooth(main, weight), label: runs.length > 1 ? run.key : "", shown: true });
-      for (const name of this.spec.beside ?? []) {
-        curves.push({ ...common, values: series[name] ?? steps.map(() => null), dash: name.includes("greedy") ? [2, 3] : [6, 3], points: true, label: name.split("/")[1], beside: true });
-      }
-    }
-    return curves;
-  }
-
-  // The largest sum first, so that each part paints over what is below it.
-  shares(run) {
-    const { steps, series } = run.metrics;
-    const parts = TIME_PARTS.filter((part) => this.spec.parts.includes(`time/${part}`));
-    const totals = steps.map((_, i) => parts.reduce((sum, part) => sum + (series[`time/${part}`][i] ?? 0), 0) || 1);
-    const below = steps.map(() => 0);
-    return parts.map((part) => {
-      const share = steps.map((_, i) => (series[`time/${part}`][i] ?? 0) / totals[i]);
-      share.forEach((value, i) => { below[i] += value; });
-      return { run, steps, values: [...below], share, part, label: part.replace("_", "-"), color: partColor(part), filled: true, shown: true };
-    }).reverse();
   }
 
   options(width) {
     const grid = { stroke: cssColor("--line"), width: 1 };
-    const axis = { stroke: cssColor("--faint"), font: `11px ${cssColor("--sans")}`, grid, ticks: { show: false } };
+    const axis = {
+      stroke: cssColor("--faint"),
+      font: `11px ${cssColor("--sans")}`,
+      grid,
+      ticks: { show: false },
+    };
     return {
-      width, height: HEIGHT, legend: { show: false }, padding: [6, 6, 0, 0],
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      padding: [6, 6, 0, 0],
       cursor: {
-        y: false, points: { size: 5 },
+        y: false,
+        points: { size: 5 },
         drag: { x: true, y: false, setScale: false },
-        sync: { key: "learn", filters: { pub: (type) => type === "mousemove" || type === "mouseleave" } },
+        sync: {
+          key: "learn",
+          filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
+        },
       },
       scales: {
-        x: { time: false, range: (plot, min, max) => this.look.range ?? (min === max ? [min - 1, max + 1] : [min, max]) },
-        y: { range: this.spec.parts ? [0, 1] : (plot, min, max) => padded(min, max, SHARES.has(this.spec.name)) },
+        x: {
+          time: false,
+          range: (plot, min, max) =>
+            this.look.range ?? (min === max ? [min - 1, max + 1] : [min, max]),
+        },
+        y: {
+          range: this.spec.parts
+            ? [0, 1]
+            : (plot, min, max) => padded(min, max, SHARES.has(this.spec.name)),
+        },
       },
       axes: [
-        { ...axis, size: 22, gap: 4, space: 60, grid: { show: false }, values: (plot, values) => values.map((v) => (Number.isInteger(v) ? num(v) : "")) },
-        { ...axis, size: 46, gap: 4, space: 34, values: (plot, values) => values.map((v) => (this.spec.parts || SHARES.has(this.spec.name) ? percent(v, v && v < 0.01 ? 2 : 0) : num(v, 4))) },
+        {
+          ...axis,
+          size: 22,
+          gap: 4,
+          space: 60,
+          grid: { show: false },
+          values: (plot, values) => values.map((v) => (Number.isInteger(v) ? num(v) : "")),
+        },
+        {
+          ...axis,
+          size: 46,
+          gap: 4,
+          space: 34,
+          values: (plot, values) =>
+            values.map((v) =>
+              this.spec.parts || SHARES.has(this.spec.name)
+                ? percent(v, v && v < 0.01 ? 2 : 0)
+                : num(v, 4),
+            ),
+        },
       ],
       series: [{}, ...this.curves.map((curve) => this.line(curve))],
       hooks: {
@@ -137,8 +156,14 @@ export class Chart {
       stroke: curve.filled ? null : stroke,
       fill: curve.filled ? curve.color : null,
       width: curve.filled ? 0 : curve.faint ? 1 : curve.beside ? 1.25 : 1.75,
-      dash: curve.dash, spanGaps: true,
-      points: { show: Boolean(curve.points) || isLonely, size: 4.5, fill: curve.color, stroke: curve.color },
+      dash: curve.dash,
+      spanGaps: true,
+      points: {
+        show: Boolean(curve.points) || isLonely,
+        size: 4.5,
+        fill: curve.color,
+        stroke: curve.color,
+      },
     };
   }
 
@@ -158,7 +183,9 @@ export class Chart {
   }
 
   clicks(plot) {
-    plot.over.addEventListener("mousedown", () => { this.dragged = false; });
+    plot.over.addEventListener("mousedown", () => {
+      this.dragged = false;
+    });
     plot.over.addEventListener("click", () => {
       const place = plot.cursor.idx;
       if (!this.dragged && place !== null && place !== undefined) this.on.pin(plot.data[0][place]);
@@ -200,43 +227,52 @@ export class Chart {
     if (!this.plot) return;
     const steps = this.plot.data[0];
     let at = place;
-    if (at === null || at === undefined) at = this.look.pinned === null ? steps.length - 1 : steps.indexOf(this.look.pinned);
-    const shown = this.curves.map((curve, number) => [curve, this.plot.data[number + 1]]).filter(([curve]) => curve.shown || (curve.beside && this.look.runs.length === 1));
+    if (at === null || at === undefined)
+      at = this.look.pinned === null ? steps.length - 1 : steps.indexOf(this.look.pinned);
+    const shown = this.curves
+      .map((curve, number) => [curve, this.plot.data[number + 1]])
+      .filter(([curve]) => curve.shown || (curve.beside && this.look.runs.length === 1));
     if (this.spec.parts) {
-      const parts = shown.map(([curve]) => [curve, curve.share[curve.steps.indexOf(steps[at])] ?? 0]);
-      const largest = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 3);
-      fill(this.values, largest.map(([curve, share]) => h("span", null, h("i", { style: { background: curve.color } }), `${curve.label} ${percent(share)}`)));
+      const parts = shown.map(([curve]) => [
+        curve,
+        curve.share[curve.steps.indexOf(steps[at])] ?? 0,
+      ]);
+      const largest = [...parts].sort((a, b) => b[1] - a[1]).slice(0, 2);
+      fill(
+        this.values,
+        largest.map(([curve, share]) =>
+          h(
+            "span",
+            null,
+            h("i", { style: { background: curve.color } }),
+            `${curve.label} ${percent(share)}`,
+          ),
+        ),
+      );
       return;
     }
     const isShare = SHARES.has(this.spec.name);
     const texts = shown.map(([curve, values]) => {
-      const value = at < 0 ? null : curve.beside || place === null ? before(values, at) : values[at];
+      const value =
+        at < 0 ? null : curve.beside || place === null ? before(values, at) : values[at];
       if (value === null) return null;
       const single = shown.length === 1;
-      return h("span", { title: curve.label }, single ? null : h("i", { class: curve.beside ? "is-ring" : "", style: { background: curve.beside ? "transparent" : curve.color, "border-color": curve.color } }),
-        curve.beside && this.look.runs.length === 1 ? `${curve.label} ` : "", isShare ? percent(value, value && value < 0.01 ? 2 : 0) : num(value));
+      return h(
+        "span",
+        { title: curve.label },
+        single
+          ? null
+          : h("i", {
+              class: curve.beside ? "is-ring" : "",
+              style: {
+                background: curve.beside ? "transparent" : curve.color,
+                "border-color": curve.color,
+              },
+            }),
+        curve.beside && this.look.runs.length === 1 ? `${curve.label} ` : "",
+        isShare ? percent(value, value && value < 0.01 ? 2 : 0) : num(value),
+      );
     });
     fill(this.values, texts.slice(0, 6));
   }
-}
-
-function before(values, at) {
-  for (let place = at; place >= 0; place -= 1) {
-    if (values[place] !== null && values[place] !== undefined) return values[place];
-  }
-  return null;
-}
-
-function spread(steps, own, values) {
-  if (own.length === steps.length) return values;
-  const at = new Map(own.map((step, place) => [step, values[place]]));
-  return steps.map((step) => at.get(step) ?? null);
-}
-
-function padded(min, max, isShare) {
-  if (min === null || max === null) return [0, 1];
-  if (isShare && min >= 0 && max <= 1) return [0, max > 0.5 ? 1 : Math.max(max * 1.15, 0.02)];
-  if (min === max) return min === 0 ? [-1, 1] : [min - Math.abs(min) * 0.5, max + Math.abs(max) * 0.5];
-  const room = (max - min) * 0.08;
-  return [min >= 0 && min < (max - min) * 0.3 ? 0 : min - room, max + room];
 }

@@ -24,7 +24,8 @@ function apply(element, props) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name === "class") element.className = value;
     else if (name === "data") Object.assign(element.dataset, value);
-    else if (name === "style") for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
+    else if (name === "style")
+      for (const [key, v] of Object.entries(value)) element.style.setProperty(key, v);
     else if (name in PROPERTIES) element[name] = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
@@ -69,9 +70,16 @@ export function later(milliseconds, work) {
 export function perFrame(work) {
   let asked = 0;
   const call = () => {
-    if (!asked) asked = requestAnimationFrame(() => { asked = 0; work(); });
+    if (!asked)
+      asked = requestAnimationFrame(() => {
+        asked = 0;
+        work();
+      });
   };
-  call.cancel = () => { cancelAnimationFrame(asked); asked = 0; };
+  call.cancel = () => {
+    cancelAnimationFrame(asked);
+    asked = 0;
+  };
   return call;
 }
 

@@ -6,7 +6,8 @@ export function num(value, digits = 3) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  if (size >= 1e6 || size < 1e-4) return value.toExponential(2).replace("e+", "e").replace("-", "−");
+  if (size >= 1e6 || size < 1e-4)
+    return value.toExponential(2).replace("e+", "e").replace("-", "−");
   if (size >= 1000) return Math.round(value).toLocaleString("en").replace("-", "−");
   return Number(value.toPrecision(digits)).toString().replace("-", "−");
 }

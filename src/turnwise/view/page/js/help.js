@@ -4,22 +4,108 @@ import { button, h } from "./dom.js";
 import { icon } from "./icons.js";
 
 const KEYS = [
-  ["Everywhere", [["1 – 4", "learn, episodes, tokens, time"], ["/", "search in what was said"], ["t", "dark or light"], ["?", "this help"], ["Esc", "close, or leave a field"]]],
-  ["Episodes", [["j k", "next, previous episode"], ["Enter", "its tokens"], ["s", "the same seed at other steps"], ["e", "save it as one HTML file"]]],
-  ["Tokens", [["← →", "previous, next token"], ["↑ ↓", "the line above, below"], ["[ ]", "previous, next turn"], ["c", "colour by the next column"], ["f", "fold what was put in"], ["j k", "next, previous episode"]]],
-  ["Curves and time", [["drag", "look closer"], ["double click", "all of it again"], ["click", "choose a step, or an episode"], ["← →", "previous, next step"]]],
+  [
+    "Everywhere",
+    [
+      ["1 – 4", "learn, episodes, tokens, time"],
+      ["/", "search in what was said"],
+      ["t", "dark or light"],
+      ["?", "this help"],
+      ["Esc", "close, or leave a field"],
+    ],
+  ],
+  [
+    "Episodes",
+    [
+      ["j k", "next, previous episode"],
+      ["Enter", "its tokens"],
+      ["s", "the same seed at other steps"],
+      ["e", "save it as one HTML file"],
+    ],
+  ],
+  [
+    "Tokens",
+    [
+      ["← →", "previous, next token"],
+      ["↑ ↓", "the line above, below"],
+      ["[ ]", "previous, next turn"],
+      ["c", "colour by the next column"],
+      ["f", "fold what was put in"],
+      ["j k", "next, previous episode"],
+    ],
+  ],
+  [
+    "Curves and time",
+    [
+      ["drag", "look closer"],
+      ["double click", "all of it again"],
+      ["click", "choose a step, or an episode"],
+      ["← →", "previous, next step"],
+    ],
+  ],
 ];
 
 export function showHelp() {
   const dialog = h("dialog", { class: "help", "aria-label": "Keys" });
-  dialog.append(h("div", { class: "help-body" },
-    h("header", null, h("h2", null, "Keys"), button(icon("close"), { class: "icon-button", "aria-label": "Close", onclick: () => dialog.close() })),
-    h("div", { class: "help-columns" }, KEYS.map(([title, keys]) => h("section", null, h("h3", null, title),
-      h("dl", null, keys.map(([key, what]) => [h("dt", null, key.split(" ").map((one) => /^[a-z]{2,}$/.test(one) || one === "–" ? ` ${one} ` : h("kbd", null, one))), h("dd", null, what)]))))),
-    h("p", { class: "faint", style: { "margin-top": "18px" } }, "The address always says what you see: copy it to show somebody the same. Nothing here changes a run.")));
+  dialog.append(
+    h(
+      "div",
+      { class: "help-body" },
+      h(
+        "header",
+        null,
+        h("h2", null, "Keys"),
+        button(icon("close"), {
+          class: "icon-button",
+          "aria-label": "Close",
+          onclick: () => dialog.close(),
+        }),
+      ),
+      h(
+        "div",
+        { class: "help-columns" },
+        KEYS.map(([title, keys]) =>
+          h(
+            "section",
+            null,
+            h("h3", null, title),
+            h(
+              "dl",
+              null,
+              keys.map(([key, what]) => [
+                h(
+                  "dt",
+                  null,
+                  key
+                    .split(" ")
+                    .map((one) =>
+                      /^[a-z]{2,}$/.test(one) || one === "–" ? ` ${one} ` : h("kbd", null, one),
+                    ),
+                ),
+                h("dd", null, what),
+              ]),
+            ),
+          ),
+        ),
+      ),
+      h(
+        "p",
+        { class: "faint", style: { "margin-top": "18px" } },
+        "The address always says what you see: copy it to show somebody the same. Nothing here changes a run.",
+      ),
+    ),
+  );
   dialog.addEventListener("close", () => dialog.remove());
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-  dialog.addEventListener("keydown", (event) => { if (event.key === "?") { event.preventDefault(); dialog.close(); } });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
+  dialog.addEventListener("keydown", (event) => {
+    if (event.key === "?") {
+      event.preventDefault();
+      dialog.close();
+    }
+  });
+  addEventListener("hashchange", () => dialog.close(), { once: true });
   document.body.append(dialog);
   dialog.showModal();
 }

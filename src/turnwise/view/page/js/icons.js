@@ -17,11 +17,23 @@ const PATHS = {
   clock: "M12 21a9 9 0 1 0 0-18 9 9 0 0 0 0 18ZM12 7.5V12l3 2",
   close: "M6 6l12 12M18 6 6 18",
   check: "m5 12.5 4.5 4.5L19 7.5",
-  alert: "M12 8v5M12 16.5v.1M10.4 4.3 2.9 17.5A1.9 1.9 0 0 0 4.5 20h15a1.9 1.9 0 0 0 1.6-2.5L13.6 4.3a1.9 1.9 0 0 0-3.2 0Z",
+  alert:
+    "M12 8v5M12 16.5v.1M10.4 4.3 2.9 17.5A1.9 1.9 0 0 0 4.5 20h15a1.9 1.9 0 0 0 1.6-2.5L13.6 4.3a1.9 1.9 0 0 0-3.2 0Z",
   filter: "M4 6h16M7 12h10M10 18h4",
 };
 
 export function icon(name) {
-  return svg("svg", { viewBox: "0 0 24 24", fill: "none", stroke: "currentColor", "stroke-width": "1.8", "stroke-linecap": "round", "stroke-linejoin": "round", "aria-hidden": "true" },
-    svg("path", { d: PATHS[name] }));
+  return svg(
+    "svg",
+    {
+      viewBox: "0 0 24 24",
+      fill: "none",
+      stroke: "currentColor",
+      "stroke-width": "1.8",
+      "stroke-linecap": "round",
+      "stroke-linejoin": "round",
+      "aria-hidden": "true",
+    },
+    svg("path", { d: PATHS[name] }),
+  );
 }

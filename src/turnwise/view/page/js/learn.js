@@ -3,14 +3,14 @@
 import { get, runPath } from "./api.js";
 import { Chart } from "./charts.js";
 import { button, cssColor, fill, h, later, link, perFrame } from "./dom.js";
-import { num, percent, plural, seconds, words } from "./format.js";
+import { num, plural } from "./format.js";
 import { icon } from "./icons.js";
+import { drawDoctor, drawHead, drawMore } from "./learn_parts.js";
 import { chartGroups, metricsOf } from "./metrics.js";
 import { drawRail } from "./rail.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
 import { currentTheme } from "./theme.js";
-import { visible } from "./visible.js";
 
 const NUM_COLORS = 8;
 
@@ -30,15 +30,29 @@ export function learnView(host, app) {
   let asked = 0;
   const charts = new Map();
 
-  const others = () => (route.params.get("with") ?? "").split(",").filter((key) => key && key !== route.run && app.run(key));
+  const others = () =>
+    (route.params.get("with") ?? "")
+      .split(",")
+      .filter((key) => key && key !== route.run && app.run(key));
   const smoothing = () => Math.min(0.99, Math.max(0, Number(route.params.get("smooth") ?? 0) || 0));
-  const pinned = () => (route.params.get("step") === null ? null : Number(route.params.get("step")));
-  const range = () => route.params.get("x")?.match(/^(\d+)-(\d+)$/)?.slice(1).map(Number) ?? null;
+  const pinned = () =>
+    route.params.get("step") === null ? null : Number(route.params.get("step"));
+  const range = () =>
+    route.params
+      .get("x")
+      ?.match(/^(\d+)-(\d+)$/)
+      ?.slice(1)
+      .map(Number) ?? null;
   const showsAll = () => route.params.get("all") === "1";
   const change = (changes, options) => go(withParams(route, changes), options);
 
   function colors() {
-    return new Map([route.run, ...others()].map((key, place) => [key, cssColor(`--run-${(place % NUM_COLORS) + 1}`)]));
+    return new Map(
+      [route.run, ...others()].map((key, place) => [
+        key,
+        cssColor(`--run-${(place % NUM_COLORS) + 1}`),
+      ]),
+    );
   }
 
   async function load() {
@@ -46,7 +60,9 @@ export function learnView(host, app) {
     const keys = [route.run, ...others()];
     drawRail(rail, app, { main: route.run, others: others(), colors: colors(), toggle });
     try {
-      const metrics = await Promise.all(keys.map((key) => metricsOf(key, app.run(key)?.step ?? null)));
+      const metrics = await Promise.all(
+        keys.map((key) => metricsOf(key, app.run(key)?.step ?? null)),
+      );
       const found = await Promise.all(keys.map((key) => get(runPath(key))));
       if (mine !== asked) return;
       details = new Map(keys.map((key, place) => [key, found[place]]));
@@ -67,7 +83,10 @@ export function learnView(host, app) {
     const color = colors();
     return {
       runs: shown.map((run) => ({ ...run, color: color.get(run.key) })),
-      smooth: smoothing(), range: range(), pinned: pinned(), theme: currentTheme(),
+      smooth: smoothing(),
+      range: range(),
+      pinned: pinned(),
+      theme: currentTheme(),
       findings: details.get(route.run)?.findings ?? [],
     };
   }
@@ -75,25 +94,38 @@ export function learnView(host, app) {
   function draw() {
     const run = details.get(route.run);
     drawHead(head, run, app.run());
-    drawDoctor(doctor, run.findings, pinned(), (step) => change({ step: step === pinned() ? null : step }));
+    drawDoctor(doctor, run.findings, pinned(), (step) =>
+      change({ step: step === pinned() ? null : step }),
+    );
     drawBar();
     drawMore(more, run, [...details.values()]);
     if (!shown[0].metrics.steps.length) {
       charts.forEach((chart) => chart.destroy());
       charts.clear();
-      fill(grids, empty("No steps yet", "The first step's numbers appear here as soon as it is done. A warm start comes before it."));
+      fill(
+        grids,
+        empty(
+          "No steps yet",
+          "The first step's numbers appear here as soon as it is done. A warm start comes before it.",
+        ),
+      );
       return;
     }
     const names = new Set(shown.flatMap((one) => Object.keys(one.metrics.series)));
     const { groups, rest } = chartGroups(names);
-    arrange(showsAll() && rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups, rest.length);
+    arrange(
+      showsAll() && rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups,
+      rest.length,
+    );
     const now = look();
     charts.forEach((chart) => chart.update(now));
   }
 
   // Charts stay where they are while a run goes on: nothing jumps.
   function arrange(groups, numRest) {
-    const wanted = groups.map((group) => `${group.title}:${group.charts.map((c) => c.name)}`).join("|") + numRest;
+    const wanted =
+      groups.map((group) => `${group.title}:${group.charts.map((c) => c.name)}`).join("|") +
+      numRest;
     if (grids.dataset.wanted === wanted) return;
     grids.dataset.wanted = wanted;
     charts.forEach((chart) => chart.destroy());
@@ -104,33 +136,106 @@ export function learnView(host, app) {
         charts.set(spec.name, chart);
         return chart.element;
       });
-      return h("section", { class: "group" }, h("h2", null, group.title), h("div", { class: "grid" }, made));
+      return h(
+        "section",
+        { class: "group" },
+        h("h2", null, group.title),
+        h("div", { class: "grid" }, made),
+      );
     });
-    fill(grids, sections, numRest ? h("div", { class: "grids-more" }, button(showsAll() ? "Fewer curves" : `${plural(numRest, "more curve")}`, { class: "button", onclick: () => change({ all: showsAll() ? null : "1" }) })) : null);
+    fill(
+      grids,
+      sections,
+      numRest
+        ? h(
+            "div",
+            { class: "grids-more" },
+            button(showsAll() ? "Fewer curves" : `${plural(numRest, "more curve")}`, {
+              class: "button",
+              onclick: () => change({ all: showsAll() ? null : "1" }),
+            }),
+          )
+        : null,
+    );
   }
 
   const zoom = (from, to) => change({ x: from === null ? null : `${from}-${to}` });
   const pin = (step) => change({ step: step === pinned() ? null : step });
-  const setSmooth = later(120, (value) => change({ smooth: Number(value) ? value : null }, { replace: true }));
+  const setSmooth = later(120, (value) =>
+    change({ smooth: Number(value) ? value : null }, { replace: true }),
+  );
 
   function drawBar() {
     const step = pinned();
     if (!bar.firstChild) {
-      const slider = h("input", { type: "range", min: 0, max: 0.95, step: 0.05, id: "smooth", oninput: (event) => setSmooth(event.target.value) });
-      fill(bar, h("label", { class: "smooth", for: "smooth" }, "Smoothing", slider, h("output", { class: "num" })), h("div", { class: "legend" }), h("div", { class: "pin" }));
+      const slider = h("input", {
+        type: "range",
+        min: 0,
+        max: 0.95,
+        step: 0.05,
+        id: "smooth",
+        oninput: (event) => setSmooth(event.target.value),
+      });
+      fill(
+        bar,
+        h(
+          "label",
+          { class: "smooth", for: "smooth" },
+          "Smoothing",
+          slider,
+          h("output", { class: "num" }),
+        ),
+        h("div", { class: "legend" }),
+        h("div", { class: "pin" }),
+      );
     }
     const slider = bar.querySelector("input");
     if (document.activeElement !== slider) slider.value = smoothing();
     bar.querySelector("output").textContent = smoothing() ? smoothing().toFixed(2) : "none";
     const color = colors();
-    fill(bar.querySelector(".legend"), shown.length < 2 ? null : shown.map((run) => h("span", { class: "legend-run" }, h("i", { style: { background: color.get(run.key) } }), run.key)));
-    fill(bar.querySelector(".pin"),
-      range() ? button(`steps ${num(range()[0])} to ${num(range()[1])}`, { class: "chip is-accent", title: "Show all steps", onclick: () => zoom(null, null) }, icon("close")) : null,
-      step === null ? h("span", { class: "faint hint" }, "Click a curve to choose a step, drag to look closer") : [
-        h("span", { class: "pin-step" }, h("strong", { class: "num" }, `Step ${num(step)}`)),
-        link(address({ run: route.run, view: "episodes", params: { step } }), { class: "button" }, "Episodes"),
-        link(address({ run: route.run, view: "time", item: step }), { class: "button" }, "Time"),
-        button(icon("close"), { class: "icon-button", "aria-label": "Choose no step", onclick: () => pin(step) })]);
+    fill(
+      bar.querySelector(".legend"),
+      shown.length < 2
+        ? null
+        : shown.map((run) =>
+            h(
+              "span",
+              { class: "legend-run" },
+              h("i", { style: { background: color.get(run.key) } }),
+              run.key,
+            ),
+          ),
+    );
+    fill(
+      bar.querySelector(".pin"),
+      range()
+        ? button(
+            `steps ${num(range()[0])} to ${num(range()[1])}`,
+            { class: "chip is-accent", title: "Show all steps", onclick: () => zoom(null, null) },
+            icon("close"),
+          )
+        : null,
+      step === null
+        ? h("span", { class: "faint hint" }, "Click a curve to choose a step, drag to look closer")
+        : [
+            h("span", { class: "pin-step" }, h("strong", { class: "num" }, `Step ${num(step)}`)),
+            link(
+              address({ run: route.run, view: "episodes", params: { step } }),
+              { class: "button" },
+              "Episodes",
+            ),
+            link(
+              address({ run: route.run, view: "time", item: step }),
+              { class: "button" },
+              "Time",
+            ),
+            button(icon("close"), {
+              class: "icon-button",
+              "aria-label": "Choose no step",
+              onclick: () => pin(step),
+            }),
+          ],
+    );
   }
 
   const resized = new ResizeObserver(perFrame(() => charts.forEach((chart) => chart.resize())));
@@ -156,9 +261,14 @@ export function learnView(host, app) {
         return true;
       }
       const steps = shown?.[0].metrics.steps ?? [];
-      if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && steps.length && event.target.type !== "range") {
+      if (
+        (event.key === "ArrowLeft" || event.key === "ArrowRight") &&
+        steps.length &&
+        event.target.type !== "range"
+      ) {
         const at = pinned() === null ? steps.length : steps.indexOf(pinned());
-        const next = steps[Math.min(steps.length - 1, Math.max(0, at + (event.key === "ArrowLeft" ? -1 : 1)))];
+        const next =
+          steps[Math.min(steps.length - 1, Math.max(0, at + (event.key === "ArrowLeft" ? -1 : 1)))];
         change({ step: next }, { replace: true });
         return true;
       }
@@ -176,61 +286,4 @@ export function learnView(host, app) {
     drawRail(rail, app, { main: route.run, others: others(), colors: colors(), toggle });
     draw();
   }
-}
-
-function drawHead(head, run, state) {
-  const last = run.last ?? {};
-  const steps = run.total_steps;
-  const done = steps ? Math.min(1, run.step / steps) : null;
-  const left = steps && state?.is_live && last["time/step"] ? (steps - run.step) * last["time/step"] : null;
-  const tile = (label, value, note, extra) => h("div", { class: "tile" }, h("span", { class: "tile-label" }, label), h("strong", { class: "num" }, value), h("span", { class: "tile-note num" }, note ?? ""), extra ?? null);
-  fill(head,
-    h("div", { class: "head-title" }, h("h1", null, run.name ?? run.key), h("span", { class: "faint" }, run.environment === run.name ? "" : run.environment ?? ""), h("span", { class: "mono path" }, run.path ?? "")),
-    h("div", { class: "tiles" },
-      tile("reward", num(last.reward), run.best_reward === null || run.best_reward === undefined ? "" : `best ${num(run.best_reward)}`),
-      tile("success", percent(last.success), last["eval/greedy/success"] === undefined ? "" : `greedy, held out ${percent(last["eval/greedy/success"])}`),
-      tile("step", steps ? `${num(run.step)} of ${num(steps)}` : num(run.step), left === null ? "" : `about ${seconds(left)} left`,
-        done === null ? null : h("span", { class: "progress" }, h("span", { style: { width: `${100 * done}%` } }))),
-      tile("episodes", num(run.num_episodes), last.turns === undefined ? "" : `${num(last.turns, 2)} turns each`),
-      tile("speed", last["time/step"] === undefined ? "–" : seconds(last["time/step"]), last["time/tokens_per_second"] === undefined ? "" : `a step, ${num(last["time/tokens_per_second"], 3)} tokens/s`)));
-}
-
-function drawDoctor(place, findings, pinned, choose) {
-  if (!findings?.length) {
-    fill(place);
-    return;
-  }
-  const open = place.querySelector("details")?.open ?? findings.length <= 3;
-  fill(place, h("details", { class: "card", open },
-    h("summary", null, icon("alert"), h("strong", null, `The doctor says ${plural(findings.length, "thing")}`), h("span", { class: "faint" }, findings.map((one) => one.name).filter((name, i, all) => all.indexOf(name) === i).join(", "))),
-    h("ol", null, findings.map((finding) => h("li", { class: finding.step === pinned ? "is-pinned" : "" },
-      button(`step ${num(finding.step)}`, { class: "chip is-warn num", title: "Show this step in the curves", onclick: () => choose(finding.step) }),
-      h("div", null, h("strong", null, finding.name), " ", h("span", null, finding.text), h("p", { class: "cure" }, h("span", null, "Try: "), finding.cure)))))));
-}
-
-// The settings, what differs between the runs that are shown, and the end of the log.
-function drawMore(place, run, runs) {
-  const was = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.name));
-  const fold = (name, title, content) => content && h("details", { class: "card fold", data: { name }, open: was.has(name) || name === "differs" }, h("summary", null, title), content);
-  fill(place,
-    runs.length > 1 ? fold("differs", "What differs between these runs", differences(runs)) : null,
-    Object.keys(run.config ?? {}).length ? fold("config", "Settings", settings(run.config)) : null,
-    run.log_tail ? fold("log", "The end of the log", h("pre", { class: "log mono" }, visible(run.log_tail))) : null);
-}
-
-function settings(config) {
-  return h("div", { class: "settings" }, Object.entries(config).map(([section, fields]) => h("section", null, h("h3", null, section),
-    h("dl", null, Object.entries(fields ?? {}).map(([name, value]) => [h("dt", null, words(name)), h("dd", { class: "mono" }, written(value))])))));
-}
-
-function written(value) {
-  return typeof value === "string" ? value : JSON.stringify(value);
-}
-
-function differences(runs) {
-  const flat = runs.map((run) => new Map(Object.entries(run.config ?? {}).flatMap(([section, fields]) => Object.entries(fields ?? {}).map(([name, value]) => [`${section}.${name}`, written(value)]))));
-  const names = [...new Set(flat.flatMap((one) => [...one.keys()]))].filter((name) => new Set(flat.map((one) => one.get(name))).size > 1);
-  if (!names.length) return h("p", { class: "soft fold-text" }, "All their settings are the same.");
-  return h("div", { class: "table-scroll" }, h("table", { class: "table" }, h("thead", null, h("tr", null, h("th", null, "setting"), runs.map((run) => h("th", null, run.key)))),
-    h("tbody", null, names.map((name) => h("tr", null, h("td", null, name), flat.map((one) => h("td", { class: "mono" }, one.get(name) ?? "–")))))));
 }

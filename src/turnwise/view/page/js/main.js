@@ -14,7 +14,13 @@ import { switchTheme } from "./theme.js";
 import { timeView } from "./time.js";
 import { tokensView } from "./tokens.js";
 
-const VIEWS = { learn: learnView, episodes: episodesView, seed: seedView, tokens: tokensView, time: timeView };
+const VIEWS = {
+  learn: learnView,
+  episodes: episodesView,
+  seed: seedView,
+  tokens: tokensView,
+  time: timeView,
+};
 
 const host = document.getElementById("view");
 const top = document.getElementById("top");
@@ -37,8 +43,20 @@ function show() {
   if (route.run === null && app.runs.length) {
     return go({ run: newest().key, view: "learn" }, { replace: true });
   }
-  if (!app.runs.length) return leave(empty("No runs yet", "A run appears here by itself as soon as its folder does. To make one, in another terminal:", code("turnwise train")));
-  if (run() === null) return leave(failed(new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`)));
+  if (!app.runs.length)
+    return leave(
+      empty(
+        "No runs yet",
+        "A run appears here by itself as soon as its folder does. To make one, in another terminal:",
+        code("turnwise train"),
+      ),
+    );
+  if (run() === null)
+    return leave(
+      failed(
+        new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`),
+      ),
+    );
   const factory = VIEWS[route.view];
   if (!factory) return leave(failed(new Error(`There is no view "${route.view}".`)));
   remember(app, route);
@@ -59,7 +77,10 @@ function code(text) {
 }
 
 function newest() {
-  return app.runs.find((one) => one.is_live) ?? [...app.runs].sort((a, b) => (a.updated < b.updated ? 1 : -1))[0];
+  return (
+    app.runs.find((one) => one.is_live) ??
+    [...app.runs].sort((a, b) => (a.updated < b.updated ? 1 : -1))[0]
+  );
 }
 
 function leave(instead = null) {
@@ -81,9 +102,14 @@ async function onChange(runs) {
   let changed = runs.filter((one) => known.get(one.key) !== mark(one)).map((one) => one.key);
   if (!changed.length) changed = runs.map((one) => one.key);
   known = new Map(runs.map((one) => [one.key, mark(one)]));
-  if (!begun || (first && runs.every((one) => run(one.key) && mark(run(one.key)) === mark(one)))) return;
+  if (!begun || (first && runs.every((one) => run(one.key) && mark(run(one.key)) === mark(one))))
+    return;
   changed.forEach(forget);
-  try { await refreshRuns(); } catch { return; }
+  try {
+    await refreshRuns();
+  } catch {
+    return;
+  }
   if (view === null) show();
   else {
     drawTop(top, app);
@@ -122,9 +148,15 @@ async function begin() {
 
 addEventListener("hashchange", show);
 addEventListener("turnwise:route", show);
-addEventListener("turnwise:theme", () => { drawTop(top, app); view?.theme?.(); });
+addEventListener("turnwise:theme", () => {
+  drawTop(top, app);
+  view?.theme?.();
+});
 addEventListener("keydown", onKey);
-document.getElementById("skip").addEventListener("click", (event) => { event.preventDefault(); host.focus(); });
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  host.focus();
+});
 listen({
   changed: onChange,
   state: (state) => {

@@ -10,7 +10,9 @@ export async function metricsOf(run, step = null) {
   const last = old?.steps.at(-1) ?? 0;
   if (old && (step === null || step === last)) return old;
   const isLater = old && step !== null && step > last;
-  const data = await get(runPath(run, "metrics"), isLater ? { since: last } : null, { fresh: true });
+  const data = await get(runPath(run, "metrics"), isLater ? { since: last } : null, {
+    fresh: true,
+  });
   if (!isLater) {
     kept.set(run, data);
     return data;
@@ -18,7 +20,10 @@ export async function metricsOf(run, step = null) {
   const steps = [...old.steps, ...data.steps];
   const series = {};
   for (const name of new Set([...Object.keys(old.series), ...Object.keys(data.series)])) {
-    series[name] = [...(old.series[name] ?? old.steps.map(() => null)), ...(data.series[name] ?? data.steps.map(() => null))];
+    series[name] = [
+      ...(old.series[name] ?? old.steps.map(() => null)),
+      ...(data.series[name] ?? data.steps.map(() => null)),
+    ];
   }
   const merged = { steps, series };
   kept.set(run, merged);
@@ -40,22 +45,54 @@ export function smooth(values, weight) {
 // Which curves answer which question. A name with `*` is each metric that begins so.
 const GROUPS = [
   ["Does it succeed?", ["reward", "success", "reward/*", "reward_per_turn"]],
-  ["How long are the episodes?", ["turns", "tokens_per_episode", "tokens_per_turn", "truncated", "cut_turns", "invalid_actions", "errors"]],
-  ["How does the policy move?", ["entropy", "kl", "kl_ref", "clip_fraction", "gap_max", "gap_kl", "zero_variance", "grad_norm"]],
+  [
+    "How long are the episodes?",
+    [
+      "turns",
+      "tokens_per_episode",
+      "tokens_per_turn",
+      "truncated",
+      "cut_turns",
+      "invalid_actions",
+      "errors",
+    ],
+  ],
+  [
+    "How does the policy move?",
+    ["entropy", "kl", "kl_ref", "clip_fraction", "gap_max", "gap_kl", "zero_variance", "grad_norm"],
+  ],
   ["Does the critic help?", ["explained_variance", "value_loss"]],
   ["How are the tools used?", ["tool_calls", "tool_failures", "malformed_calls", "tool_calls/*"]],
   ["Where does the time go?", ["time", "time/step", "time/tokens_per_second", "time/memory_gib"]],
 ];
 
 export const TITLES = {
-  reward: "reward", success: "success", turns: "turns", tokens_per_episode: "tokens per episode",
-  tokens_per_turn: "tokens per turn", truncated: "cut off", cut_turns: "turns cut at the token limit",
-  invalid_actions: "actions not understood", errors: "failed episodes", entropy: "entropy", kl: "KL to the sampler",
-  kl_ref: "KL to the reference", clip_fraction: "clipped tokens", gap_max: "log-prob gap, largest",
-  gap_kl: "log-prob gap, KL", grad_norm: "gradient norm", zero_variance: "groups all alike",
-  explained_variance: "explained variance", value_loss: "value loss", tool_calls: "tool calls per episode",
-  tool_failures: "failed calls", malformed_calls: "calls not readable", time: "shares of a step",
-  "time/step": "seconds per step", "time/tokens_per_second": "tokens per second", "time/memory_gib": "memory, GiB",
+  reward: "reward",
+  success: "success",
+  turns: "turns",
+  tokens_per_episode: "tokens per episode",
+  tokens_per_turn: "tokens per turn",
+  truncated: "cut off",
+  cut_turns: "turns cut at the token limit",
+  invalid_actions: "actions not understood",
+  errors: "failed episodes",
+  entropy: "entropy",
+  kl: "KL to the sampler",
+  kl_ref: "KL to the reference",
+  clip_fraction: "clipped tokens",
+  gap_max: "log-prob gap, largest",
+  gap_kl: "log-prob gap, KL",
+  grad_norm: "gradient norm",
+  zero_variance: "groups all alike",
+  explained_variance: "explained variance",
+  value_loss: "value loss",
+  tool_calls: "tool calls per episode",
+  tool_failures: "failed calls",
+  malformed_calls: "calls not readable",
+  time: "shares of a step",
+  "time/step": "seconds per step",
+  "time/tokens_per_second": "tokens per second",
+  "time/memory_gib": "memory, GiB",
   reward_per_turn: "reward per turn",
 };
 
@@ -66,7 +103,18 @@ const BESIDE = {
   turns: ["eval/greedy/turns", "eval/sampled/turns"],
 };
 
-export const TIME_PARTS = ["generate", "environment", "tools", "reward", "idle", "log_probs", "update", "checkpoint", "log", "evaluate"];
+export const TIME_PARTS = [
+  "generate",
+  "environment",
+  "tools",
+  "reward",
+  "idle",
+  "log_probs",
+  "update",
+  "checkpoint",
+  "log",
+  "evaluate",
+];
 const NO_CURVE = new Set(["step", "epoch"]);
 
 export function chartGroups(names) {
@@ -83,7 +131,12 @@ export function chartGroups(names) {
         const parts = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
         if (parts.length) charts.push({ name: "time", title: TITLES.time, parts });
       } else if (pattern.endsWith("*")) {
-        charts.push(...[...left].filter((name) => name.startsWith(pattern.slice(0, -1))).sort().map(take));
+        charts.push(
+          ...[...left]
+            .filter((name) => name.startsWith(pattern.slice(0, -1)))
+            .sort()
+            .map(take),
+        );
       } else if (left.has(pattern)) charts.push(take(pattern));
     }
     return { title, charts };

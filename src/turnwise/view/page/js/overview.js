@@ -7,7 +7,11 @@ const HEIGHT = 30;
 
 export class Overview {
   constructor(choose) {
-    this.canvas = h("canvas", { class: "overview", height: HEIGHT, title: "The whole stream; click to go there" });
+    this.canvas = h("canvas", {
+      class: "overview",
+      height: HEIGHT,
+      title: "The whole stream; click to go there",
+    });
     this.draw = perFrame(() => this.drawNow());
     this.resized = new ResizeObserver(this.draw);
     this.resized.observe(this.canvas);
@@ -40,7 +44,12 @@ export class Overview {
     canvas.height = HEIGHT * ratio;
     const pen = canvas.getContext("2d");
     pen.scale(ratio, ratio);
-    const colors = { plus: cssColor("--plus"), minus: cssColor("--minus"), accent: cssColor("--accent"), put: cssColor("--line") };
+    const colors = {
+      plus: cssColor("--plus"),
+      minus: cssColor("--minus"),
+      accent: cssColor("--accent"),
+      put: cssColor("--line"),
+    };
     const perPixel = data.count / width;
     for (let x = 0; x < width; x += 1) {
       const from = Math.floor(x * perPixel);
@@ -56,7 +65,11 @@ export class Overview {
       pen.fillStyle = sampled ? colors.accent : colors.put;
       pen.fillRect(x, HEIGHT - 5, 1, sampled ? 5 : 2);
       if (!sampled || !level) continue;
-      pen.fillStyle = scale.choice.oneSided ? colors.accent : level > 0 ? colors.plus : colors.minus;
+      pen.fillStyle = scale.choice.oneSided
+        ? colors.accent
+        : level > 0
+          ? colors.plus
+          : colors.minus;
       const tall = (Math.abs(level) / LEVELS) * (HEIGHT - 9);
       pen.fillRect(x, HEIGHT - 7 - tall, 1, tall);
     }

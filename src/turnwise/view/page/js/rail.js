@@ -10,8 +10,11 @@ const MOST_SPARKS = 40;
 export function drawRail(rail, app, { main, others, colors, toggle }) {
   const focused = rail.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const scroll = rail.scrollTop;
-  fill(rail, h("h2", null, plural(app.runs.length, "run")),
-    app.runs.map((run, number) => row(run, number, { app, main, others, colors, toggle })));
+  fill(
+    rail,
+    h("h2", null, plural(app.runs.length, "run")),
+    app.runs.map((run, number) => row(run, number, { app, main, others, colors, toggle })),
+  );
   rail.scrollTop = scroll;
   if (focused) rail.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
@@ -21,19 +24,57 @@ function row(run, number, { app, main, others, colors, toggle }) {
   const isShown = isMain || others.includes(run.key);
   const color = colors.get(run.key) ?? "var(--ghost)";
   const box = h("input", {
-    type: "checkbox", checked: isShown, disabled: isMain, "aria-label": `Show ${run.key}`,
-    title: isMain ? "This is the run you look at" : "Lay over the curves", style: { "accent-color": color }, onchange: () => toggle(run.key),
+    type: "checkbox",
+    checked: isShown,
+    disabled: isMain,
+    "aria-label": `Show ${run.key}`,
+    title: isMain ? "This is the run you look at" : "Lay over the curves",
+    style: { "accent-color": color },
+    onchange: () => toggle(run.key),
   });
   const spark = h("span", { class: "spark" });
   if (number < MOST_SPARKS) {
-    metricsOf(run.key, run.step).then((data) => fill(spark, sparkline(data.series.reward ?? [], color)), () => {});
+    metricsOf(run.key, run.step).then(
+      (data) => fill(spark, sparkline(data.series.reward ?? [], color)),
+      () => {},
+    );
   }
   const last = run.last?.reward;
-  return h("div", { class: `rail-run ${isMain ? "is-main" : ""}`, data: { run: run.key } }, box,
-    link(address({ run: run.key, view: "learn", params: app.route.params }), { class: "rail-link", title: run.path, data: { key: run.key }, "aria-current": isMain ? "true" : null },
-      h("span", { class: "rail-name" }, run.is_live ? h("span", { class: "dot is-live" }) : null, run.key),
-      h("span", { class: "rail-facts num" }, `${run.environment ?? ""} · ${run.total_steps ? `${num(run.step)}/${num(run.total_steps)}` : num(run.step)} · ${run.is_live ? "live" : ago(run.updated)}`)),
-    h("span", { class: "rail-side" }, spark, h("span", { class: "num rail-reward", title: "reward of the last step" }, last === undefined ? "" : num(last, 2))));
+  return h(
+    "div",
+    { class: `rail-run ${isMain ? "is-main" : ""}`, data: { run: run.key } },
+    box,
+    link(
+      address({ run: run.key, view: "learn", params: app.route.params }),
+      {
+        class: "rail-link",
+        title: run.path,
+        data: { key: run.key },
+        "aria-current": isMain ? "true" : null,
+      },
+      h(
+        "span",
+        { class: "rail-name" },
+        run.is_live ? h("span", { class: "dot is-live" }) : null,
+        run.key,
+      ),
+      h(
+        "span",
+        { class: "rail-facts num" },
+        `${run.environment ?? ""} · ${run.total_steps ? `${num(run.step)}/${num(run.total_steps)}` : num(run.step)} · ${run.is_live ? "live" : ago(run.updated)}`,
+      ),
+    ),
+    h(
+      "span",
+      { class: "rail-side" },
+      spark,
+      h(
+        "span",
+        { class: "num rail-reward", title: "reward of the last step" },
+        last === undefined ? "" : num(last, 2),
+      ),
+    ),
+  );
 }
 
 export function sparkline(values, color, width = 64, height = 20) {
@@ -45,7 +86,19 @@ export function sparkline(values, color, width = 64, height = 20) {
   const y = (value) => height - 2 - ((height - 4) * (value - low)) / (high - low || 1);
   // Enough for so few pixels.
   const every = Math.ceil(points.length / width);
-  const path = points.filter((_, i) => i % every === 0 || i === points.length - 1).map(([p, v], i) => `${i ? "L" : "M"}${x(p).toFixed(1)} ${y(v).toFixed(1)}`).join("");
-  return svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
-    svg("path", { d: path, fill: "none", stroke: color, "stroke-width": "1.4", "stroke-linejoin": "round" }));
+  const path = points
+    .filter((_, i) => i % every === 0 || i === points.length - 1)
+    .map(([p, v], i) => `${i ? "L" : "M"}${x(p).toFixed(1)} ${y(v).toFixed(1)}`)
+    .join("");
+  return svg(
+    "svg",
+    { viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" },
+    svg("path", {
+      d: path,
+      fill: "none",
+      stroke: color,
+      "stroke-width": "1.4",
+      "stroke-linejoin": "round",
+    }),
+  );
 }

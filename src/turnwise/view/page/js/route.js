@@ -11,7 +11,11 @@ export function parse(hash) {
 }
 
 function decode(part) {
-  try { return decodeURIComponent(part); } catch { return part; }
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 export function address({ run, view = "learn", item = null, params = null }) {
@@ -24,8 +28,10 @@ export function address({ run, view = "learn", item = null, params = null }) {
 function write(params) {
   const entries = params instanceof URLSearchParams ? [...params] : Object.entries(params);
   const told = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return new URLSearchParams(told.map(([name, value]) => [name, String(value)])).toString()
-    .replaceAll("%2C", ",").replaceAll("%7E", "~");
+  return new URLSearchParams(told.map(([name, value]) => [name, String(value)]))
+    .toString()
+    .replaceAll("%2C", ",")
+    .replaceAll("%7E", "~");
 }
 
 // `replace` for what is not worth a step of the back button: a cursor that moves.

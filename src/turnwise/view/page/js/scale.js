@@ -5,8 +5,17 @@ import { num } from "./format.js";
 export const LEVELS = 10;
 
 const KNOWN = [
-  { name: "advantages", title: "Advantage", help: "how much better than expected: what the update pushes by" },
-  { name: "sampler_log_probs", title: "Log-prob", help: "at the moment of sampling", oneSided: true },
+  {
+    name: "advantages",
+    title: "Advantage",
+    help: "how much better than expected: what the update pushes by",
+  },
+  {
+    name: "sampler_log_probs",
+    title: "Log-prob",
+    help: "at the moment of sampling",
+    oneSided: true,
+  },
   { name: "gap", title: "Gap", help: "learner's log-prob minus the sampler's: should be about 0" },
   { name: "values", title: "Value", help: "what the critic expected" },
   { name: "returns", title: "Return", help: "what the critic learns from" },
@@ -16,23 +25,34 @@ const IN_OTHERS = new Set(["log_probs"]);
 export function readColumns(data) {
   const columns = { ...data.columns };
   const { sampler_log_probs: sampled, log_probs: learned } = columns;
-  if (sampled && learned) columns.gap = learned.map((value, i) => (value === null || sampled[i] === null ? null : value - sampled[i]));
+  if (sampled && learned)
+    columns.gap = learned.map((value, i) =>
+      value === null || sampled[i] === null ? null : value - sampled[i],
+    );
   return columns;
 }
 
 export function choices(columns) {
   const known = KNOWN.filter((one) => columns[one.name]?.some((value) => value !== null));
-  const rest = Object.keys(columns).filter((name) => !IN_OTHERS.has(name) && !KNOWN.some((one) => one.name === name));
-  return [...known, ...rest.map((name) => ({ name, title: name.replaceAll("_", " "), help: "" })), { name: "mask", title: "Mask only", help: "sampled, or put in" }];
+  const rest = Object.keys(columns).filter(
+    (name) => !IN_OTHERS.has(name) && !KNOWN.some((one) => one.name === name),
+  );
+  return [
+    ...known,
+    ...rest.map((name) => ({ name, title: name.replaceAll("_", " "), help: "" })),
+    { name: "mask", title: "Mask only", help: "sampled, or put in" },
+  ];
 }
 
-// Half and double of the usual are seen; a single huge value does not make all others pale.
+// The strongest colour is for what is unusual: beyond the usual range, and not far below the largest,
+// so that one odd token among many plain ones is seen.
 export class Scale {
   constructor(choice, values) {
     this.choice = choice;
-    const there = (values ?? []).filter((value) => value !== null).map(Math.abs).sort((a, b) => a - b);
-    this.most = there.length ? there[Math.min(there.length - 1, Math.floor(there.length * 0.98))] || there.at(-1) : 0;
-    this.largest = there.at(-1) ?? 0;
+    const sizes = (values ?? []).filter((value) => value !== null).map(Math.abs);
+    sizes.sort((a, b) => a - b);
+    const usual = sizes[Math.floor((sizes.length - 1) * 0.98)] ?? 0;
+    this.most = Math.max(usual, (sizes.at(-1) ?? 0) / 3);
   }
 
   level(value) {
@@ -65,7 +85,9 @@ export function audit(data, columns) {
   if (!outside && !within) say(true, "The mask is set on the tokens of turns, and on no others");
   if (columns.advantages) {
     const without = count((i) => mask[i] && columns.advantages[i] === null);
-    const extra = count((i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0);
+    const extra = count(
+      (i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0,
+    );
     if (without) say(false, `${num(without)} sampled tokens have no advantage`);
     if (extra) say(false, `${num(extra)} tokens that were put in have an advantage`);
     if (!without && !extra) say(true, "Every sampled token has an advantage, and no other has");

@@ -13,7 +13,7 @@ import { visible } from "./visible.js";
 
 const MOST = 6;
 
-export function seedView(host, app) {
+export function seedView(host) {
   let route = null;
   let asked = 0;
   let kinds = [];
@@ -25,14 +25,23 @@ export function seedView(host, app) {
   async function load() {
     const mine = ++asked;
     try {
-      const [found, run] = await Promise.all([get(runPath(route.run, "seeds", route.item), { kind: kind() }), get(runPath(route.run))]);
+      const [found, run] = await Promise.all([
+        get(runPath(route.run, "seeds", route.item), { kind: kind() }),
+        get(runPath(route.run)),
+      ]);
       kinds = run.kinds ?? [];
       const all = found.episodes;
       const chosen = choose(all);
-      const episodes = await Promise.all(chosen.map((one) => get(runPath(route.run, "episodes", one.id))));
+      const episodes = await Promise.all(
+        chosen.map((one) => get(runPath(route.run, "episodes", one.id))),
+      );
       if (mine !== asked) return;
       const across = frame.querySelector(".seed-scroll")?.scrollLeft ?? 0;
-      fill(frame, head(all, chosen), all.length ? columns(episodes) : empty("Not played", `No ${kind()} episode has this seed.`));
+      fill(
+        frame,
+        head(all, chosen),
+        all.length ? columns(episodes) : empty("Not played", `No ${kind()} episode has this seed.`),
+      );
       const scroll = frame.querySelector(".seed-scroll");
       if (scroll) scroll.scrollLeft = across;
     } catch (error) {
@@ -44,7 +53,8 @@ export function seedView(host, app) {
   function choose(all) {
     const wanted = (route.params.get("show") ?? "").split(",").filter(Boolean);
     const named = all.filter((one) => wanted.includes(one.id));
-    if (named.length > 1 || (named.length === 1 && route.params.has("only"))) return named.slice(0, MOST);
+    if (named.length > 1 || (named.length === 1 && route.params.has("only")))
+      return named.slice(0, MOST);
     const spread = [all[0], all[Math.floor((all.length - 1) / 2)], all.at(-1), ...named];
     return all.filter((one) => spread.includes(one));
   }
@@ -52,23 +62,98 @@ export function seedView(host, app) {
   function toggle(id, chosen) {
     const ids = chosen.map((one) => one.id);
     const next = ids.includes(id) ? ids.filter((one) => one !== id) : [...ids, id].slice(-MOST);
-    if (next.length) go(withParams(route, { show: next.join(","), only: next.length === 1 ? "1" : null }), { replace: true });
+    if (next.length)
+      go(withParams(route, { show: next.join(","), only: next.length === 1 ? "1" : null }), {
+        replace: true,
+      });
   }
 
   function head(all, chosen) {
     const steps = new Set(all.map((one) => one.step)).size;
     const evals = kinds.filter((one) => one !== "train");
     const ids = new Set(chosen.map((one) => one.id));
-    return h("header", { class: "seed-head" },
-      h("div", { class: "talk-title" },
-        link(address({ run: route.run, view: "episodes", item: chosen[0]?.id ?? null, params: { kind: kind() } }), { class: "button is-plain", "aria-label": "Back to the episodes" }, icon("left")),
-        h("h1", null, "Seed ", h("span", { class: "num", title: route.item }, seedText(route.item))), h("span", { class: "faint" }, `${plural(all.length, "episode")} at ${plural(steps, "step")}`),
-        kinds.length > 1 ? h("div", { class: "segments", role: "group", "aria-label": "Kind" }, kinds.map((one) => button(one, { "aria-pressed": String(one === kind()), onclick: () => go(withParams(route, { kind: one, show: null, only: null })) }))) : null),
-      h("div", { class: "seed-choice", role: "group", "aria-label": "Episodes to show" }, all.map((one) =>
-        button(rewardPill(one.reward), { class: `seed-pick ${ids.has(one.id) ? "is-on" : ""}`, "aria-pressed": String(ids.has(one.id)), title: one.id, onclick: () => toggle(one.id, chosen) },
-          h("span", { class: "num" }, all.filter((other) => other.step === one.step).length > 1 ? `${num(one.step)} #${one.member}` : num(one.step))))),
-      steps < 2 && all.length ? h("p", { class: "soft hint" }, kind() === "train" ? "Training draws new seeds at every step, so this one was played only here. " : "This seed was played at one step so far. ",
-        kind() === "train" && evals.length ? ["Evaluations play the same seeds each time: ", link(address({ run: route.run, view: "episodes", params: { kind: evals[0] } }), null, `${evals[0]} episodes`)] : null) : null);
+    return h(
+      "header",
+      { class: "seed-head" },
+      h(
+        "div",
+        { class: "talk-title" },
+        link(
+          address({
+            run: route.run,
+            view: "episodes",
+            item: chosen[0]?.id ?? null,
+            params: { kind: kind() },
+          }),
+          { class: "button is-plain", "aria-label": "Back to the episodes" },
+          icon("left"),
+        ),
+        h(
+          "h1",
+          null,
+          "Seed ",
+          h("span", { class: "num", title: route.item }, seedText(route.item)),
+        ),
+        h(
+          "span",
+          { class: "faint" },
+          `${plural(all.length, "episode")} at ${plural(steps, "step")}`,
+        ),
+        kinds.length > 1
+          ? h(
+              "div",
+              { class: "segments", role: "group", "aria-label": "Kind" },
+              kinds.map((one) =>
+                button(one, {
+                  "aria-pressed": String(one === kind()),
+                  onclick: () => go(withParams(route, { kind: one, show: null, only: null })),
+                }),
+              ),
+            )
+          : null,
+      ),
+      h(
+        "div",
+        { class: "seed-choice", role: "group", "aria-label": "Episodes to show" },
+        all.map((one) =>
+          button(
+            rewardPill(one.reward),
+            {
+              class: `seed-pick ${ids.has(one.id) ? "is-on" : ""}`,
+              "aria-pressed": String(ids.has(one.id)),
+              title: one.id,
+              onclick: () => toggle(one.id, chosen),
+            },
+            h(
+              "span",
+              { class: "num" },
+              all.filter((other) => other.step === one.step).length > 1
+                ? `${num(one.step)} #${one.member}`
+                : num(one.step),
+            ),
+          ),
+        ),
+      ),
+      steps < 2 && all.length
+        ? h(
+            "p",
+            { class: "soft hint" },
+            kind() === "train"
+              ? "Training draws new seeds at every step, so this one was played only here. "
+              : "This seed was played at one step so far. ",
+            kind() === "train" && evals.length
+              ? [
+                  "Evaluations play the same seeds each time: ",
+                  link(
+                    address({ run: route.run, view: "episodes", params: { kind: evals[0] } }),
+                    null,
+                    `${evals[0]} episodes`,
+                  ),
+                ]
+              : null,
+          )
+        : null,
+    );
   }
 
   // One row for each turn, so that the same turn stands at the same height.
@@ -76,36 +161,102 @@ export function seedView(host, app) {
     const agents = episodes.map((one) => one.agents[0]);
     const longest = Math.max(...agents.map((agent) => agent.turns.length));
     const rows = [];
-    rows.push(episodes.map((one, place) => h("div", { class: "seed-top" },
-      h("strong", { class: "num" }, `step ${num(one.step)}`), rewardPill(agents[place].reward?.total ?? null), h("span", { class: `chip ${statusClass(one.status)}` }, statusWord(one.status)),
-      link(address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } }), { class: "faint" }, one.id))));
-    rows.push(agents.map((agent) => h("div", { class: "seed-cell" }, turnMessages(agent).opening.filter((message) => message.role !== "system").map((message) => say("user", message.content)))));
+    rows.push(
+      episodes.map((one, place) =>
+        h(
+          "div",
+          { class: "seed-top" },
+          h("strong", { class: "num" }, `step ${num(one.step)}`),
+          rewardPill(agents[place].reward?.total ?? null),
+          h("span", { class: `chip ${statusClass(one.status)}` }, statusWord(one.status)),
+          link(
+            address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } }),
+            { class: "faint" },
+            one.id,
+          ),
+        ),
+      ),
+    );
+    rows.push(
+      agents.map((agent) =>
+        h(
+          "div",
+          { class: "seed-cell" },
+          turnMessages(agent)
+            .opening.filter((message) => message.role !== "system")
+            .map((message) => say("user", message.content)),
+        ),
+      ),
+    );
     for (let turn = 0; turn < longest; turn += 1) {
-      rows.push(agents.map((agent) => (agent.turns[turn] ? cell(agent, turn) : h("div", { class: "seed-cell is-over" }))));
+      rows.push(
+        agents.map((agent) =>
+          agent.turns[turn] ? cell(agent, turn) : h("div", { class: "seed-cell is-over" }),
+        ),
+      );
     }
-    return h("div", { class: "seed-scroll" }, h("div", { class: "seed-grid", style: { "--columns": String(episodes.length) } }, rows));
+    return h(
+      "div",
+      { class: "seed-scroll" },
+      h("div", { class: "seed-grid", style: { "--columns": String(episodes.length) } }, rows),
+    );
   }
 
   function cell(agent, number) {
     const turn = agent.turns[number];
-    return h("div", { class: "seed-cell" },
-      h("div", { class: "say", data: { role: "assistant" } }, h("div", { class: "words is-model" }, turn.text ? visible(turn.text) : h("span", { class: "faint" }, "nothing")), turnReward(agent, turn, number)),
-      turn.calls.map((call) => h("div", { class: "say", data: { role: "tool" } }, h("div", { class: "words mono" }, visible(`${call.name}(${JSON.stringify(call.arguments)}) → ${typeof call.result === "string" ? call.result : JSON.stringify(call.result)}`)))),
-      turn.observation ? say("user", turn.observation) : null);
+    return h(
+      "div",
+      { class: "seed-cell" },
+      h(
+        "div",
+        { class: "say", data: { role: "assistant" } },
+        h(
+          "div",
+          { class: "words is-model" },
+          turn.text ? visible(turn.text) : h("span", { class: "faint" }, "nothing"),
+        ),
+        turnReward(agent, turn, number),
+      ),
+      turn.calls.map((call) =>
+        h(
+          "div",
+          { class: "say", data: { role: "tool" } },
+          h(
+            "div",
+            { class: "words mono" },
+            visible(
+              `${call.name}(${JSON.stringify(call.arguments)}) → ${typeof call.result === "string" ? call.result : JSON.stringify(call.result)}`,
+            ),
+          ),
+        ),
+      ),
+      turn.observation ? say("user", turn.observation) : null,
+    );
   }
 
   function say(role, text) {
-    return h("div", { class: "say", data: { role } }, h("div", { class: "words" }, visible(typeof text === "string" ? text : JSON.stringify(text))));
+    return h(
+      "div",
+      { class: "say", data: { role } },
+      h("div", { class: "words" }, visible(typeof text === "string" ? text : JSON.stringify(text))),
+    );
   }
 
   return {
-    show(next) { route = next; load(); },
-    live(changed) { if (changed.includes(route.run)) load(); },
+    show(next) {
+      route = next;
+      load();
+    },
+    live(changed) {
+      if (changed.includes(route.run)) load();
+    },
     key(event) {
       if (event.key !== "Escape") return false;
       history.back();
       return true;
     },
-    destroy() { asked += 1; },
+    destroy() {
+      asked += 1;
+    },
   };
 }

@@ -10,8 +10,10 @@ import { currentTheme, switchTheme } from "./theme.js";
 
 const NAMES = { learn: "Learn", episodes: "Episodes", tokens: "Tokens", time: "Time" };
 const QUESTIONS = {
-  learn: "How does it learn?", episodes: "What did the model say?",
-  tokens: "What was trained on?", time: "Where did the time go?",
+  learn: "How does it learn?",
+  episodes: "What did the model say?",
+  tokens: "What was trained on?",
+  time: "Where did the time go?",
 };
 
 export function drawTop(top, app) {
@@ -19,31 +21,82 @@ export function drawTop(top, app) {
   if (top.querySelector(".menu")) return;
   const focused = top.contains(document.activeElement) ? document.activeElement.dataset.name : null;
   const run = app.run();
-  fill(top,
-    link("#/", { class: "brand", "aria-label": "turnwise" }, h("img", { src: "/assets/icon.svg", alt: "" }), h("span", null, "turnwise")),
+  fill(
+    top,
+    link(
+      "#/",
+      { class: "brand", "aria-label": "turnwise" },
+      h("img", { src: "/assets/icon.svg", alt: "" }),
+      h("span", null, "turnwise"),
+    ),
     app.runs.length ? runChoice(app, run) : null,
-    h("nav", { class: "tabs", "aria-label": "Views" }, TABS.map((name, place) => tab(app, name, place))),
-    h("div", { class: "tools" },
+    h(
+      "nav",
+      { class: "tabs", "aria-label": "Views" },
+      TABS.map((name, place) => tab(app, name, place)),
+    ),
+    h(
+      "div",
+      { class: "tools" },
       live(app, run),
-      button(icon(currentTheme() === "dark" ? "sun" : "moon"), { class: "icon-button", title: "Dark or light (t)", "aria-label": "Switch between dark and light", data: { name: "theme" }, onclick: switchTheme }),
-      button("?", { class: "icon-button", title: "Keys and help (?)", "aria-label": "Help", data: { name: "help" }, onclick: showHelp })));
+      button(icon(currentTheme() === "dark" ? "sun" : "moon"), {
+        class: "icon-button",
+        title: "Dark or light (t)",
+        "aria-label": "Switch between dark and light",
+        data: { name: "theme" },
+        onclick: switchTheme,
+      }),
+      button("?", {
+        class: "icon-button",
+        title: "Keys and help (?)",
+        "aria-label": "Help",
+        data: { name: "help" },
+        onclick: showHelp,
+      }),
+    ),
+  );
   if (focused) top.querySelector(`[data-name="${focused}"]`)?.focus();
 }
 
 function tab(app, name, place) {
   const isHere = app.route.view === name || (name === "episodes" && app.route.view === "seed");
-  return link(tabAddress(app, name), { title: QUESTIONS[name], "aria-current": isHere ? "page" : null, data: { name } },
-    NAMES[name], h("kbd", { "aria-hidden": "true" }, place + 1));
+  return link(
+    tabAddress(app, name),
+    { title: QUESTIONS[name], "aria-current": isHere ? "page" : null, data: { name } },
+    NAMES[name],
+    h("kbd", { "aria-hidden": "true" }, place + 1),
+  );
 }
 
 function live(app, run) {
   if (app.connection === "lost") {
-    return h("span", { class: "live", data: { state: "lost" }, title: "The page asks again by itself" }, h("span", { class: "dot" }), "server gone", h("span", { class: "long" }, ", trying again"));
+    return h(
+      "span",
+      { class: "live", data: { state: "lost" }, title: "The page asks again by itself" },
+      h("span", { class: "dot" }),
+      "server gone",
+      h("span", { class: "long" }, ", trying again"),
+    );
   }
   if (!run) return null;
-  const steps = run.total_steps ? `step ${num(run.step)} of ${num(run.total_steps)}` : `step ${num(run.step)}`;
-  if (run.is_live) return h("span", { class: "live", data: { state: "live" } }, h("span", { class: "dot is-live" }), "live", h("span", { class: "long num" }, `· ${steps}`));
-  return h("span", { class: "live", data: { state: "still" } }, h("span", { class: `dot ${hasFailed(run) ? "is-failed" : ""}` }), stateWord(run), h("span", { class: "long num" }, `· ${steps}`));
+  const steps = run.total_steps
+    ? `step ${num(run.step)} of ${num(run.total_steps)}`
+    : `step ${num(run.step)}`;
+  if (run.is_live)
+    return h(
+      "span",
+      { class: "live", data: { state: "live" } },
+      h("span", { class: "dot is-live" }),
+      "live",
+      h("span", { class: "long num" }, `· ${steps}`),
+    );
+  return h(
+    "span",
+    { class: "live", data: { state: "still" } },
+    h("span", { class: `dot ${hasFailed(run) ? "is-failed" : ""}` }),
+    stateWord(run),
+    h("span", { class: "long num" }, `· ${steps}`),
+  );
 }
 
 function runChoice(app, run) {
@@ -66,18 +119,43 @@ function runChoice(app, run) {
     addEventListener("pointerdown", close);
     addEventListener("keydown", close, true);
   };
-  const opener = button(h("span", { class: `dot ${run?.is_live ? "is-live" : ""}` }), { "aria-haspopup": "true", "aria-expanded": "false", data: { name: "runs" }, title: run?.path ?? "", onclick: open },
-    h("span", null, run?.name ?? run?.key ?? "choose a run"));
+  const opener = button(
+    h("span", { class: `dot ${run?.is_live ? "is-live" : ""}` }),
+    {
+      "aria-haspopup": "true",
+      "aria-expanded": "false",
+      data: { name: "runs" },
+      title: run?.path ?? "",
+      onclick: open,
+    },
+    h("span", null, run?.name ?? run?.key ?? "choose a run"),
+  );
   choice.append(opener);
   return choice;
 }
 
 function menu(app, close) {
-  return h("div", { class: "menu" }, app.runs.map((one) =>
-    link(address({ run: one.key, view: app.route.view === "seed" ? "episodes" : app.route.view }), { "aria-current": one.key === app.route.run ? "true" : null, onclick: () => close(), title: one.path },
-      h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
-      h("span", { class: "name" }, one.key, h("small", null, one.environment ?? "")),
-      h("span", { class: "num faint" }, one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step)))));
+  return h(
+    "div",
+    { class: "menu" },
+    app.runs.map((one) =>
+      link(
+        address({ run: one.key, view: app.route.view === "seed" ? "episodes" : app.route.view }),
+        {
+          "aria-current": one.key === app.route.run ? "true" : null,
+          onclick: () => close(),
+          title: one.path,
+        },
+        h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
+        h("span", { class: "name" }, one.key, h("small", null, one.environment ?? "")),
+        h(
+          "span",
+          { class: "num faint" },
+          one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step),
+        ),
+      ),
+    ),
+  );
 }
 
 // A run that says it runs, and does not, was ended from outside.

@@ -3,8 +3,13 @@
 import { button, h } from "./dom.js";
 
 export function loading(rows = 6, height = 44) {
-  return h("div", { class: "loading", "aria-busy": "true", "aria-label": "loading" },
-    Array.from({ length: rows }, () => h("div", { class: "skeleton", style: { height: `${height}px`, margin: "10px 14px" } })));
+  return h(
+    "div",
+    { class: "loading", "aria-busy": "true", "aria-label": "loading" },
+    Array.from({ length: rows }, () =>
+      h("div", { class: "skeleton", style: { height: `${height}px`, margin: "10px 14px" } }),
+    ),
+  );
 }
 
 export function empty(title, text, ...more) {
@@ -12,8 +17,11 @@ export function empty(title, text, ...more) {
 }
 
 export function failed(error, again = null) {
-  return h("div", { class: "state is-error", role: "alert" },
+  return h(
+    "div",
+    { class: "state is-error", role: "alert" },
     h("strong", null, "That did not work"),
     h("p", null, error.message ?? String(error)),
-    again && button("Try again", { class: "button", onclick: again }));
+    again && button("Try again", { class: "button", onclick: again }),
+  );
 }

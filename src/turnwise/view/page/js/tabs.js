@@ -7,7 +7,8 @@ export const TABS = ["learn", "episodes", "tokens", "time"];
 export function tabAddress(app, name) {
   const run = app.route.run ?? app.runs[0]?.key ?? null;
   const seen = app.seen.get(run) ?? {};
-  if (name === "episodes") return address({ run, view: name, item: seen.id ?? null, params: seen.filters });
+  if (name === "episodes")
+    return address({ run, view: name, item: seen.id ?? null, params: seen.filters });
   if (name === "tokens") return address({ run, view: name, item: seen.id ?? null });
   if (name === "time") return address({ run, view: name, item: seen.step ?? null });
   return address({ run, view: name, params: seen.learn });

@@ -1,11 +1,11 @@
 // One episode as a conversation: who said what, which tools were called, what each turn earned.
 
-import { exportAddress } from "./api.js";
 import { button, fill, h, link } from "./dom.js";
-import { statusClass, statusWord } from "./filters.js";
-import { num, plural, seconds, seedText, signed } from "./format.js";
+import { statusWord } from "./filters.js";
+import { num, plural, seconds, signed } from "./format.js";
 import { icon } from "./icons.js";
 import { address, go, withParams } from "./route.js";
+import { spentOn, talkHead, tone } from "./talk_head.js";
 import { marked, visible } from "./visible.js";
 
 const LONG = 1400;
@@ -14,62 +14,60 @@ export function drawTalk(place, episode, route) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
   const agent = episode.agents[number] ?? episode.agents[0];
   const word = route.params.get("text") ?? "";
-  fill(place, head(episode, agent, route), episode.error ? problem(episode.error) : null,
+  fill(
+    place,
+    talkHead(episode, agent, route),
+    episode.error ? problem(episode.error) : null,
     episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
-    agent ? h("div", { class: "talk" }, opening(agent, word), agent.turns.map((turn, place) => turnBlock(agent, turn, place, word, episode, route))) : null,
-    h("p", { class: "talk-end" }, endingWords(episode)));
-}
-
-function head(episode, agent, route) {
-  const at = { run: route.run };
-  const tokens = agent?.turns.length ? agent.turns.reduce((sum, turn) => sum + turn.tokens[1] - turn.tokens[0], 0) : 0;
-  const fact = (label, value) => h("div", null, h("dt", null, label), h("dd", { class: "num" }, value));
-  const move = (id, name, label) => link(id ? address({ ...at, view: "episodes", item: id, params: route.params }) : "#", { class: "button is-plain", title: label, "aria-label": label, "aria-disabled": id ? null : "true" }, icon(name));
-  return h("header", { class: "talk-head" },
-    h("div", { class: "talk-title" },
-      link(address({ ...route, item: null }), { class: "button is-plain back", "aria-label": "Back to the list" }, icon("left")),
-      h("h1", { class: "num" }, episode.id), h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
-      h("span", { class: "talk-actions" },
-        move(episode.previous, "up", "The episode before it in its step"), move(episode.next, "down", "The episode after it in its step"),
-        link(address({ ...at, view: "tokens", item: episode.id }), { class: "button", title: "What was trained on (Enter)" }, icon("tokens"), "Tokens"),
-        link(address({ ...at, view: "seed", item: String(episode.seed), params: { kind: episode.kind, show: episode.id } }), { class: "button", title: "The same seed at other steps (s)", data: { action: "seed" } }, icon("columns"), "Same seed"),
-        link(exportAddress(route.run, episode.id), { class: "button", title: "Save as one HTML file (e)", download: "", data: { action: "export" } }, icon("save"), "Export"))),
-    h("dl", { class: "talk-facts" },
-      agent?.reward ? h("div", { class: "talk-reward" }, h("dt", null, "reward"), h("dd", { class: `num ${tone(agent.reward.total)}` }, num(agent.reward.total))) : fact("reward", "not scored"),
-      Object.entries(agent?.reward?.parts ?? {}).map(([name, value]) => fact(name, num(value))),
-      fact("step", link(address({ ...at, view: "time", item: episode.step, params: { episode: episode.id } }), { title: "Where the time of this step went" }, num(episode.step))),
-      fact("seed", h("span", { title: String(episode.seed) }, seedText(episode.seed))),
-      fact("group, member", `${num(episode.group)}, ${num(episode.member)}`),
-      fact("turns", num(agent?.turns.length ?? 0)), fact("sampled", plural(tokens, "token")),
-      episode.attempt > 1 ? fact("attempt", num(episode.attempt)) : null,
-      fact("took", h("span", { title: spentOn(episode.seconds) }, seconds(episode.seconds?.total)))));
-}
-
-export function tone(value) {
-  return value > 0 ? "plus" : value < 0 ? "minus" : "";
-}
-
-function spentOn(parts) {
-  return Object.entries(parts ?? {}).filter(([name]) => name !== "total").map(([name, value]) => `${name} ${seconds(value)}`).join("\n");
+    agent
+      ? h(
+          "div",
+          { class: "talk" },
+          opening(agent, word),
+          agent.turns.map((turn, place) => turnBlock(agent, turn, place, word, episode, route)),
+        )
+      : null,
+    h("p", { class: "talk-end" }, endingWords(episode)),
+  );
 }
 
 function problem(error) {
   const text = typeof error === "string" ? error : JSON.stringify(error, null, 1);
-  return h("div", { class: "problem", role: "note" }, icon("alert"), h("pre", { class: "words mono" }, visible(text)));
+  return h(
+    "div",
+    { class: "problem", role: "note" },
+    icon("alert"),
+    h("pre", { class: "words mono" }, visible(text)),
+  );
 }
 
 function agentChoice(episode, number, route) {
-  return h("div", { class: "segments agents", role: "group", "aria-label": "Agents" }, episode.agents.map((agent, place) =>
-    button(agent.reward ? `${agent.name} · ${num(agent.reward.total)}` : agent.name, { "aria-pressed": String(place === number), onclick: () => go(withParams(route, { agent: place || null })) })));
+  return h(
+    "div",
+    { class: "segments agents", role: "group", "aria-label": "Agents" },
+    episode.agents.map((agent, place) =>
+      button(agent.reward ? `${agent.name} · ${num(agent.reward.total)}` : agent.name, {
+        "aria-pressed": String(place === number),
+        onclick: () => go(withParams(route, { agent: place || null })),
+      }),
+    ),
+  );
 }
 
 // The last assistant messages are those of the turns; what stands before them opened the episode.
 export function turnMessages(agent) {
-  const spoke = agent.messages.flatMap((message, place) => (message.role === "assistant" ? [place] : []));
+  const spoke = agent.messages.flatMap((message, place) =>
+    message.role === "assistant" ? [place] : [],
+  );
   const own = spoke.slice(Math.max(0, spoke.length - agent.turns.length));
-  const replies = own.map((place, number) => agent.messages.slice(place + 1, own[number + 1] ?? agent.messages.length));
+  const replies = own.map((place, number) =>
+    agent.messages.slice(place + 1, own[number + 1] ?? agent.messages.length),
+  );
   const missing = agent.turns.length - own.length;
-  return { opening: agent.messages.slice(0, own[0] ?? agent.messages.length), replies: [...Array(missing).fill([]), ...replies] };
+  return {
+    opening: agent.messages.slice(0, own[0] ?? agent.messages.length),
+    replies: [...Array(missing).fill([]), ...replies],
+  };
 }
 
 function opening(agent, word) {
@@ -80,22 +78,39 @@ const ROLES = { system: "system", user: "environment", assistant: "model", tool:
 
 function messageBlock(message, word, label = null) {
   const role = message.role in ROLES ? message.role : "user";
-  return h("article", { class: "message", data: { role } },
-    h("header", null, h("span", { class: "role" }, label ?? ROLES[role] ?? message.role), message.name ? h("span", { class: "faint" }, message.name) : null),
-    body(contentText(message), word));
+  return h(
+    "article",
+    { class: "message", data: { role } },
+    h(
+      "header",
+      null,
+      h("span", { class: "role" }, label ?? ROLES[role] ?? message.role),
+      message.name ? h("span", { class: "faint" }, message.name) : null,
+    ),
+    body(contentText(message), word),
+  );
 }
 
 function contentText(message) {
   if (typeof message.content === "string") return message.content;
-  return message.content === null || message.content === undefined ? "" : JSON.stringify(message.content, null, 1);
+  return message.content === null || message.content === undefined
+    ? ""
+    : JSON.stringify(message.content, null, 1);
 }
 
 function body(text, word, kind = "") {
   if (!text) return h("div", { class: "words is-empty" }, "nothing");
   const full = () => h("div", { class: `words ${kind}` }, marked(text, word));
-  if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase()))) return full();
+  if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase())))
+    return full();
   const short = h("div", { class: `words is-cut ${kind}` }, visible(text.slice(0, LONG)));
-  const more = button(`Show all of its ${num(text.length)} characters`, { class: "button is-plain", onclick: () => { short.replaceWith(full()); more.remove(); } });
+  const more = button(`Show all of its ${num(text.length)} characters`, {
+    class: "button is-plain",
+    onclick: () => {
+      short.replaceWith(full());
+      more.remove();
+    },
+  });
   return [short, more];
 }
 
@@ -104,53 +119,154 @@ function turnBlock(agent, turn, number, word, episode, route) {
   const results = turn.calls.map((call) => resultText(call.result));
   const said = replies.map(contentText).join("\n\n");
   // What a tool returned stands with its call.
-  const others = replies.filter((message) => !(message.role === "tool" && results.includes(contentText(message))));
-  const unread = turn.observation && turn.observation !== said && !others.some((one) => contentText(one) === turn.observation);
-  return h("section", { class: "turn", data: { turn: number } },
-    h("article", { class: "message", data: { role: "assistant" } },
-      h("header", null,
-        h("span", { class: "role" }, "model"), h("span", { class: "faint num" }, `turn ${number + 1}`),
-        turn.finish_reason && turn.finish_reason !== "stop" ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason) : null,
-        h("span", { class: "turn-side num" },
-          h("span", { class: "faint", title: spentOn(turn.seconds) }, plural(turn.tokens[1] - turn.tokens[0], "token")),
-          link(address({ run: route.run, view: "tokens", item: episode.id, params: { token: turn.tokens[0], agent: route.params.get("agent") } }), { class: "faint", title: "These tokens" }, icon("tokens")),
-          turnReward(agent, turn, number))),
+  const others = replies.filter(
+    (message) => !(message.role === "tool" && results.includes(contentText(message))),
+  );
+  const unread =
+    turn.observation &&
+    turn.observation !== said &&
+    !others.some((one) => contentText(one) === turn.observation);
+  return h(
+    "section",
+    { class: "turn", data: { turn: number } },
+    h(
+      "article",
+      { class: "message", data: { role: "assistant" } },
+      h(
+        "header",
+        null,
+        h("span", { class: "role" }, "model"),
+        h("span", { class: "faint num" }, `turn ${number + 1}`),
+        turn.finish_reason && turn.finish_reason !== "stop"
+          ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason)
+          : null,
+        h(
+          "span",
+          { class: "turn-side num" },
+          h(
+            "span",
+            { class: "faint", title: spentOn(turn.seconds) },
+            plural(turn.tokens[1] - turn.tokens[0], "token"),
+          ),
+          link(
+            address({
+              run: route.run,
+              view: "tokens",
+              item: episode.id,
+              params: { token: turn.tokens[0], agent: route.params.get("agent") },
+            }),
+            { class: "faint", title: "These tokens" },
+            icon("tokens"),
+          ),
+          turnReward(agent, turn, number),
+        ),
+      ),
       body(turn.text, word, "is-model"),
-      turn.malformed ? h("div", { class: "call is-failed" }, h("header", null, h("strong", null, "not a call that can be read")), h("div", { class: "words mono" }, visible(turn.malformed))) : null,
+      turn.malformed
+        ? h(
+            "div",
+            { class: "call is-failed" },
+            h("header", null, h("strong", null, "not a call that can be read")),
+            h("div", { class: "words mono" }, visible(turn.malformed)),
+          )
+        : null,
       turn.calls.map((call) => callBlock(call, word)),
-      moreOf(turn)),
+      moreOf(turn),
+    ),
     others.map((message) => messageBlock(message, word)),
-    unread ? h("article", { class: "message", data: { role: "user" } }, h("header", null, h("span", { class: "role" }, "environment"), turn.done ? h("span", { class: "faint" }, "after the last turn") : null), body(turn.observation, word)) : null);
+    unread
+      ? h(
+          "article",
+          { class: "message", data: { role: "user" } },
+          h(
+            "header",
+            null,
+            h("span", { class: "role" }, "environment"),
+            turn.done ? h("span", { class: "faint" }, "after the last turn") : null,
+          ),
+          body(turn.observation, word),
+        )
+      : null,
+  );
 }
 
 export function turnReward(agent, turn, number) {
   const turns = agent.reward?.turns ?? agent.reward?.per_turn ?? null;
   const value = turns?.[number] ?? turn.reward;
-  return h("span", { class: `turn-reward num ${tone(value)}`, title: "reward of this turn" }, value === null || value === undefined ? "–" : signed(value));
+  return h(
+    "span",
+    { class: `turn-reward num ${tone(value)}`, title: "reward of this turn" },
+    value === null || value === undefined ? "–" : signed(value),
+  );
 }
 
 function resultText(result) {
-  return typeof result === "string" ? result : result === null || result === undefined ? "" : JSON.stringify(result);
+  return typeof result === "string"
+    ? result
+    : result === null || result === undefined
+      ? ""
+      : JSON.stringify(result);
 }
 
 function callBlock(call, word) {
-  const args = call.arguments && typeof call.arguments === "object" && !Array.isArray(call.arguments) ? Object.entries(call.arguments) : null;
+  const args =
+    call.arguments && typeof call.arguments === "object" && !Array.isArray(call.arguments)
+      ? Object.entries(call.arguments)
+      : null;
   const failed = call.success === false || Boolean(call.failure);
-  const state = call.success === null || call.success === undefined ? "not called" : failed ? call.failure ?? "failed" : null;
-  return h("div", { class: `call ${failed ? "is-failed" : ""}` },
-    h("header", null, h("strong", { class: "mono" }, visible(call.name)), state ? h("span", { class: `chip ${failed ? "is-bad" : ""}` }, statusWord(state)) : null,
-      call.seconds ? h("span", { class: "faint num call-time" }, seconds(call.seconds)) : null),
-    args ? h("dl", { class: "args" }, args.map(([name, value]) => [h("dt", { class: "mono" }, visible(name)), h("dd", { class: "mono words" }, marked(typeof value === "string" ? value : JSON.stringify(value), word))]))
-      : h("div", { class: "mono words args" }, marked(resultText(call.arguments), word)),
-    call.result === null || call.result === undefined ? null : h("div", { class: "result" }, h("span", { class: "result-arrow", "aria-label": "result" }, failed ? "✗" : "→"), body(resultText(call.result), word, "mono")));
+  const state =
+    call.success === null || call.success === undefined
+      ? "not called"
+      : failed
+        ? (call.failure ?? "failed")
+        : null;
+  return h(
+    "div",
+    { class: `call ${failed ? "is-failed" : ""}` },
+    h(
+      "header",
+      null,
+      h("strong", { class: "mono" }, visible(call.name)),
+      state ? h("span", { class: `chip ${failed ? "is-bad" : ""}` }, statusWord(state)) : null,
+      call.seconds ? h("span", { class: "faint num call-time" }, seconds(call.seconds)) : null,
+    ),
+    args && !args.length
+      ? null
+      : args
+        ? h(
+            "dl",
+            { class: "args" },
+            args.map(([name, value]) => [
+              h("dt", { class: "mono" }, visible(name)),
+              h(
+                "dd",
+                { class: "mono words" },
+                marked(typeof value === "string" ? value : JSON.stringify(value), word),
+              ),
+            ]),
+          )
+        : h("div", { class: "mono words args" }, marked(resultText(call.arguments), word)),
+    call.result === null || call.result === undefined
+      ? null
+      : h(
+          "div",
+          { class: "result" },
+          h("span", { class: "result-arrow", "aria-label": "result" }, failed ? "✗" : "→"),
+          body(resultText(call.result), word, "mono"),
+        ),
+  );
 }
 
 function moreOf(turn) {
   const info = turn.info && Object.keys(turn.info).length ? JSON.stringify(turn.info, null, 1) : "";
   if (!info && !turn.state) return null;
-  return h("details", { class: "turn-more" }, h("summary", null, [turn.state && "state", info && "info"].filter(Boolean).join(" and ")),
+  return h(
+    "details",
+    { class: "turn-more" },
+    h("summary", null, [turn.state && "state", info && "info"].filter(Boolean).join(" and ")),
     turn.state ? h("div", { class: "words mono" }, visible(turn.state)) : null,
-    info ? h("div", { class: "words mono" }, visible(info)) : null);
+    info ? h("div", { class: "words mono" }, visible(info)) : null,
+  );
 }
 
 function endingWords(episode) {

@@ -3,7 +3,11 @@
 const KEY = "turnwise.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
 let chosen = null;
-try { chosen = localStorage.getItem(KEY); } catch { /* follows the system */ }
+try {
+  chosen = localStorage.getItem(KEY);
+} catch {
+  /* follows the system */
+}
 
 export function currentTheme() {
   return chosen === "dark" || chosen === "light" ? chosen : system.matches ? "dark" : "light";
@@ -17,7 +21,11 @@ function show() {
 
 export function switchTheme() {
   chosen = currentTheme() === "dark" ? "light" : "dark";
-  try { localStorage.setItem(KEY, chosen); } catch { /* until the page is closed */ }
+  try {
+    localStorage.setItem(KEY, chosen);
+  } catch {
+    /* until the page is closed */
+  }
   show();
 }
 

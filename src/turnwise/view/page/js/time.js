@@ -9,31 +9,59 @@ import { empty, failed, loading } from "./states.js";
 import { Timeline } from "./timeline.js";
 
 export const KINDS = ["generate", "environment", "tool", "reward", "wait"];
-const WORDS = { generate: "generating", environment: "environment", tool: "tools", tools: "tools", reward: "reward", wait: "waiting", idle: "idle", update: "update", log_probs: "log-probs", rollout: "playing", play: "playing", checkpoint: "checkpoint", log: "writing", evaluate: "evaluation" };
+const WORDS = {
+  generate: "generating",
+  environment: "environment",
+  tool: "tools",
+  tools: "tools",
+  reward: "reward",
+  wait: "waiting",
+  idle: "idle",
+  update: "update",
+  log_probs: "log-probs",
+  rollout: "playing",
+  play: "playing",
+  checkpoint: "checkpoint",
+  log: "writing",
+  evaluate: "evaluation",
+};
 
 export function timeWord(name) {
   return WORDS[name] ?? name.replaceAll("_", " ");
 }
 
 const COLORS = {
-  generate: "generate", engine: "generate", rollout: "generate", play: "generate", environment: "environment", tool: "tool", tools: "tool", reward: "reward",
-  wait: "wait", idle: "wait", update: "update", log_probs: "update-2", checkpoint: "other", log: "other-2", evaluate: "evaluate",
+  generate: "generate",
+  engine: "generate",
+  rollout: "generate",
+  play: "generate",
+  environment: "environment",
+  tool: "tool",
+  tools: "tool",
+  reward: "reward",
+  wait: "wait",
+  idle: "wait",
+  update: "update",
+  log_probs: "update-2",
+  checkpoint: "other",
+  log: "other-2",
+  evaluate: "evaluate",
 };
 
 export function timeColor(name) {
   return cssColor(`--time-${COLORS[name] ?? "other"}`);
 }
 
-export function timeView(host, app) {
+export function timeView(host) {
   let route = null;
   let data = null;
   let steps = [];
-  let kinds = [];
   let asked = 0;
   const head = h("header", { class: "time-head" });
   const timeline = new Timeline({
     open: (id) => go({ run: route.run, view: "episodes", item: id, params: {} }),
-    zoom: (from, to) => go(withParams(route, { t: from === null ? null : `${from.toFixed(4)}-${to.toFixed(4)}` })),
+    zoom: (from, to) =>
+      go(withParams(route, { t: from === null ? null : `${from.toFixed(4)}-${to.toFixed(4)}` })),
   });
   const frame = h("div", { class: "time" }, head, timeline.element);
   fill(host, loading(8, 30));
@@ -44,10 +72,12 @@ export function timeView(host, app) {
       const run = await get(runPath(route.run));
       if (mine !== asked) return;
       steps = run.steps ?? [];
-      if (!steps.length) return void fill(host, empty("No steps yet", "The timeline of a step appears after it."));
+      if (!steps.length)
+        return void fill(host, empty("No steps yet", "The timeline of a step appears after it."));
       if (route.item === null) return void go({ ...route, item: steps.at(-1) }, { replace: true });
-      kinds = run.kinds ?? [];
-      data = await get(runPath(route.run, "steps", route.item, "timeline"), { kind: route.params.get("kind") });
+      data = await get(runPath(route.run, "steps", route.item, "timeline"), {
+        kind: route.params.get("kind"),
+      });
       if (mine !== asked) return;
       draw();
     } catch (error) {
@@ -58,31 +88,121 @@ export function timeView(host, app) {
   function draw() {
     if (frame.parentNode !== host) fill(host, frame);
     drawHead();
-    const zoom = route.params.get("t")?.match(/^([\d.]+)-([\d.]+)$/)?.slice(1).map(Number) ?? null;
+    const zoom =
+      route.params
+        .get("t")
+        ?.match(/^([\d.]+)-([\d.]+)$/)
+        ?.slice(1)
+        .map(Number) ?? null;
     timeline.show(data, { zoom, episode: route.params.get("episode") });
   }
 
   function drawHead() {
     const at = steps.indexOf(Number(route.item));
-    const step = (by, name, label) => link(steps[at + by] === undefined ? "#" : address({ ...route, item: steps[at + by], params: {} }), { class: "button is-plain", "aria-label": label, title: label, "aria-disabled": steps[at + by] === undefined ? "true" : null }, icon(name));
-    const spent = Object.entries(data.shares ?? {}).filter(([, took]) => took > 0).sort((a, b) => b[1] - a[1]);
+    const step = (by, name, label) =>
+      link(
+        steps[at + by] === undefined
+          ? "#"
+          : address({ ...route, item: steps[at + by], params: {} }),
+        {
+          class: "button is-plain",
+          "aria-label": label,
+          title: label,
+          "aria-disabled": steps[at + by] === undefined ? "true" : null,
+        },
+        icon(name),
+      );
+    const spent = Object.entries(data.shares ?? {})
+      .filter(([, took]) => took > 0)
+      .sort((a, b) => b[1] - a[1]);
     const total = spent.reduce((sum, [, took]) => sum + took, 0) || 1;
-    const shares = spent.map(([name, took]) => [name, took / total]).filter(([, share]) => share >= 0.0005);
-    fill(head,
-      h("div", { class: "talk-title" },
-        h("h1", { class: "num" }, `Step ${num(data.step)}`), step(-1, "left", "The step before (←)"), step(1, "right", "The step after (→)"),
-        h("select", { class: "select", "aria-label": "Step", onchange: (event) => go({ ...route, item: event.target.value, params: {} }) }, steps.map((one) => h("option", { value: one, selected: one === Number(route.item) }, `step ${one}`))),
-        h("span", { class: "soft num" }, `${seconds(data.seconds)}, ${plural(data.episodes.length, "episode")}`),
-        route.params.get("t") ? button("all of the step", { class: "chip is-accent", onclick: () => go(withParams(route, { t: null })) }, icon("close")) : null,
-        h("span", { class: "talk-actions" }, link(address({ run: route.run, view: "episodes", params: { step: route.item } }), { class: "button" }, "Episodes of this step"))),
-      h("div", { class: "shares", role: "img", "aria-label": shares.map(([name, share]) => `${timeWord(name)} ${percent(share)}`).join(", ") }, shares.map(([name, share]) => h("span", { style: { "flex-grow": String(share), background: timeColor(name) }, title: `${timeWord(name)} ${percent(share, 1)}` }))),
-      h("div", { class: "share-key num" }, shares.map(([name, share]) => h("span", null, h("i", { style: { background: timeColor(name) } }), timeWord(name), " ", h("strong", null, percent(share, share < 0.1 ? 1 : 0))))),
-      data.note ? h("p", { class: "soft hint" }, data.note) : null);
+    const shares = spent
+      .map(([name, took]) => [name, took / total])
+      .filter(([, share]) => share >= 0.0005);
+    fill(
+      head,
+      h(
+        "div",
+        { class: "talk-title" },
+        h("h1", { class: "num" }, `Step ${num(data.step)}`),
+        data.kind === "train" ? null : h("span", { class: "chip is-accent" }, data.kind),
+        step(-1, "left", "The step before (←)"),
+        step(1, "right", "The step after (→)"),
+        h(
+          "select",
+          {
+            class: "select",
+            "aria-label": "Step",
+            onchange: (event) => go({ ...route, item: event.target.value, params: {} }),
+          },
+          steps.map((one) =>
+            h("option", { value: one, selected: one === Number(route.item) }, `step ${one}`),
+          ),
+        ),
+        h(
+          "span",
+          { class: "soft num" },
+          `${seconds(Math.max(data.seconds, ...data.phases.map((one) => one.end)))}, ${plural(data.episodes.length, "episode")}`,
+        ),
+        route.params.get("t")
+          ? button(
+              "all of the step",
+              { class: "chip is-accent", onclick: () => go(withParams(route, { t: null })) },
+              icon("close"),
+            )
+          : null,
+        h(
+          "span",
+          { class: "talk-actions" },
+          link(
+            address({ run: route.run, view: "episodes", params: { step: route.item } }),
+            { class: "button" },
+            "Episodes of this step",
+          ),
+        ),
+      ),
+      h(
+        "div",
+        {
+          class: "shares",
+          role: "img",
+          "aria-label": shares
+            .map(([name, share]) => `${timeWord(name)} ${percent(share)}`)
+            .join(", "),
+        },
+        shares.map(([name, share]) =>
+          h("span", {
+            style: { "flex-grow": String(share), background: timeColor(name) },
+            title: `${timeWord(name)} ${percent(share, 1)}`,
+          }),
+        ),
+      ),
+      h(
+        "div",
+        { class: "share-key num" },
+        shares.map(([name, share]) =>
+          h(
+            "span",
+            null,
+            h("i", { style: { background: timeColor(name) } }),
+            timeWord(name),
+            " ",
+            h("strong", null, percent(share, share < 0.1 ? 1 : 0)),
+          ),
+        ),
+      ),
+      data.note ? h("p", { class: "soft hint" }, data.note) : null,
+    );
   }
 
   return {
     show(next) {
-      const same = route && data && route.run === next.run && route.item === next.item && route.params.get("kind") === next.params.get("kind");
+      const same =
+        route &&
+        data &&
+        route.run === next.run &&
+        route.item === next.item &&
+        route.params.get("kind") === next.params.get("kind");
       route = next;
       if (same) draw();
       else load();
@@ -92,12 +212,16 @@ export function timeView(host, app) {
       if (!changed.includes(route.run)) return;
       if (!data) return load();
       const run = await get(runPath(route.run)).catch(() => null);
-      if (run) { steps = run.steps ?? steps; drawHead(); }
+      if (run) {
+        steps = run.steps ?? steps;
+        drawHead();
+      }
     },
     theme: () => data && draw(),
     key(event) {
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-        const next = steps[steps.indexOf(Number(route.item)) + (event.key === "ArrowLeft" ? -1 : 1)];
+        const next =
+          steps[steps.indexOf(Number(route.item)) + (event.key === "ArrowLeft" ? -1 : 1)];
         if (next !== undefined) go({ ...route, item: next, params: {} });
         return true;
       }

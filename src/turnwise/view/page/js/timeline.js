@@ -13,7 +13,11 @@ const TOP = AXIS + PHASE + 8;
 export class Timeline {
   constructor(on) {
     this.on = on;
-    this.canvas = h("canvas", { class: "timeline-canvas", role: "img", "aria-label": "Timeline of the step" });
+    this.canvas = h("canvas", {
+      class: "timeline-canvas",
+      role: "img",
+      "aria-label": "Timeline of the step",
+    });
     this.space = h("div", { class: "timeline-space" });
     this.tip = h("div", { class: "tip hidden", role: "tooltip" });
     this.element = h("div", { class: "timeline" }, this.canvas, this.space, this.tip);
@@ -23,7 +27,12 @@ export class Timeline {
     this.resized.observe(this.element);
     this.canvas.addEventListener("pointermove", (event) => this.move(event));
     this.canvas.addEventListener("pointerleave", () => this.leave());
-    this.canvas.addEventListener("pointerdown", (event) => { if (event.button === 0) { this.drag = [event.offsetX, event.offsetX]; this.canvas.setPointerCapture(event.pointerId); } });
+    this.canvas.addEventListener("pointerdown", (event) => {
+      if (event.button === 0) {
+        this.drag = [event.offsetX, event.offsetX];
+        this.canvas.setPointerCapture(event.pointerId);
+      }
+    });
     this.canvas.addEventListener("pointerup", (event) => this.drop(event));
     this.canvas.addEventListener("dblclick", () => this.on.zoom(null, null));
   }
@@ -31,18 +40,25 @@ export class Timeline {
   show(data, { zoom, episode }) {
     const isNew = data !== this.data;
     Object.assign(this, { data, zoom, chosen: episode });
-    this.rows = isNew ? [...data.episodes].sort((a, b) => a.start - b.start || a.end - b.end) : this.rows;
+    this.rows = isNew
+      ? [...data.episodes].sort((a, b) => a.start - b.start || a.end - b.end)
+      : this.rows;
     this.rowHeight = data.episodes.length > 80 ? 11 : data.episodes.length > 36 ? 13 : 18;
     this.space.style.height = `${TOP + this.rows.length * this.rowHeight + 24}px`;
     if (isNew) {
       const place = this.rows.findIndex((row) => row.id === episode);
-      this.element.scrollTop = place < 0 ? 0 : Math.max(0, TOP + place * this.rowHeight - this.element.clientHeight / 2);
+      this.element.scrollTop =
+        place < 0 ? 0 : Math.max(0, TOP + place * this.rowHeight - this.element.clientHeight / 2);
     }
     this.draw();
   }
 
   range() {
-    const ends = [this.data.seconds ?? 0, ...this.data.phases.map((one) => one.end), ...this.rows.map((one) => one.end)];
+    const ends = [
+      this.data.seconds ?? 0,
+      ...this.data.phases.map((one) => one.end),
+      ...this.rows.map((one) => one.end),
+    ];
     return this.zoom ?? [0, Math.max(...ends, 1e-6)];
   }
 
@@ -62,7 +78,10 @@ export class Timeline {
     if (!width || !height) return;
     this.width = width;
     const ratio = devicePixelRatio || 1;
-    if (this.canvas.width !== Math.round(width * ratio) || this.canvas.height !== Math.round(height * ratio)) {
+    if (
+      this.canvas.width !== Math.round(width * ratio) ||
+      this.canvas.height !== Math.round(height * ratio)
+    ) {
       this.canvas.width = Math.round(width * ratio);
       this.canvas.height = Math.round(height * ratio);
       this.canvas.style.width = `${width}px`;
@@ -105,12 +124,22 @@ export class Timeline {
     pen.textBaseline = "middle";
     pen.fillStyle = cssColor("--faint");
     pen.textAlign = "center";
-    for (const time of this.ticks()) pen.fillText(time === 0 ? "0" : seconds(time), this.x(time), AXIS / 2);
+    for (const time of this.ticks())
+      pen.fillText(time === 0 ? "0" : seconds(time), this.x(time), AXIS / 2);
     pen.textAlign = "left";
     pen.fillText("phases", 20, AXIS + PHASE / 2);
     pen.fillStyle = cssColor("--line");
     pen.fillRect(0, TOP - 4, width, 1);
-    for (const phase of this.data.phases) this.bar(pen, phase.start, phase.end, AXIS + 3, PHASE - 6, this.color(phase.name), timeWord(phase.name));
+    for (const phase of this.data.phases)
+      this.bar(
+        pen,
+        phase.start,
+        phase.end,
+        AXIS + 3,
+        PHASE - 6,
+        this.color(phase.name),
+        timeWord(phase.name),
+      );
   }
 
   bar(pen, start, end, y, height, color, label = null) {
@@ -132,11 +161,16 @@ export class Timeline {
 
   drawRows(pen, height, scrollTop) {
     const first = Math.max(0, Math.floor((scrollTop - TOP) / this.rowHeight));
-    const last = Math.min(this.rows.length - 1, Math.ceil((scrollTop + height - TOP) / this.rowHeight));
+    const last = Math.min(
+      this.rows.length - 1,
+      Math.ceil((scrollTop + height - TOP) / this.rowHeight),
+    );
     const thick = this.rowHeight - (this.rowHeight > 12 ? 4 : 2);
     pen.textBaseline = "middle";
     pen.textAlign = "left";
-    const [faint, base, accent, soft] = ["--faint", "--sunk", "--accent-soft", "--text"].map(cssColor);
+    const [faint, base, accent, soft] = ["--faint", "--sunk", "--accent-soft", "--text"].map(
+      cssColor,
+    );
     const every = this.rowHeight < 13 ? 2 : 1;
     for (let place = first; place <= last; place += 1) {
       const row = this.rows[place];
@@ -152,7 +186,15 @@ export class Timeline {
         pen.fillText(row.id, 20, y + this.rowHeight / 2);
       }
       this.bar(pen, row.start, row.end, y + (this.rowHeight - thick) / 2, thick, base);
-      for (const span of row.spans) this.bar(pen, span.start, span.end, y + (this.rowHeight - thick) / 2, thick, this.color(span.kind));
+      for (const span of row.spans)
+        this.bar(
+          pen,
+          span.start,
+          span.end,
+          y + (this.rowHeight - thick) / 2,
+          thick,
+          this.color(span.kind),
+        );
     }
   }
 
@@ -168,12 +210,15 @@ export class Timeline {
     const time = this.time(event.offsetX);
     if (event.offsetX < LEFT && event.offsetY < TOP) return null;
     const slack = Math.abs(this.time(event.offsetX + 1.5) - time);
-    const hit = (spans) => spans.find((span) => time >= span.start && time <= span.end) ?? spans.find((span) => time >= span.start - slack && time <= span.end + slack);
+    const hit = (spans) =>
+      spans.find((span) => time >= span.start && time <= span.end) ??
+      spans.find((span) => time >= span.start - slack && time <= span.end + slack);
     if (event.offsetY < TOP - 4) {
       const phase = hit(this.data.phases);
       return phase && { phase, key: phase.name };
     }
-    const row = this.rows[Math.floor((event.offsetY + this.element.scrollTop - TOP) / this.rowHeight)];
+    const row =
+      this.rows[Math.floor((event.offsetY + this.element.scrollTop - TOP) / this.rowHeight)];
     if (!row) return null;
     const span = hit(row.spans);
     return { row, span, key: `${row.id}/${span?.start}` };
@@ -206,7 +251,9 @@ export class Timeline {
     const drag = this.drag;
     this.drag = null;
     if (drag && Math.abs(drag[1] - drag[0]) >= 5) {
-      const [from, to] = drag.map((x) => Math.max(0, this.time(Math.min(this.width - RIGHT, Math.max(LEFT, x))))).sort((a, b) => a - b);
+      const [from, to] = drag
+        .map((x) => Math.max(0, this.time(Math.min(this.width - RIGHT, Math.max(LEFT, x)))))
+        .sort((a, b) => a - b);
       if (to - from > 1e-4) this.on.zoom(from, to);
       this.draw();
       return;
@@ -223,8 +270,29 @@ export class Timeline {
 }
 
 function tipWords({ phase, row, span }) {
-  if (phase) return [h("strong", null, timeWord(phase.name)), h("div", { class: "soft num" }, `${seconds(phase.end - phase.start)}, from ${seconds(phase.start)}`)];
-  return [h("strong", { class: "num" }, row.id),
-    span ? h("div", { class: "num" }, h("i", { class: "tip-dot", style: { background: timeColor(span.kind) } }), `${timeWord(span.kind)}${span.turn === undefined || span.turn === null || span.turn < 0 ? "" : `, turn ${num(span.turn + 1)}`}: ${seconds(span.end - span.start)}`) : null,
-    h("div", { class: "soft num" }, `all of it ${seconds(row.end - row.start)}, from ${seconds(row.start)}`)];
+  if (phase)
+    return [
+      h("strong", null, timeWord(phase.name)),
+      h(
+        "div",
+        { class: "soft num" },
+        `${seconds(phase.end - phase.start)}, from ${seconds(phase.start)}`,
+      ),
+    ];
+  return [
+    h("strong", { class: "num" }, row.id),
+    span
+      ? h(
+          "div",
+          { class: "num" },
+          h("i", { class: "tip-dot", style: { background: timeColor(span.kind) } }),
+          `${timeWord(span.kind)}${span.turn === undefined || span.turn === null || span.turn < 0 ? "" : `, turn ${num(span.turn + 1)}`}: ${seconds(span.end - span.start)}`,
+        )
+      : null,
+    h(
+      "div",
+      { class: "soft num" },
+      `all of it ${seconds(row.end - row.start)}, from ${seconds(row.start)}`,
+    ),
+  ];
 }

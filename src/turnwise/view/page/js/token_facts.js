@@ -5,8 +5,12 @@ import { num, percent, signed } from "./format.js";
 import { hasHidden, visible } from "./visible.js";
 
 const TITLES = {
-  sampler_log_probs: "log-prob, sampler", log_probs: "log-prob, learner", gap: "gap",
-  advantages: "advantage", values: "value", returns: "return",
+  sampler_log_probs: "log-prob, sampler",
+  log_probs: "log-prob, learner",
+  gap: "gap",
+  advantages: "advantage",
+  values: "value",
+  returns: "return",
 };
 const ORDER = ["sampler_log_probs", "log_probs", "gap", "advantages", "values", "returns"];
 
@@ -15,18 +19,44 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
   const text = data.tokens ? data.tokens[index] : null;
   const sampled = Boolean(data.mask[index]);
   const turn = data.turn[index];
-  const names = [...ORDER.filter((name) => columns[name]), ...Object.keys(columns).filter((name) => !ORDER.includes(name))];
+  const names = [
+    ...ORDER.filter((name) => columns[name]),
+    ...Object.keys(columns).filter((name) => !ORDER.includes(name)),
+  ];
   const sampler = columns.sampler_log_probs?.[index];
   const gap = columns.gap?.[index];
-  const fact = (label, value, extra = "") => h("div", { class: `fact ${extra}` }, h("dt", null, label), h("dd", { class: "num" }, value));
-  fill(place, h("div", { class: "token-big" },
-    h("span", { class: `mono token-text ${sampled ? "s" : ""}` }, text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text)),
-    h("span", { class: `chip ${sampled ? "is-accent" : ""}` }, sampled ? "sampled" : "put in")),
-  h("dl", null,
-    fact("position", `${num(index)} of ${num(data.count)}`), fact("id", String(data.ids[index])), fact("turn", turn >= 0 ? num(turn + 1) : "none"), fact("mask", sampled ? "1, trained on" : "0, only read"),
-    names.map((name) => fact(TITLES[name] ?? name.replaceAll("_", " "), value(name, columns[name][index]), name === choice?.name ? "is-chosen" : "")),
-    typeof sampler === "number" ? fact("probability", percent(Math.exp(sampler), 2)) : null,
-    typeof gap === "number" ? fact("ratio", num(Math.exp(gap), 5)) : null));
+  const fact = (label, value, extra = "") =>
+    h("div", { class: `fact ${extra}` }, h("dt", null, label), h("dd", { class: "num" }, value));
+  fill(
+    place,
+    h(
+      "div",
+      { class: "token-big" },
+      h(
+        "span",
+        { class: `mono token-text ${sampled ? "s" : ""}` },
+        text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text),
+      ),
+      h("span", { class: `chip ${sampled ? "is-accent" : ""}` }, sampled ? "sampled" : "put in"),
+    ),
+    h(
+      "dl",
+      null,
+      fact("position", `${num(index)} of ${num(data.count)}`),
+      fact("id", String(data.ids[index])),
+      fact("turn", turn >= 0 ? num(turn + 1) : "none"),
+      fact("mask", sampled ? "1, trained on" : "0, only read"),
+      names.map((name) =>
+        fact(
+          TITLES[name] ?? name.replaceAll("_", " "),
+          value(name, columns[name][index]),
+          name === choice?.name ? "is-chosen" : "",
+        ),
+      ),
+      typeof sampler === "number" ? fact("probability", percent(Math.exp(sampler), 2)) : null,
+      typeof gap === "number" ? fact("ratio", num(Math.exp(gap), 5)) : null,
+    ),
+  );
   place.dataset.token = String(index);
   place.classList.toggle("is-hover", isHover);
 }
@@ -37,7 +67,10 @@ function value(name, number) {
 }
 
 function spelled(text) {
-  return text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍") || "part of a character";
+  return (
+    text.replaceAll(" ", "·").replaceAll("\n", "↵").replaceAll("\t", "⇥").replaceAll("\r", "␍") ||
+    "part of a character"
+  );
 }
 
 // For each turn: how many tokens, the sum and the mean of the chosen column, and what it earned.
@@ -49,15 +82,55 @@ export function drawSums(place, { data, columns, choice, agent, go }) {
     if (!data.mask[index]) return;
     const one = turns.get(turn) ?? { count: 0, sum: 0, known: 0 };
     one.count += 1;
-    if (values && values[index] !== null) { one.sum += values[index]; one.known += 1; }
+    if (values && values[index] !== null) {
+      one.sum += values[index];
+      one.known += 1;
+    }
     turns.set(turn, one);
   });
   const rewards = agent?.reward?.turns ?? agent?.reward?.per_turn ?? null;
   const rewardOf = (turn) => rewards?.[turn] ?? agent?.turns[turn]?.reward ?? null;
-  const rows = [...turns].map(([turn, one]) => h("tr", null,
-    h("td", null, turn < 0 ? "none" : button(turn + 1, { class: "link-button num", title: "Go to this turn", onclick: () => go(turn) })),
-    h("td", null, num(one.count)), h("td", null, one.known ? num(one.sum) : "–"), h("td", null, one.known ? num(one.sum / one.known) : "–"), h("td", { class: rewardOf(turn) > 0 ? "plus" : rewardOf(turn) < 0 ? "minus" : "" }, num(rewardOf(turn)))));
-  fill(place, h("table", { class: "sums num" },
-    h("caption", null, `By turn: ${TITLES[name] ?? name.replaceAll("_", " ")}`),
-    h("thead", null, h("tr", null, ["turn", "tokens", "sum", "mean", "reward"].map((title) => h("th", null, title)))), h("tbody", null, rows)));
+  const rows = [...turns].map(([turn, one]) =>
+    h(
+      "tr",
+      null,
+      h(
+        "td",
+        null,
+        turn < 0
+          ? "none"
+          : button(turn + 1, {
+              class: "link-button num",
+              title: "Go to this turn",
+              onclick: () => go(turn),
+            }),
+      ),
+      h("td", null, num(one.count)),
+      h("td", null, one.known ? num(one.sum) : "–"),
+      h("td", null, one.known ? num(one.sum / one.known) : "–"),
+      h(
+        "td",
+        { class: rewardOf(turn) > 0 ? "plus" : rewardOf(turn) < 0 ? "minus" : "" },
+        num(rewardOf(turn)),
+      ),
+    ),
+  );
+  fill(
+    place,
+    h(
+      "table",
+      { class: "sums num" },
+      h("caption", null, `By turn: ${TITLES[name] ?? name.replaceAll("_", " ")}`),
+      h(
+        "thead",
+        null,
+        h(
+          "tr",
+          null,
+          ["turn", "tokens", "sum", "mean", "reward"].map((title) => h("th", null, title)),
+        ),
+      ),
+      h("tbody", null, rows),
+    ),
+  );
 }

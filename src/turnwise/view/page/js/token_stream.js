@@ -9,7 +9,12 @@ const CHUNK = 400;
 export class TokenStream {
   constructor(on) {
     this.on = on;
-    this.element = h("div", { class: "stream", role: "listbox", "aria-label": "Tokens", tabindex: "0" });
+    this.element = h("div", {
+      class: "stream",
+      role: "listbox",
+      "aria-label": "Tokens",
+      tabindex: "0",
+    });
     this.spans = [];
     this.element.addEventListener("pointerover", (event) => this.point(event, on.hover));
     this.element.addEventListener("pointerleave", () => on.hover(null));
@@ -25,19 +30,43 @@ export class TokenStream {
     this.data = data;
     this.spans = new Array(data.count);
     this.classes = new Array(data.count).fill("");
-    fill(this.element, segments(data).map((segment) => this.segment(segment, turnNotes)));
+    fill(
+      this.element,
+      segments(data).map((segment) => this.segment(segment, turnNotes)),
+    );
     this.selected = null;
   }
 
   segment({ start, end, turn, sampled }, turnNotes) {
     const length = end - start;
-    const gutter = h("div", { class: "gutter" },
-      h("strong", null, turn >= 0 ? `turn ${turn + 1}` : sampled ? "no turn" : start === 0 ? "opening" : "world"),
+    const gutter = h(
+      "div",
+      { class: "gutter" },
+      h(
+        "strong",
+        null,
+        turn >= 0 ? `turn ${turn + 1}` : sampled ? "no turn" : start === 0 ? "opening" : "world",
+      ),
       h("span", { class: "num" }, `${num(length)} ${sampled ? "sampled" : "put in"}`),
-      turn >= 0 ? turnNotes(turn) : null);
+      turn >= 0 ? turnNotes(turn) : null,
+    );
     const flow = h("div", { class: "flow" }, this.chunks(start, end));
-    const folded = sampled ? null : button(`${plural(length, "token")} put in`, { class: "fold-button", tabindex: "-1", onclick: (event) => { event.stopPropagation(); event.currentTarget.closest(".seg").classList.add("is-open"); } });
-    return h("section", { class: `seg ${sampled ? "is-sampled" : "is-put"}`, data: { turn } }, gutter, h("div", { class: "seg-body" }, flow, folded));
+    const folded = sampled
+      ? null
+      : button(`${plural(length, "token")} put in`, {
+          class: "fold-button",
+          tabindex: "-1",
+          onclick: (event) => {
+            event.stopPropagation();
+            event.currentTarget.closest(".seg").classList.add("is-open");
+          },
+        });
+    return h(
+      "section",
+      { class: `seg ${sampled ? "is-sampled" : "is-put"}`, data: { turn } },
+      gutter,
+      h("div", { class: "seg-body" }, flow, folded),
+    );
   }
 
   chunks(start, end) {
@@ -58,7 +87,12 @@ export class TokenStream {
       else if ((endsLine && held >= CHUNK) || held >= 2 * CHUNK) chunk = null;
     }
     // So that what is not drawn yet takes about the room that it will.
-    chunks.forEach((one) => one.style.setProperty("contain-intrinsic-size", `auto ${Math.max(1, Math.round(one.childNodes.length / 14)) * 26}px`));
+    chunks.forEach((one) =>
+      one.style.setProperty(
+        "contain-intrinsic-size",
+        `auto ${Math.max(1, Math.round(one.childNodes.length / 14)) * 26}px`,
+      ),
+    );
     return chunks;
   }
 
@@ -126,7 +160,18 @@ function spell(span, text) {
   const parts = text.split(/([ \t\n\r]+)/);
   for (const part of parts) {
     if (!part) continue;
-    if (/^[ \t\n\r]/.test(part)) span.append(h("i", null, part.replaceAll(" ", "·").replaceAll("\t", "⇥").replaceAll("\r", "␍").replaceAll("\n", "↵")));
+    if (/^[ \t\n\r]/.test(part))
+      span.append(
+        h(
+          "i",
+          null,
+          part
+            .replaceAll(" ", "·")
+            .replaceAll("\t", "⇥")
+            .replaceAll("\r", "␍")
+            .replaceAll("\n", "↵"),
+        ),
+      );
     else span.append(visible(part));
   }
 }

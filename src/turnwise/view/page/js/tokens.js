@@ -28,26 +28,49 @@ export function tokensView(host) {
   const facts = h("div", { class: "token-facts" });
   const sums = h("div", { class: "token-sums" });
   const checks = h("ul", { class: "checks" });
-  const stream = new TokenStream({ hover: (index) => showFacts(index ?? selected, index !== null), select });
-  const overview = new Overview((index) => { select(index); stream.bringUp(index); });
+  const stream = new TokenStream({
+    hover: (index) => showFacts(index ?? selected, index !== null),
+    select,
+  });
+  const overview = new Overview((index) => {
+    select(index);
+    stream.bringUp(index);
+  });
   const scroll = h("div", { class: "stream-scroll" }, stream.element);
-  const frame = h("div", { class: "tokens" }, head,
-    h("div", { class: "tokens-main" }, h("div", { class: "stream-pane" }, tools, overview.canvas, scroll), h("aside", { class: "token-side", "aria-label": "Numbers" }, facts, sums, checks)));
+  const frame = h(
+    "div",
+    { class: "tokens" },
+    head,
+    h(
+      "div",
+      { class: "tokens-main" },
+      h("div", { class: "stream-pane" }, tools, overview.canvas, scroll),
+      h("aside", { class: "token-side", "aria-label": "Numbers" }, facts, sums, checks),
+    ),
+  );
   fill(host, loading(6, 60));
 
   const agentNumber = () => Number(route.params.get("agent") ?? 0) || 0;
-  const change = (changes, settings = { replace: true }) => go(withParams(route, changes), settings);
+  const change = (changes, settings = { replace: true }) =>
+    go(withParams(route, changes), settings);
   const keepToken = later(140, () => change({ token: selected }));
 
   async function load() {
     const mine = ++asked;
     const { run } = route;
     try {
-      const id = route.item ?? (await get(runPath(run, "episodes"), { kind: "train", sort: "-step", limit: 1, offset: 0 })).episodes[0]?.id;
+      const id =
+        route.item ??
+        (await get(runPath(run, "episodes"), { kind: "train", sort: "-step", limit: 1, offset: 0 }))
+          .episodes[0]?.id;
       if (mine !== asked) return;
-      if (!id) return void fill(host, empty("No episodes yet", "The tokens of a step appear after it."));
+      if (!id)
+        return void fill(host, empty("No episodes yet", "The tokens of a step appear after it."));
       if (!route.item) return void go({ ...route, item: id }, { replace: true });
-      const found = await Promise.all([get(runPath(run, "episodes", id)), get(runPath(run, "episodes", id, "tokens"), { agent: agentNumber() })]);
+      const found = await Promise.all([
+        get(runPath(run, "episodes", id)),
+        get(runPath(run, "episodes", id, "tokens"), { agent: agentNumber() }),
+      ]);
       if (mine !== asked) return;
       [episode, data] = found;
       draw();
@@ -63,13 +86,28 @@ export function tokensView(host) {
     drawHead();
     const agent = episode.agents[agentNumber()];
     stream.draw(data, (turn) => agent.turns[turn] && turnReward(agent, agent.turns[turn], turn));
-    fill(checks, data.note ? h("li", { class: "is-note" }, icon("alert"), data.note) : null,
-      audit(data, columns).map((check) => h("li", { class: check.isWell ? "is-well" : "is-ill" }, icon(check.isWell ? "check" : "alert"), check.text)));
+    fill(
+      checks,
+      data.note ? h("li", { class: "is-note" }, icon("alert"), data.note) : null,
+      audit(data, columns).map((check) =>
+        h(
+          "li",
+          { class: check.isWell ? "is-well" : "is-ill" },
+          icon(check.isWell ? "check" : "alert"),
+          check.text,
+        ),
+      ),
+    );
     scroll.scrollTop = 0;
     paint();
     const wanted = route.params.get("token");
     const first = data.mask.findIndex(Boolean);
-    selected = wanted === null ? (first < 0 ? 0 : first) : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
+    selected =
+      wanted === null
+        ? first < 0
+          ? 0
+          : first
+        : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
     stream.select(selected);
     overview.select(selected);
     // The opening may be long; what the model said is what one comes for.
@@ -89,18 +127,68 @@ export function tokensView(host) {
   }
 
   function drawHead() {
-    const move = (id, name, label) => link(id ? address({ ...route, item: id, params: kept() }) : "#", { class: "button is-plain", title: label, "aria-label": label, "aria-disabled": id ? null : "true" }, icon(name));
+    const move = (id, name, label) =>
+      link(
+        id ? address({ ...route, item: id, params: kept() }) : "#",
+        {
+          class: "button is-plain",
+          title: label,
+          "aria-label": label,
+          "aria-disabled": id ? null : "true",
+        },
+        icon(name),
+      );
     const agent = episode.agents[agentNumber()];
     const sampled = data.mask.reduce((sum, one) => sum + (one ? 1 : 0), 0);
-    fill(head, h("div", { class: "talk-title" },
-      h("h1", { class: "num" }, episode.id), rewardPill(agent?.reward?.total ?? null), h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
-      episode.agents.length > 1 ? h("div", { class: "segments" }, episode.agents.map((one, place) => button(one.name, { "aria-pressed": String(place === agentNumber()), onclick: () => change({ agent: place || null, token: null }, {}) }))) : null,
-      h("span", { class: "mask-key" },
-        h("span", { class: "tok s" }, "sampled"), h("span", { class: "num" }, num(sampled)), h("span", { class: "faint" }, "trained on"),
-        h("span", { class: "tok" }, "put in"), h("span", { class: "num" }, num(data.count - sampled)), h("span", { class: "faint" }, "only read")),
-      h("span", { class: "talk-actions" }, move(episode.previous, "up", "The episode before it (k)"), move(episode.next, "down", "The episode after it (j)"),
-        link(address({ run: route.run, view: "episodes", item: episode.id }), { class: "button" }, "Conversation"),
-        link(exportAddress(route.run, episode.id), { class: "button", download: "", data: { action: "export" } }, icon("save"), "Export"))));
+    fill(
+      head,
+      h(
+        "div",
+        { class: "talk-title" },
+        h("h1", { class: "num" }, episode.id),
+        rewardPill(agent?.reward?.total ?? null),
+        h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
+        episode.agents.length > 1
+          ? h(
+              "div",
+              { class: "segments" },
+              episode.agents.map((one, place) =>
+                button(one.name, {
+                  "aria-pressed": String(place === agentNumber()),
+                  onclick: () => change({ agent: place || null, token: null }, {}),
+                }),
+              ),
+            )
+          : null,
+        h(
+          "span",
+          { class: "mask-key" },
+          h("span", { class: "tok s" }, "sampled"),
+          h("span", { class: "num" }, num(sampled)),
+          h("span", { class: "faint" }, "trained on"),
+          h("span", { class: "tok" }, "put in"),
+          h("span", { class: "num" }, num(data.count - sampled)),
+          h("span", { class: "faint" }, "only read"),
+        ),
+        h(
+          "span",
+          { class: "talk-actions" },
+          move(episode.previous, "up", "The episode before it (k)"),
+          move(episode.next, "down", "The episode after it (j)"),
+          link(
+            address({ run: route.run, view: "episodes", item: episode.id }),
+            { class: "button" },
+            "Conversation",
+          ),
+          link(
+            exportAddress(route.run, episode.id),
+            { class: "button", download: "", data: { action: "export" } },
+            icon("save"),
+            "Export",
+          ),
+        ),
+      ),
+    );
   }
 
   function kept() {
@@ -113,10 +201,44 @@ export function tokensView(host) {
   function drawTools(scale, values) {
     const fold = route.params.get("fold") === "1";
     const ramp = choice.oneSided ? "is-one" : "is-two";
-    fill(tools,
-      h("div", { class: "segments", role: "group", "aria-label": "Colour by" }, options.map((one) => button(one.title, { "aria-pressed": String(one === choice), title: one.help, data: { color: one.name }, onclick: () => change({ color: one.name }) }))),
-      values ? h("div", { class: "ramp-box", title: choice.help }, scale.most ? [h("span", { class: "num" }, scale.labels()[0]), h("span", { class: `ramp ${ramp}` }), h("span", { class: "num" }, scale.labels().at(-1))] : h("span", { class: "faint" }, "all 0")) : null,
-      h("label", { class: "fold-choice" }, h("input", { type: "checkbox", checked: fold, onchange: (event) => change({ fold: event.target.checked ? "1" : null }) }), "fold what was put in"));
+    fill(
+      tools,
+      h(
+        "div",
+        { class: "segments", role: "group", "aria-label": "Colour by" },
+        options.map((one) =>
+          button(one.title, {
+            "aria-pressed": String(one === choice),
+            title: one.help,
+            data: { color: one.name },
+            onclick: () => change({ color: one.name }),
+          }),
+        ),
+      ),
+      values
+        ? h(
+            "div",
+            { class: "ramp-box", title: choice.help },
+            scale.most
+              ? [
+                  h("span", { class: "num" }, scale.labels()[0]),
+                  h("span", { class: `ramp ${ramp}` }),
+                  h("span", { class: "num" }, scale.labels().at(-1)),
+                ]
+              : h("span", { class: "faint" }, "all 0"),
+          )
+        : null,
+      h(
+        "label",
+        { class: "fold-choice" },
+        h("input", {
+          type: "checkbox",
+          checked: fold,
+          onchange: (event) => change({ fold: event.target.checked ? "1" : null }),
+        }),
+        "fold what was put in",
+      ),
+    );
   }
 
   function select(index) {
@@ -145,13 +267,19 @@ export function tokensView(host) {
       let next = Math.min(last, Math.max(0, selected + way));
       while (event.shiftKey && next > 0 && next < last && !data.mask[next]) next += way;
       select(next);
-    } else if (event.key === "ArrowUp" || event.key === "ArrowDown") select(stream.beside(selected, event.key === "ArrowUp" ? -1 : 1));
+    } else if (event.key === "ArrowUp" || event.key === "ArrowDown")
+      select(stream.beside(selected, event.key === "ArrowUp" ? -1 : 1));
     else if (event.key === "Home") select(0);
     else if (event.key === "End") select(last);
     else if (event.key === "[" || event.key === "]") {
       const turns = [...new Set(data.turn.filter((turn) => turn >= 0))];
       const now = data.turn.slice(0, selected + 1).reduce((most, turn) => Math.max(most, turn), -1);
-      const next = event.key === "]" ? turns.find((turn) => turn > now) : turns.filter((turn) => turn < now || (turn === now && data.turn.indexOf(turn) < selected)).at(-1);
+      const next =
+        event.key === "]"
+          ? turns.find((turn) => turn > now)
+          : turns
+              .filter((turn) => turn < now || (turn === now && data.turn.indexOf(turn) < selected))
+              .at(-1);
       if (next !== undefined) toTurn(next);
     } else return false;
     return true;
@@ -163,7 +291,11 @@ export function tokensView(host) {
       route = next;
       const place = (one) => `${one.run}/${one.item}/${one.params.get("agent") ?? 0}`;
       if (before && data && place(before) === place(next)) {
-        if (before.params.get("color") !== next.params.get("color") || before.params.get("fold") !== next.params.get("fold")) paint();
+        if (
+          before.params.get("color") !== next.params.get("color") ||
+          before.params.get("fold") !== next.params.get("fold")
+        )
+          paint();
         const token = next.params.get("token");
         if (token !== null && Number(token) !== selected) {
           selected = Math.min(data.count - 1, Math.max(0, Number(token) || 0));
@@ -181,7 +313,12 @@ export function tokensView(host) {
         const id = event.key === "j" ? episode.next : episode.previous;
         if (id) go({ ...route, item: id, params: kept() });
       } else if (event.key === "c") {
-        change({ color: options[(options.indexOf(choice) + (event.shiftKey ? options.length - 1 : 1)) % options.length].name });
+        change({
+          color:
+            options[
+              (options.indexOf(choice) + (event.shiftKey ? options.length - 1 : 1)) % options.length
+            ].name,
+        });
       } else if (event.key === "f") change({ fold: route.params.get("fold") === "1" ? null : "1" });
       else if (event.key === "e") location.assign(exportAddress(route.run, episode.id));
       else return false;
@@ -194,4 +331,3 @@ export function tokensView(host) {
     },
   };
 }
-

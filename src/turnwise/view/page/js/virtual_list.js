@@ -50,7 +50,9 @@ export class VirtualList {
 
   take(offset, answer) {
     this.total = answer.total;
-    answer.episodes.forEach((item, place) => { this.items[offset + place] = item; });
+    answer.episodes.forEach((item, place) => {
+      this.items[offset + place] = item;
+    });
     this.space.style.height = `${answer.total * this.rowHeight}px`;
   }
 
@@ -77,7 +79,10 @@ export class VirtualList {
     if (this.total === null) return;
     const { scrollTop, clientHeight } = this.element;
     const first = Math.max(0, Math.floor(scrollTop / this.rowHeight) - MARGIN);
-    const last = Math.min(this.total - 1, Math.ceil((scrollTop + clientHeight) / this.rowHeight) + MARGIN);
+    const last = Math.min(
+      this.total - 1,
+      Math.ceil((scrollTop + clientHeight) / this.rowHeight) + MARGIN,
+    );
     for (const [place, row] of this.rows) {
       if (place < first || place > last || (row.dataset.waits && this.items[place])) {
         row.remove();
@@ -87,7 +92,13 @@ export class VirtualList {
     for (let place = first; place <= last; place += 1) {
       if (!this.items[place]) this.want(Math.floor(place / PAGE));
       if (this.rows.has(place)) continue;
-      const row = this.items[place] ? this.render(this.items[place], place) : h("div", { class: "row", data: { waits: "1" } }, h("div", { class: "skeleton row-skeleton" }));
+      const row = this.items[place]
+        ? this.render(this.items[place], place)
+        : h(
+            "div",
+            { class: "row", data: { waits: "1" } },
+            h("div", { class: "skeleton row-skeleton" }),
+          );
       row.style.top = `${place * this.rowHeight}px`;
       row.style.height = `${this.rowHeight}px`;
       this.rows.set(place, row);
@@ -108,7 +119,8 @@ export class VirtualList {
     const top = place * this.rowHeight;
     const { scrollTop, clientHeight } = this.element;
     if (top < scrollTop) this.element.scrollTop = top;
-    else if (top + this.rowHeight > scrollTop + clientHeight) this.element.scrollTop = top + this.rowHeight - clientHeight;
+    else if (top + this.rowHeight > scrollTop + clientHeight)
+      this.element.scrollTop = top + this.rowHeight - clientHeight;
     this.drawNow();
   }
 

@@ -2,18 +2,50 @@
 
 import { h } from "./dom.js";
 
-const NAMES = new Map(Object.entries({
-  0: "NUL", 7: "BEL", 8: "BS", 9: "TAB", 10: "LF", 11: "VT", 12: "FF", 13: "CR", 27: "ESC", 127: "DEL",
-  0x85: "NEL", 0xad: "SHY", 0x61c: "ALM", 0x180e: "MVS", 0x200b: "ZWSP", 0x200c: "ZWNJ", 0x200d: "ZWJ",
-  0x200e: "LRM", 0x200f: "RLM", 0x2028: "LSEP", 0x2029: "PSEP", 0x202a: "LRE", 0x202b: "RLE",
-  0x202c: "PDF", 0x202d: "LRO", 0x202e: "RLO", 0x2060: "WJ", 0x2066: "LRI", 0x2067: "RLI",
-  0x2068: "FSI", 0x2069: "PDI", 0xfeff: "BOM", 0xfffd: "no text",
-}).map(([code, name]) => [Number(code), name]));
+const NAMES = new Map(
+  Object.entries({
+    0: "NUL",
+    7: "BEL",
+    8: "BS",
+    9: "TAB",
+    10: "LF",
+    11: "VT",
+    12: "FF",
+    13: "CR",
+    27: "ESC",
+    127: "DEL",
+    0x85: "NEL",
+    0xad: "SHY",
+    0x61c: "ALM",
+    0x180e: "MVS",
+    0x200b: "ZWSP",
+    0x200c: "ZWNJ",
+    0x200d: "ZWJ",
+    0x200e: "LRM",
+    0x200f: "RLM",
+    0x2028: "LSEP",
+    0x2029: "PSEP",
+    0x202a: "LRE",
+    0x202b: "RLE",
+    0x202c: "PDF",
+    0x202d: "LRO",
+    0x202e: "RLO",
+    0x2060: "WJ",
+    0x2066: "LRI",
+    0x2067: "RLI",
+    0x2068: "FSI",
+    0x2069: "PDI",
+    0xfeff: "BOM",
+    0xfffd: "no text",
+  }).map(([code, name]) => [Number(code), name]),
+);
 
 // An escape sequence of a terminal in one piece; then everything that has no shape of its own.
-const ESCAPES = "\\u001b(?:\\[[0-9;?]*[ -/]*[@-~]|\\][^\\u0007\\u001b]{0,200}(?:\\u0007|\\u001b\\\\)|[@-Z\\\\-_])";
-const HIDDEN = "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f"
-  + "\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}\\ud800-\\udfff]";
+const ESCAPES =
+  "\\u001b(?:\\[[0-9;?]*[ -/]*[@-~]|\\][^\\u0007\\u001b]{0,200}(?:\\u0007|\\u001b\\\\)|[@-Z\\\\-_])";
+const HIDDEN =
+  "[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u061c\\u180e\\u200b-\\u200f" +
+  "\\u2028-\\u202e\\u2060-\\u206f\\ufeff\\ufff9-\\ufffb\\u{e0000}-\\u{e007f}\\ud800-\\udfff]";
 const ODD = new RegExp(`${ESCAPES}|${HIDDEN}`, "gu");
 
 export function hasHidden(text) {
@@ -50,7 +82,9 @@ function box(odd) {
   const code = odd.codePointAt(0);
   const point = `U+${code.toString(16).toUpperCase().padStart(4, "0")}`;
   const isEscape = odd.length > 1 && code === 27;
-  const name = isEscape ? `ESC${odd.slice(1).replaceAll("\u001b", "ESC").replaceAll("\u0007", "BEL")}` : NAMES.get(code) ?? point;
+  const name = isEscape
+    ? `ESC${odd.slice(1).replaceAll("\u001b", "ESC").replaceAll("\u0007", "BEL")}`
+    : (NAMES.get(code) ?? point);
   const title = isEscape ? "a terminal's escape sequence" : `${point}: does not show by itself`;
   return h("span", { class: "odd", title }, name);
 }
@@ -71,9 +105,4 @@ export function marked(text, word) {
   }
   fragment.append(visible(text.slice(last)));
   return fragment;
-}
-
-// A token: also its spaces and line ends can be seen. Returns [text, boxes?] for a span.
-export function tokenText(text) {
-  return text.replaceAll(" ", "·").replaceAll("\t", "⇥").replaceAll("\r", "␍").replaceAll("\n", "↵");
 }

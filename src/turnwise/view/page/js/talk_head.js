@@ -1,0 +1,120 @@
+// The head of a conversation: which episode it is, what it earned, where one can go from it.
+
+import { exportAddress } from "./api.js";
+import { h, link } from "./dom.js";
+import { statusClass, statusWord } from "./filters.js";
+import { num, plural, seconds, seedText } from "./format.js";
+import { icon } from "./icons.js";
+import { address } from "./route.js";
+
+export function talkHead(episode, agent, route) {
+  const at = { run: route.run };
+  const tokens = agent?.turns.length
+    ? agent.turns.reduce((sum, turn) => sum + turn.tokens[1] - turn.tokens[0], 0)
+    : 0;
+  const fact = (label, value) =>
+    h("div", null, h("dt", null, label), h("dd", { class: "num" }, value));
+  const move = (id, name, label) =>
+    link(
+      id ? address({ ...at, view: "episodes", item: id, params: route.params }) : "#",
+      {
+        class: "button is-plain",
+        title: label,
+        "aria-label": label,
+        "aria-disabled": id ? null : "true",
+      },
+      icon(name),
+    );
+  return h(
+    "header",
+    { class: "talk-head" },
+    h(
+      "div",
+      { class: "talk-title" },
+      link(
+        address({ ...route, item: null }),
+        { class: "button is-plain back", "aria-label": "Back to the list" },
+        icon("left"),
+      ),
+      h("h1", { class: "num" }, episode.id),
+      h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
+      h(
+        "span",
+        { class: "talk-actions" },
+        move(episode.previous, "up", "The episode before it in its step"),
+        move(episode.next, "down", "The episode after it in its step"),
+        link(
+          address({ ...at, view: "tokens", item: episode.id }),
+          { class: "button", title: "What was trained on (Enter)" },
+          icon("tokens"),
+          "Tokens",
+        ),
+        link(
+          address({
+            ...at,
+            view: "seed",
+            item: String(episode.seed),
+            params: { kind: episode.kind, show: episode.id },
+          }),
+          { class: "button", title: "The same seed at other steps (s)", data: { action: "seed" } },
+          icon("columns"),
+          "Same seed",
+        ),
+        link(
+          exportAddress(route.run, episode.id),
+          {
+            class: "button",
+            title: "Save as one HTML file (e)",
+            download: "",
+            data: { action: "export" },
+          },
+          icon("save"),
+          "Export",
+        ),
+      ),
+    ),
+    h(
+      "dl",
+      { class: "talk-facts" },
+      agent?.reward
+        ? h(
+            "div",
+            { class: "talk-reward" },
+            h("dt", null, "reward"),
+            h("dd", { class: `num ${tone(agent.reward.total)}` }, num(agent.reward.total)),
+          )
+        : fact("reward", "not scored"),
+      Object.entries(agent?.reward?.parts ?? {}).map(([name, value]) => fact(name, num(value))),
+      fact(
+        "step",
+        link(
+          address({
+            ...at,
+            view: "time",
+            item: episode.step,
+            params: { episode: episode.id, kind: episode.kind === "train" ? null : episode.kind },
+          }),
+          { title: "Where the time of this step went" },
+          num(episode.step),
+        ),
+      ),
+      fact("seed", h("span", { title: String(episode.seed) }, seedText(episode.seed))),
+      fact("group, member", `${num(episode.group)}, ${num(episode.member)}`),
+      fact("turns", num(agent?.turns.length ?? 0)),
+      fact("sampled", plural(tokens, "token")),
+      episode.attempt > 1 ? fact("attempt", num(episode.attempt)) : null,
+      fact("took", h("span", { title: spentOn(episode.seconds) }, seconds(episode.seconds?.total))),
+    ),
+  );
+}
+
+export function tone(value) {
+  return value > 0 ? "plus" : value < 0 ? "minus" : "";
+}
+
+export function spentOn(parts) {
+  return Object.entries(parts ?? {})
+    .filter(([name]) => name !== "total")
+    .map(([name, value]) => `${name} ${seconds(value)}`)
+    .join("\n");
+}
