@@ -238,5 +238,10 @@ class TestLinks:
     def test_a_pipe_is_not_waited_for(self, tmp_path):
         run = write_run(tmp_path / "run", {1: [said("Hello")]})
         os.mkfifo(run / "episodes" / "step-00000002.npz")
+        os.mkfifo(run / "log.txt")
+        os.mkfifo(run / "config.yaml")
+        (run / "tokenizer.json").unlink()
+        os.mkfifo(run / "tokenizer.json")
         with serving(tmp_path) as client:
             assert client.get("/api/runs/run")["steps"] == [1]
+            assert client.get("/api/runs/run/episodes/train-1-0/tokens")["count"] > 0

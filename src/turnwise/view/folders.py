@@ -42,12 +42,14 @@ class RunFiles:
         return RunFolder(self.path)
 
     def inside(self, path: Path) -> Path | None:
-        """The file, unless it is none or a link leads out of the run."""
+        """The file or folder, unless a link leads out of the run, or it is something else: to open
+        a pipe would be to wait for whoever writes to it."""
         try:
             found = path.resolve(strict=True)
+            is_plain = found.is_file() or found.is_dir()
         except (OSError, RuntimeError):
             return None
-        return found if found.is_relative_to(self.path) else None
+        return found if is_plain and found.is_relative_to(self.path) else None
 
     def stamp(self, path: Path) -> FileStamp | None:
         found = self.inside(path)

@@ -19,6 +19,8 @@ from turnwise.view.summaries import summarise
 _LOG = logging.getLogger("turnwise")
 
 POLL_SECONDS = 1.0
+_FIND_SHARE = 20
+"""Looking for runs in a large tree of folders may take one part in so many of the time."""
 _DOCTOR_SECONDS = 0.2
 _BATCH_SECONDS = 0.4
 """Many small files are written together; others can read and write in between."""
@@ -32,6 +34,7 @@ class Watcher:
         self._on_change = on_change
         self._stop = threading.Event()
         self._work = threading.Event()
+        self._next_find = 0.0
         self._threads = [
             threading.Thread(target=self._poll, name="turnwise-watch", daemon=True),
             threading.Thread(target=self._index, name="turnwise-index", daemon=True),
@@ -51,7 +54,7 @@ class Watcher:
     def _poll(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             try:
-                changed = self._library.find()
+                changed = self._find()
                 for run in self._library.runs:
                     changed |= run.look()
                     changed |= run.metrics.examine(_DOCTOR_SECONDS)
@@ -60,6 +63,16 @@ class Watcher:
                     self._on_change()
             except Exception:
                 _LOG.exception("looking for changes failed; it is tried again")
+
+    def _find(self) -> bool:
+        """Look for new runs; seldom where that takes long."""
+        started = time.monotonic()
+        if started < self._next_find:
+            return False
+        changed = self._library.find()
+        took = time.monotonic() - started
+        self._next_find = started + _FIND_SHARE * took
+        return changed
 
     def _index(self) -> None:
         while not self._stop.is_set():

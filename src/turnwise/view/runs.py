@@ -81,7 +81,7 @@ class ViewedRun:
 
     @property
     def is_live(self) -> bool:
-        if self.files.folder.status.get("status") != "running":
+        if self._status().get("status") != "running":
             return False
         lock = self.files.stamp(self.files.path / ".lock")
         if lock is not None and lock.inode in _locked_inodes():
