@@ -5,8 +5,9 @@ What a command needs is imported when it runs, so that `turnwise --help` is quic
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -26,26 +27,30 @@ from turnwise.cli.train import train
 from turnwise.cli.view import view
 from turnwise.errors import TurnwiseError
 
+_EXAMPLES = "[bold]Examples[/bold]"
+
 app = typer.Typer(
     name="turnwise",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(play)
-app.command()(check_env)
-app.command()(envs)
-app.command()(config)
-app.command()(chat)
-app.command()(init)
-app.command()(doctor)
-app.command()(train)
-app.command("eval")(evaluate)
-app.command()(export)
-app.command()(view)
-app.command()(plot)
+
+
+def _add(command: Callable[..., None], name: str | None = None) -> None:
+    """Register a command; the examples in its docstring go to the end of its help."""
+    about, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
+    lines = [f"[cyan]{line}[/cyan]" for line in examples.splitlines() if line]
+    app.command(name, help=about, epilog="\n\n".join([_EXAMPLES, *lines]))(command)
+
+
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    *(play, check_env, envs, config, chat, init, doctor),
+    *(train, evaluate, export, view, plot),
+)
+for _command in _COMMANDS:
+    _add(_command, "eval" if _command is evaluate else None)
 
 
 def _print_version(asked: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console
 from turnwise.errors import ConfigError
 
@@ -40,6 +41,7 @@ def chat(
             metavar="MODEL",
             help="tiny, smollm2-135m, a folder, a Hugging Face id, or a server's URL.",
             show_default=False,
+            autocompletion=completion.runs_and_models,
         ),
     ],
     backend: Annotated[

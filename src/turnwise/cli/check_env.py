@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from turnwise.cli.common import EnvironmentName, MaxSteps, Parameters
+from turnwise.cli.common import AsJson, EnvironmentName, MaxSteps, Parameters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,7 @@ def check_env(
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="Time after which a call hangs.")
     ] = 10.0,
+    as_json: AsJson = False,
 ) -> None:
     """Check that an environment is fit for training; every finding says the cure.
 
@@ -38,20 +40,31 @@ def check_env(
     turnwise check-env my_env.py:MyEnvironment
     turnwise check-env guess-number
     turnwise check-env gym:FrozenLake-v1 --param map_name=8x8
+    turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].cure'
     """
-    from turnwise.cli.common import environment_config, make_console, make_importable
+    from turnwise.cli.common import (
+        environment_config,
+        make_console,
+        make_importable,
+        print_json,
+        working,
+    )
     from turnwise.env.checker import check_env as run_checks
 
     make_importable(env)
-    report = run_checks(
-        env,
-        environment_config(env, param, max_steps),
-        num_episodes=episodes,
-        seed=seed,
-        slow_after=slow_after,
-        timeout=timeout,
-    )
-    _show(make_console(), report)
+    with working(f"checking {env}"):
+        report = run_checks(
+            env,
+            environment_config(env, param, max_steps),
+            num_episodes=episodes,
+            seed=seed,
+            slow_after=slow_after,
+            timeout=timeout,
+        )
+    if as_json:
+        print_json({**dataclasses.asdict(report), "ok": report.ok})
+    else:
+        _show(make_console(), report)
     raise typer.Exit(0 if report.ok else 1)
 
 

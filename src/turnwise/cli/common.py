@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnwise.cli import completion
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,8 +27,10 @@ EnvironmentName = Annotated[
         metavar="ENV",
         help="A name that `turnwise envs` lists, or your own: path/to/file.py:ClassName.",
         show_default=False,
+        autocompletion=completion.environments,
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Parameters = Annotated[
     list[str] | None,
     typer.Option(
@@ -68,13 +74,31 @@ def make_importable(name: str) -> None:
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 
 
-def make_console(stderr: bool = False) -> Console:
+def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """A console as wide as reads well; lines that go to a file or a pipe are left whole."""
     from rich.console import Console
 
-    console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+    console = Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000
     return console
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Show that something goes on, to a person at a terminal; nothing to a file or a pipe."""
+    console = make_console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    from rich.text import Text
+
+    with console.status(Text(legible(text))):
+        yield
+
+
+def print_json(value: Any) -> None:
+    """For machines: one object, on the standard output."""
+    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 def metrics_file(path: Path) -> Path:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
+
+from turnwise.cli import completion
+from turnwise.cli.common import AsJson, print_json
 
 
 def config(
@@ -14,6 +18,7 @@ def config(
             metavar="[CONFIG] [SECTION.NAME=VALUE]...",
             help="A YAML file, then settings that replace its values.",
             show_default=False,
+            autocompletion=completion.settings,
         ),
     ] = None,
     config_path: Annotated[
@@ -22,6 +27,7 @@ def config(
     config_name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Its name, with or without .yaml.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Print the resolved configuration as YAML, each setting under its line of help.
 
@@ -30,9 +36,14 @@ def config(
     turnwise config > my.yaml
     turnwise config my.yaml training.learning_rate=3e-5
     turnwise config --config-path configs --config-name small
+    turnwise config my.yaml --json | jq .training.batch_size
     """
     from turnwise.cli.settings import split_arguments
     from turnwise.config import ConfigStore
 
     file, overrides = split_arguments(arguments or [], config_path, config_name)
-    typer.echo(ConfigStore.load(file, overrides).to_yaml(), nl=False)
+    found = ConfigStore.load(file, overrides)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        typer.echo(found.to_yaml(), nl=False)

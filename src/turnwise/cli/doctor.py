@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import legible, make_console, metrics_file
+from turnwise.cli import completion
+from turnwise.cli.common import AsJson, legible, make_console, metrics_file
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +30,10 @@ def doctor(
             metavar="[RUN]",
             help="The folder of a run, or its metrics.jsonl.",
             show_default=False,
+            autocompletion=completion.runs,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what works on this machine; with a run, what was wrong with it, when, and the cure.
 

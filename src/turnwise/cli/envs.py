@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from turnwise.cli.common import AsJson
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,32 +19,51 @@ FORMS: tuple[tuple[str, str | None, str], ...] = (
 )
 
 
-def envs() -> None:
+def envs(as_json: AsJson = False) -> None:
     """List the environments that can be played, checked and trained on.
 
     [bold]Examples[/bold]
 
     turnwise envs
     turnwise play grid-world
+    turnwise envs --json | jq -r '.built_in[].name'
     """
-    from importlib import import_module
+    from turnwise.cli.common import make_console, print_json
 
-    from turnwise.cli.common import make_console
-    from turnwise.env.catalog import BUILT_IN
-
+    if as_json:
+        names = [{"name": name, "about": about} for name, about in _built_in().items()]
+        forms = [
+            {"form": form, "about": about, "missing": _how_to_install(form, package) or None}
+            for form, package, about in FORMS
+        ]
+        print_json({"built_in": names, "forms": forms})
+        return
     built_in = _table()
-    for name, target in BUILT_IN.items():
-        module, _, attribute = target.partition(":")
-        summary = (getattr(import_module(module), attribute).__doc__ or "").strip().splitlines()
-        built_in.add_row(name, summary[0] if summary else "")
+    for name, about in _built_in().items():
+        built_in.add_row(name, about)
     others = _table()
     for form, package, about in FORMS:
-        others.add_row(form, about + _how_to_install(form, package))
+        missing = _how_to_install(form, package)
+        others.add_row(form, f"{about} (first: {missing})" if missing else about)
     console = make_console()
     console.print("Built in", style="bold")
     console.print(built_in)
     console.print("\nBy the form of the name", style="bold")
     console.print(others)
+
+
+def _built_in() -> dict[str, str]:
+    """Each name, and the first line about it."""
+    from importlib import import_module
+
+    from turnwise.env.catalog import BUILT_IN
+
+    found = {}
+    for name, target in BUILT_IN.items():
+        module, _, attribute = target.partition(":")
+        lines = (getattr(import_module(module), attribute).__doc__ or "").strip().splitlines()
+        found[name] = lines[0] if lines else ""
+    return found
 
 
 def _table() -> Table:
@@ -59,4 +80,4 @@ def _how_to_install(form: str, package: str | None) -> str:
 
     if package is None or find_spec(package) is not None:
         return ""
-    return f" (first: pip install 'turnwise[{form.partition(':')[0]}]')"
+    return f"pip install 'turnwise[{form.partition(':')[0]}]'"

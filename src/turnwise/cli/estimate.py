@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import tempfile
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from turnwise.cli.common import print_json, working
 from turnwise.cli.run_state import clock_time, one_line
 from turnwise.config import ConfigStore
 
@@ -61,15 +63,17 @@ class Measured:
         """It always ends."""
 
 
-def estimate_run(config: ConfigStore, console: Console) -> None:
+def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
     """Measure in a folder that is gone afterwards, and tell."""
-    from rich.status import Status
-
     with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
         measured = Measured(console)
-        with Status(f"measuring {NUM_STEPS} steps", console=console):
+        with working(f"measuring {NUM_STEPS} steps"):
             _measure(config, measured, Path(folder))
-    console.print("\n".join(_report(config, measured)))
+    estimate = _estimate(config, measured)
+    if as_json:
+        print_json(dataclasses.asdict(estimate))
+    else:
+        console.print("\n".join(_report(config, estimate)))
 
 
 def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
@@ -90,12 +94,32 @@ def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
         measured.episode_bytes = _size(folder / "trial" / "episodes") // NUM_STEPS
 
 
-def _report(config: ConfigStore, measured: Measured) -> list[str]:
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take, in seconds, bytes and tokens."""
+
+    num_steps: int
+    step_seconds: float
+    parts: Mapping[str, float]
+    """Seconds of a step, by what they are spent on."""
+    warm_start_seconds: float
+    evaluation_seconds: float
+    """Of one evaluation, after each epoch."""
+    checkpoint_seconds: float
+    checkpoint_bytes: int
+    num_checkpoints: int
+    """Kept at the same time."""
+    episode_bytes: float
+    whole_seconds: float
+    memory_gib: float
+    sampled_tokens: float
+
+
+def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
     training = config.training
     num_steps = training.num_epochs * training.steps_per_epoch
     last = measured.steps[-1]
     step = last["time/step"]
-    parts = {name: last[key] for key, name in PARTS.items() if last.get(key, 0) >= 0.01 * step}
     _, *warm_ends = measured.warm_start
     warm = 0.0
     if len(warm_ends) > 1:  # the first one also pays for what is made once
@@ -104,27 +128,44 @@ def _report(config: ConfigStore, measured: Measured) -> list[str]:
     evaluation = last.get("time/evaluate", 0.0)
     num_saves = max(training.num_epochs // config.checkpoint.save_interval, 1)
     saving = measured.checkpoint_seconds * num_saves
-    whole = num_steps * step + warm + evaluation * training.num_epochs + saving
     sampled = sum(metrics["num_sampled_tokens"] for metrics in measured.steps) / NUM_STEPS
-    num_kept = min(config.checkpoint.keep_last_n + 1, num_saves + 1)
-    disk_of_episodes = min(measured.episode_bytes * num_steps, config.logging.episodes_gb * 2**30)
-    disk = num_kept * measured.checkpoint_bytes + disk_of_episodes
-    model = config.model.local_path or config.model.model_name
+    most_bytes = config.logging.episodes_gb * 2**30
+    return Estimate(
+        num_steps=num_steps,
+        step_seconds=step,
+        parts={name: last[key] for key, name in PARTS.items() if last.get(key, 0) >= 0.01 * step},
+        warm_start_seconds=warm,
+        evaluation_seconds=evaluation,
+        checkpoint_seconds=measured.checkpoint_seconds,
+        checkpoint_bytes=measured.checkpoint_bytes,
+        num_checkpoints=min(config.checkpoint.keep_last_n + 1, num_saves + 1),
+        episode_bytes=min(measured.episode_bytes * num_steps, most_bytes),
+        whole_seconds=num_steps * step + warm + evaluation * training.num_epochs + saving,
+        memory_gib=last["time/memory_gib"],
+        sampled_tokens=sampled * num_steps,
+    )
+
+
+def _report(config: ConfigStore, found: Estimate) -> list[str]:
+    training = config.training
+    trained = found.sampled_tokens * training.update_epochs
+    disk = found.num_checkpoints * found.checkpoint_bytes + found.episode_bytes
+    parts = ", ".join(f"{name} {_seconds(value)}" for name, value in found.parts.items())
+    warm, evaluation = found.warm_start_seconds, found.evaluation_seconds
     rows = {
-        "a step": f"{_seconds(step)}: "
-        + ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items()),
+        "a step": f"{_seconds(found.step_seconds)}: {parts}",
         "warm start": f"{clock_time(warm)} for {training.warm_start_steps:,} steps" if warm else "",
         "evaluation": f"{_seconds(evaluation)} after each of {training.num_epochs:,} epochs"
         if evaluation
         else "",
-        "checkpoint": f"{_seconds(measured.checkpoint_seconds)} each",
-        "whole run": f"{clock_time(whole)} for {num_steps:,} steps",
-        "memory": f"{last['time/memory_gib']:.2f} GiB at most",
-        "tokens": f"{sampled * num_steps:,.0f} sampled, "
-        f"{sampled * num_steps * training.update_epochs:,.0f} trained on",
-        "disk": f"{_bytes(disk)}: {num_kept} checkpoints of {_bytes(measured.checkpoint_bytes)}, "
-        f"episodes {_bytes(disk_of_episodes)}",
+        "checkpoint": f"{_seconds(found.checkpoint_seconds)} each",
+        "whole run": f"{clock_time(found.whole_seconds)} for {found.num_steps:,} steps",
+        "memory": f"{found.memory_gib:.2f} GiB at most",
+        "tokens": f"{found.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
+        "disk": f"{_bytes(disk)}: {found.num_checkpoints} checkpoints of "
+        f"{_bytes(found.checkpoint_bytes)}, episodes {_bytes(found.episode_bytes)}",
     }
+    model = config.model.local_path or config.model.model_name
     head = (
         f"{one_line(model)} on {one_line(config.environment.name)}, measured on {NUM_STEPS} steps"
     )

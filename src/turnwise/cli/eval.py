@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnwise.cli import completion
 from turnwise.cli.common import (
+    AsJson,
     MaxSteps,
     Parameters,
     environment_config,
     legible,
     make_console,
+    working,
 )
 from turnwise.errors import ConfigError
 
@@ -36,11 +39,17 @@ def evaluate(
             metavar="RUN_OR_MODEL",
             help="A run's folder, a checkpoint, or a model: a name, a folder, a Hugging Face id.",
             show_default=False,
+            autocompletion=completion.runs_and_models,
         ),
     ],
     env: Annotated[
         str | None,
-        typer.Option(metavar="ENV", help="Another environment.", show_default="the run's own"),
+        typer.Option(
+            metavar="ENV",
+            help="Another environment.",
+            show_default="the run's own",
+            autocompletion=completion.environments,
+        ),
     ] = None,
     param: Parameters = None,
     max_steps: MaxSteps = None,
@@ -55,7 +64,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(metavar="WHICH", help="best, last, or the folder of one.")
     ] = "last",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     show: Annotated[
         int, typer.Option(min=0, metavar="N", help="Print so many whole conversations.")
     ] = 0,
@@ -77,7 +86,8 @@ def evaluate(
     if env is None and (param or max_steps):
         raise ConfigError("--param and --max-steps are for the environment that --env names")
     own = None if env is None else environment_config(env, param, max_steps)
-    loaded, config = _loaded(run_or_model, checkpoint, own)
+    with working(f"loading {run_or_model}"):
+        loaded, config = _loaded(run_or_model, checkpoint, own)
     if seed is not None:
         config.training.seed = seed
     played = _played(loaded, config, episodes, greedy)

@@ -11,19 +11,27 @@ from typing import Annotated
 
 import typer
 
+from turnwise.cli import completion
+from turnwise.cli.common import AsJson, print_json, working
 from turnwise.errors import ConfigError
 
 
 def export(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="A run's folder, or a checkpoint.", show_default=False),
+        typer.Argument(
+            metavar="RUN",
+            help="A run's folder, or a checkpoint.",
+            show_default=False,
+            autocompletion=completion.runs,
+        ),
     ],
     out: Annotated[
         str,
         typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
     ],
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best or last.")] = "last",
+    as_json: AsJson = False,
 ) -> None:
     """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
 
@@ -44,8 +52,9 @@ def export(
     from turnwise.models.load import without_progress_bars
     from turnwise.trainer.state import find_checkpoint, load_trained_model
 
-    found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
-    loaded, config = load_trained_model(found.path)
+    with working(f"loading {run}"):
+        found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
+        loaded, config = load_trained_model(found.path)
     if not loaded.tokenizer.chat_template:  # the run wrote its conversations in this one
         from turnwise.chat import TEMPLATES
 
@@ -61,7 +70,12 @@ def export(
         for file in folder.iterdir():  # safetensors writes files that nobody else may read
             file.chmod(readme.stat().st_mode)
 
-    _make_whole(place, fill)
+    with working(f"writing {out}"):
+        _make_whole(place, fill)
+    if as_json:
+        files = sorted(file.name for file in place.iterdir())
+        print_json({"folder": out, "run": run, "step": found.step, "files": files})
+        return
     typer.echo(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from turnwise.cli.common import AsJson, print_json
 from turnwise.errors import ConfigError
 
 # What a new folder holds, and the template of each.
@@ -29,6 +30,7 @@ def init(
             show_default=False,
         ),
     ],
+    as_json: AsJson = False,
 ) -> None:
     """Make a folder with an environment of your own to start from.
 
@@ -44,7 +46,12 @@ def init(
     module = _module_name(folder)
     class_name = _class_name(module)
     _make(folder, module, class_name)
-    typer.echo(f"Made {folder}/ with {', '.join(file.format(name=module) for file in FILES)}.\n")
+    made = [file.format(name=module) for file in FILES]
+    if as_json:
+        environment = f"{module}.py:{class_name}"
+        print_json({"folder": str(folder), "files": made, "environment": environment})
+        return
+    typer.echo(f"Made {folder}/ with {', '.join(made)}.\n")
     typer.echo(f"  cd {folder}")
     typer.echo(f"  turnwise play {module}.py:{class_name}      play it yourself")
     typer.echo("  turnwise train config.yaml")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +40,9 @@ def play(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of a failure.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print each episode of a scripted player as JSON.")
+    ] = False,
 ) -> None:
     """Play an environment in the terminal, or watch a scripted player do it.
 
@@ -51,15 +55,18 @@ def play(
     turnwise play grid-world --player expert --delay 0.5
     turnwise play my_env.py:MyEnvironment --player random --episodes 100
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
+    turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import environment_config, make_console, make_importable
     from turnwise.cli.screen import Screen
     from turnwise.env.catalog import environment_factory
-    from turnwise.errors import TurnwiseError
+    from turnwise.errors import ConfigError, TurnwiseError
 
+    if as_json and player is PlayerName.human:
+        raise ConfigError("--json is for scripted players: --player expert or --player random")
     first_seed = random.randrange(10_000) if seed is None else seed
     is_brief = player is not PlayerName.human and episodes > 1
-    screen = Screen(make_console(), env, is_brief=is_brief)
+    screen = Screen(make_console(quiet=as_json), env, is_brief=is_brief)
     trajectories: list[Trajectory] = []
     make_importable(env)
     try:
@@ -67,6 +74,8 @@ def play(
         choose = _chooser(player, screen, first_seed, delay)
         for index in range(episodes):
             trajectories.append(_play_episode(factory(), choose, first_seed + index, screen))
+            if as_json:
+                typer.echo(json.dumps(_as_json(trajectories[-1]), ensure_ascii=False, default=repr))
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # a failure of the environment: the user's own code, so in brief
@@ -76,6 +85,21 @@ def play(
         raise typer.Exit(1) from None
     if episodes > 1 and trajectories:
         screen.summary(trajectories, player.value)
+
+
+def _as_json(trajectory: Trajectory) -> dict[str, Any]:
+    return {
+        "seed": trajectory.seed,
+        "status": trajectory.status,
+        "success": trajectory.success,
+        "reward": trajectory.total_reward,
+        "turns": [
+            {"action": action, "reward": reward, "info": info}
+            for action, reward, info in zip(
+                trajectory.actions, trajectory.rewards, trajectory.infos, strict=True
+            )
+        ],
+    }
 
 
 def _chooser(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from turnwise.cli import completion
+from turnwise.cli.common import AsJson, print_json
 from turnwise.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def plot(
             metavar="RUN",
             help="Folders of runs; those that differ in their seed alone become one curve.",
             show_default=False,
+            autocompletion=completion.runs,
         ),
     ],
     output: Annotated[
@@ -52,6 +54,7 @@ def plot(
             metavar="NAME",
             help="A metric to draw, one panel each; may be given many times.",
             show_default="reward and success",
+            autocompletion=completion.metrics,
         ),
     ] = None,
     x: Annotated[AxisName, typer.Option(help="What the x-axis counts.")] = AxisName.step,
@@ -76,9 +79,7 @@ def plot(
             show_default="the settings that differ",
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was drawn as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Draw how runs learned: the mean over seeds and a band, several experiments side by side.
 
@@ -115,7 +116,7 @@ def plot(
     )
     _write(file, picture)
     if as_json:
-        typer.echo(json.dumps(_drawn(output, x.value, groups, curves), indent=1))
+        print_json(_drawn(output, x.value, groups, curves))
     else:
         _tell(output, x.value, groups, curves)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, TurnwiseError
@@ -28,6 +29,7 @@ def train(
             metavar="[CONFIG] [SECTION.NAME=VALUE]...",
             help="A YAML file or the folder of a run, then settings that replace its values.",
             show_default=False,
+            autocompletion=completion.settings,
         ),
     ] = None,
     config_path: Annotated[
@@ -66,7 +68,8 @@ def train(
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the metrics of each step as JSON.")
+        bool,
+        typer.Option("--json", help="Print the metrics of each step, or the estimate, as JSON."),
     ] = False,
 ) -> None:
     """Train a model in an environment; without arguments, a demo that learns in minutes.
@@ -99,7 +102,7 @@ def train(
     if estimate:
         from turnwise.cli.estimate import estimate_run
 
-        estimate_run(config, make_console())
+        estimate_run(config, make_console(), as_json)
         return
     mode: Resume = "always" if resume else "never" if fresh else "auto"
     if engine is Engine.VERL:

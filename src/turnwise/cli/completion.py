@@ -1,0 +1,104 @@
+"""What the shell offers on Tab: environments, settings, folders of runs.
+
+`turnwise --install-completion` makes bash, zsh, fish and PowerShell ask.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+Offer = tuple[str, str]
+"""A word, and one line about it; some shells show it."""
+
+
+def environments(incomplete: str) -> Iterator[Offer]:
+    """Names of environments, and Python files in which there may be one."""
+    from turnwise.env.catalog import BUILT_IN
+
+    yield from ((name, "built in") for name in BUILT_IN if name.startswith(incomplete))
+    forms = {"gym:": "Gymnasium", "textarena:": "TextArena", "reasoning-gym:": "reasoning-gym"}
+    yield from (offer for offer in forms.items() if offer[0].startswith(incomplete))
+    yield from ((f"{file}:", "your own") for file in _files(incomplete, "*.py"))
+
+
+def settings(incomplete: str) -> Iterator[Offer]:
+    """`section.name=`, then the values that there are; configuration files and runs before them."""
+    key, is_given, value = incomplete.partition("=")
+    if is_given:
+        yield from ((f"{key}={choice}", "") for choice in _choices(key) if choice.startswith(value))
+        return
+    for file in (*_files(incomplete, "*.yaml"), *_files(incomplete, "*.yml")):
+        yield file, "configuration"
+    yield from runs(incomplete)
+    for name, (about, _) in _settings().items():
+        if name.startswith(incomplete):
+            yield f"{name}=", about
+
+
+def runs(incomplete: str) -> Iterator[Offer]:
+    """Folders of runs, and folders on the way to them."""
+    for folder in _folders(incomplete):
+        if (folder / "run.json").is_file() or (folder / "metrics.jsonl").is_file():
+            yield str(folder), "run"
+        elif any(folder.glob("*/metrics.jsonl")):
+            yield f"{folder}/", "runs"
+
+
+def runs_and_models(incomplete: str) -> Iterator[Offer]:
+    """What can play: a run, a built-in model, a folder with a model in it."""
+    for name in ("tiny", "smollm2-135m"):
+        if name.startswith(incomplete):
+            yield name, "built in"
+    yield from runs(incomplete)
+    for folder in _folders(incomplete):
+        if (folder / "config.json").is_file():
+            yield str(folder), "model"
+
+
+def metrics(incomplete: str) -> Iterator[Offer]:
+    """Names of metrics that most runs have."""
+    names = ("reward", "success", "entropy", "kl", "turns", "tokens_per_episode", "truncated")
+    evaluated = [f"eval/{kind}/{name}" for kind in ("greedy", "sampled") for name in names[:2]]
+    yield from ((name, "") for name in (*names, *evaluated) if name.startswith(incomplete))
+
+
+def _settings() -> dict[str, tuple[str, Any]]:
+    """Every setting by its dotted name: its line of help, and its type."""
+    from typing import get_type_hints
+
+    from turnwise.config import ConfigStore
+
+    found = {}
+    for section, kind in get_type_hints(ConfigStore).items():
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            found[f"{section}.{field.name}"] = (field.metadata["help"], hints[field.name])
+    return found
+
+
+def _choices(key: str) -> list[str]:
+    """The values of a setting that has a few."""
+    from typing import Literal
+
+    kind = _settings().get(key.lstrip("+"), ("", None))[1]
+    if kind is bool:
+        return ["true", "false"]
+    return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
+
+
+def _folders(incomplete: str) -> list[Path]:
+    place = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    try:
+        inside = sorted(path for path in place.expanduser().iterdir() if path.is_dir())
+    except OSError:
+        return []
+    begun = "" if incomplete in ("", ".") else str(Path(incomplete))
+    return [path for path in inside if str(path).startswith(begun)]
+
+
+def _files(incomplete: str, pattern: str) -> list[str]:
+    place = Path(incomplete) if incomplete.endswith("/") else Path(incomplete).parent
+    return sorted(str(path) for path in place.glob(pattern) if str(path).startswith(incomplete))
