@@ -1,34 +1,53 @@
-"""Episodes a second with 1, 2 and 4 episode workers on Ray, and what playing ahead saves.
+"""Ray: do workers add up, what does it cost, what does playing ahead save, how fast is a recovery.
 
-    python bench/scale.py
+    python bench/scale.py            # all of it, in three to four minutes
+    python bench/scale.py --parts play
 
 The environment sleeps, as one that waits for a browser or a server does, so two cores suffice to
-see whether workers add up. Each worker plays so many episodes at once; `lost` is the share of the
-time in which they did not sleep: the model, the engine, Ray, and this process.
+see whether workers add up. The first line is the same episodes in one process, without Ray; what
+the others fall short of that, per worker, is lost to coordination.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import functools
+import os
+import pickle
+import signal
+import statistics
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import ray
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
 from turnwise.config import RayConfig
 from turnwise.deadlines import run_sync
+from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.inference import SamplingParams
-from turnwise.learner import make_learner
+from turnwise.learner import PPOBatch, make_learner
 from turnwise.models import load_model
 from turnwise.scale.ray.arrays import to_arrays
-from turnwise.scale.ray.cluster import Cluster
+from turnwise.scale.ray.cluster import Cluster, importable_there
 from turnwise.scale.ray.episode_pool import EpisodePool
 from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource, Weights
 from turnwise.scale.ray.failures import Failures
-from turnwise.trainer.assembly import UserParts, policy_weights
+from turnwise.scale.ray.learner import RemoteLearner
+from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.trainer.assembly import UserParts, make_engine, policy_weights
 
 NUM_TURNS = 4
+NUM_STEPS = 7
+LONGEST = 600.0
 
 
 class Sleeper(BaseEnvironment):
@@ -43,7 +62,7 @@ class Sleeper(BaseEnvironment):
         time.sleep(float(self.config.get("seconds", 0.1)))
         self.step_count += 1
         self._done = self.step_count == NUM_TURNS
-        return "go on", 0.0, self._done, {}
+        return "go on", float(len(action)), self._done, {}
 
     def get_state_description(self) -> str:
         return f"{self.step_count} of {NUM_TURNS}"
@@ -54,85 +73,235 @@ def settings(seconds: float, *overrides: str) -> ConfigStore:
         overrides=[
             f"environment.params.seconds={seconds}",
             "inference.max_tokens=4",
+            "logging.level=error",
             "ray.use_ray=true",
             *overrides,
         ]
     )
 
 
-def play(num_workers: int, num_episodes: int, at_once: int, seconds: float) -> tuple[float, int]:
-    """Seconds that the episodes took, and how many tokens were sampled."""
-    import ray
+@contextlib.contextmanager
+def one_cluster(num_places: int) -> Iterator[None]:
+    """For all parts: starting one takes longer than what is measured on it."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
+        with importable_there():
+            ray.init(
+                address="local",
+                num_cpus=num_places,
+                object_store_memory=2**30,
+                include_dashboard=False,
+                log_to_driver=False,
+                _temp_dir=own,
+            )
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
-    config = settings(seconds)
-    loaded = load_model("tiny", device="cpu")
-    parts = UserParts(Sleeper)
-    options = parts.episode_options(config) | {
-        "max_concurrency": at_once,
-        "environment_calls": "thread",
+
+class Players:
+    """The same episodes, in this process or by workers."""
+
+    def __init__(self, at_once: int, seconds: float) -> None:
+        self.config = settings(seconds)
+        self.loaded = load_model("tiny", device="cpu")
+        parts = UserParts(Sleeper)
+        self.factory = parts.factory(self.config)
+        self.options = parts.episode_options(self.config) | {
+            "max_concurrency": at_once,
+            "environment_calls": "thread",
+        }
+
+    def here(self, tasks: Sequence[EpisodeTask]) -> tuple[float, list[EpisodeResult]]:
+        """Seconds that the episodes took, and what came of them."""
+        engine = make_engine(self.config, self.loaded.model, self.loaded.tokenizer)
+        try:
+            collector = EpisodeCollector(engine, self.factory, **self.options)
+            run_sync(collector.play(tasks[:4]))
+            started = time.perf_counter()
+            played = list(run_sync(collector.play(tasks)))
+            return time.perf_counter() - started, played
+        finally:
+            engine.close()
+
+    def by_workers(
+        self, num_workers: int, tasks: Sequence[EpisodeTask]
+    ) -> tuple[float, list[EpisodeResult]]:
+        cluster = Cluster(RayConfig(num_actors=num_workers), weight_bytes=2**24)
+        try:
+            source = ModelSource(self.config)
+            spec = EpisodeSpec(
+                self.config, source, self.loaded.tokenizer, self.factory, self.options
+            )
+            pool = EpisodePool(cluster, num_workers, spec, Failures(0))
+            pool.context_length()
+            learner = make_learner(self.config, self.loaded.model)
+            weights = Weights(1, (ray.put(to_arrays(policy_weights(learner))),))
+            how = (SamplingParams(), 0, weights)
+            run_sync(pool.play(tasks[: 4 * num_workers], *how))  # weights, threads, first calls
+            started = time.perf_counter()
+            played = run_sync(pool.play(tasks, *how))
+            return time.perf_counter() - started, played
+        finally:
+            cluster.close()
+
+
+def compare_workers(args: argparse.Namespace) -> None:
+    """Episodes a second, and what of the workers' time Ray and this process cost."""
+    players = Players(args.at_once, args.seconds)
+    print(f"{'workers':>8} {'seconds':>8} {'episodes/s':>11} {'tokens/s':>9} {'lost':>6}")
+    rate_here = 0.0
+    for number in (0, *args.workers):
+        # As many for each worker: else the last ones of a few would be what is measured.
+        tasks = [EpisodeTask(seed, seed) for seed in range(args.episodes * max(1, number))]
+        took, played = players.by_workers(number, tasks) if number else players.here(tasks)
+        num_tokens = sum(result.agent.num_sampled_tokens for result in played)
+        rate = len(tasks) / took
+        rate_here = rate_here or rate
+        lost = f"{1.0 - rate / (number * rate_here):.0%}" if number else ""
+        print(
+            f"{number or 'none':>8} {took:>8.2f} {rate:>11.1f} {num_tokens / took:>9.0f} {lost:>6}",
+            flush=True,
+        )
+
+    measure_reading(played)
+
+
+def measure_reading(played: Sequence[EpisodeResult]) -> None:
+    """How many episodes one core can take in: the trainer reads them all."""
+    packed = [pickle.dumps(result, protocol=5) for result in played]
+    started = time.perf_counter()
+    for data in packed:
+        pickle.loads(data)
+    rate = len(packed) / (time.perf_counter() - started)
+    num_tokens = sum(len(result.agent.stream) for result in played)
+    print(
+        f"{'reading':>14}: {rate:.0f} episodes/s by one core, "
+        f"{sum(map(len, packed)) / num_tokens:.0f} bytes a token, "
+        f"{rate * num_tokens / len(played):.0f} tokens/s",
+        flush=True,
+    )
+
+
+class Clock:
+    """A reporter that notes when each step was done."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def begin(self, run: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def step(self, metrics: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def say(self, text: str) -> None: ...
+
+    def progress(self, what: str, done: int, total: int) -> None: ...
+
+    def end(self, outcome: str) -> None: ...
+
+    @property
+    def seconds_a_step(self) -> float:
+        """Without the first, which nothing is played ahead of."""
+        steps = [end - start for start, end in zip(self.times[1:-1], self.times[2:], strict=True)]
+        return statistics.median(steps)
+
+
+def compare_modes(args: argparse.Namespace) -> None:
+    """Seconds a step, synchronous and played ahead; and after a worker was killed."""
+    for mode in ("sync", "one_step_off"):
+        with tempfile.TemporaryDirectory() as folder:
+            config = settings(
+                args.seconds,
+                f"checkpoint.output_dir={folder}",
+                f"ray.mode={mode}",
+                "training.batch_size=32",
+                "training.update_epochs=4",
+                "training.num_epochs=1",
+                f"training.steps_per_epoch={NUM_STEPS}",
+            )
+            clock = Clock()
+            with RayPPOTrainer(config, Sleeper, reporter=clock) as trainer:
+                trainer.fit()
+                print(f"{mode:>14}: {clock.seconds_a_step:.2f} s a step", flush=True)
+                if mode == "sync":
+                    kill_workers(trainer, clock.seconds_a_step)
+
+
+def kill_workers(trainer: RayPPOTrainer, usual: float) -> None:
+    """How much longer a step takes in which a worker has to be replaced."""
+    learner = trainer.machinery.learner
+    assert isinstance(learner, RemoteLearner)
+    pools: dict[str, Any] = {
+        "an episode worker": trainer.machinery.engine.pool,  # type: ignore[attr-defined]
+        "a learner": learner.group,
     }
-    cluster = Cluster(RayConfig(num_actors=num_workers), weight_bytes=2**24)
-    try:
-        spec = EpisodeSpec(
-            config, ModelSource(config), loaded.tokenizer, parts.factory(config), options
-        )
-        pool = EpisodePool(cluster, num_workers, spec, Failures(0))
-        pool.context_length()
-        learner = make_learner(config, loaded.model)
-        weights = Weights(0, (ray.put(to_arrays(policy_weights(learner))),))
-        tasks = [EpisodeTask(seed, seed) for seed in range(num_episodes)]
-        how = (SamplingParams(), 0, weights)
-        run_sync(pool.play(tasks[: num_workers * at_once], *how))  # weights, threads, first calls
+    for who, pool in pools.items():
+        os.kill(pool.pids()[0], signal.SIGKILL)
         started = time.perf_counter()
-        results = run_sync(pool.play(tasks, *how))
-        took = time.perf_counter() - started
-        return took, sum(result.agent.num_sampled_tokens for result in results)
-    finally:
-        cluster.close()
+        trainer.fit(1, 1)
+        took = time.perf_counter() - started - usual
+        print(f"{'recovery':>14}: {took:.1f} s after {who} was killed", flush=True)
 
 
-def train(mode: str, seconds: float) -> float:
-    """Seconds a step, once it is warm."""
-    with tempfile.TemporaryDirectory() as folder:
-        config = settings(
-            seconds,
-            f"checkpoint.output_dir={folder}",
-            f"ray.mode={mode}",
-            "training.batch_size=64",
-            "training.update_epochs=4",
-            "training.num_epochs=1",
-            "training.steps_per_epoch=6",
-            "logging.level=error",
-        )
-        with RayPPOTrainer(config, Sleeper) as trainer:
-            _ = trainer.machinery
-            times = []
-            for _ in range(2):
-                started = time.perf_counter()
-                history = trainer.fit(1, 6)
-                times.append((time.perf_counter() - started) / 6)
-            assert len(history) == 12
-    return times[-1]
+def measure_memory(args: argparse.Namespace) -> None:
+    """Memory of a learner after an update, by how many share the model."""
+    del args
+    shape = LlamaConfig(
+        vocab_size=8192,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+    )
+    model = LlamaForCausalLM(shape)  # type: ignore[no-untyped-call]
+    num_weights = sum(p.numel() for p in model.parameters())
+    ids = torch.arange(64).repeat(8, 1)
+    batch = PPOBatch(ids, ids > 8)
+    for number in (1, 2):
+        config = settings(0.0, f"ray.num_learners={number}", "training.adv_estimator=rloo")
+        cluster = Cluster(config.ray, weight_bytes=4 * num_weights)
+        try:
+            group = LearnerGroup(cluster, config, ModelSource(config, model), Failures(0))
+            make = functools.partial(RemoteLearner, group=group)
+            learner = make_learner(config, model, make=make)
+            learner.imitate(batch)
+            most = max(_own_megabytes(pid) for pid in group.pids())
+            print(
+                f"{'memory':>14}: {most:.0f} MB a learner, with {number} for "
+                f"{num_weights / 1e6:.0f} million weights",
+                flush=True,
+            )
+            group.close()
+        finally:
+            cluster.close()
+
+
+def _own_megabytes(pid: int) -> float:
+    """A process's own memory, without files and what it shares with others."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RssAnon")]
+    return int(line.split()[1]) / 1024
+
+
+PARTS = {"play": compare_workers, "train": compare_modes, "memory": measure_memory}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--episodes", type=int, default=128)
+    parser.add_argument("--episodes", type=int, default=64, help="for each worker")
     parser.add_argument("--at-once", type=int, default=4, help="episodes at once in a worker")
     parser.add_argument("--seconds", type=float, default=0.1, help="that a step sleeps")
     args = parser.parse_args()
-    print(f"{'workers':>8} {'seconds':>8} {'episodes/s':>11} {'tokens/s':>9} {'lost':>6}")
-    for number in args.workers:
-        took, num_tokens = play(number, args.episodes, args.at_once, args.seconds)
-        asleep = args.episodes * NUM_TURNS * args.seconds / (number * args.at_once)
-        lost = 1.0 - asleep / took
-        print(
-            f"{number:>8} {took:>8.2f} {args.episodes / took:>11.1f} {num_tokens / took:>9.0f} "
-            f"{lost:>6.0%}"
-        )
-    for mode in ("sync", "one_step_off"):
-        print(f"{mode:>14}: {train(mode, args.seconds):.2f} s a step")
+    # Should it ever hang, it says where and ends.
+    faulthandler.dump_traceback_later(LONGEST, exit=True)
+    with one_cluster(max(4, *args.workers) + 1):
+        for name in args.parts:
+            PARTS[name](args)
 
 
 if __name__ == "__main__":

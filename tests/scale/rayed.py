@@ -1,5 +1,6 @@
 """Runs that are the same on Ray and in one process, and worlds in which workers die."""
 
+import dataclasses
 import os
 import signal
 from pathlib import Path
@@ -28,12 +29,18 @@ TESTS = os.environ.setdefault("TURNWISE_TESTS_PID", str(os.getpid()))
 
 
 class Deadly(Memory):
-    """Kills the worker that plays it, where a file says so: once for each file."""
+    """Kills the worker that plays it at one of its steps, where a file says so: once a file.
+
+    It does not close well, which is told in a worker's log.
+    """
 
     def step(self, action):
-        if self.step_count == 1:
-            burn(Path(self.config.get("fuses", "/nowhere")), "episode")
+        burn(Path(self.config.get("fuses", "/nowhere")), f"episode{self.step_count}")
         return super().step(action)
+
+    def close(self):
+        if str(os.getpid()) != TESTS:
+            raise OSError("the door is stuck")
 
 
 class AlwaysDeadly(Memory):
@@ -86,3 +93,13 @@ def train(folder, environment, *overrides, before=lambda trainer: None, **option
 def largest_difference(left, right):
     assert left.keys() == right.keys()
     return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def arm(fuses):
+    """For `train`: learners die of these fuses."""
+
+    def before(trainer):
+        learner = trainer.machinery.learner
+        learner.options = dataclasses.replace(learner.options, policy_loss=deadly_loss(fuses))
+
+    return before

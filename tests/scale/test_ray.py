@@ -1,7 +1,7 @@
 """Real Ray: the run of one process, by several; also when they die."""
 
-import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,12 +16,12 @@ from scale.rayed import (
     ON_RAY,
     AlwaysDeadly,
     Deadly,
-    deadly_loss,
+    arm,
     largest_difference,
     lay_fuses,
     train,
 )
-from trainer.runs import episodes, metrics_of
+from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Memory
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import importable_there
@@ -95,17 +95,20 @@ def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
 def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
     fuses = tmp_path / "fuses"
     fuses.mkdir()
-    lay_fuses(fuses, "episode", 2)
+    lay_fuses(fuses, "episode0", 1)
+    lay_fuses(fuses, "episode2", 1)
     lay_fuses(fuses, "update", 1)
-
-    def arm(trainer):
-        learner = trainer.machinery.learner
-        learner.options = dataclasses.replace(learner.options, policy_loss=deadly_loss(fuses))
-
-    run = train(tmp_path / "run", Deadly, *ON_RAY, f"environment.params.fuses={fuses}", before=arm)
+    armed = f"environment.params.fuses={fuses}"
+    run = train(tmp_path / "run", Deadly, *ON_RAY, armed, before=arm(fuses))
     assert not list(fuses.iterdir())
     assert_same_training(run, alone)
     assert [m["num_episodes"] for m in metrics_of(run[2])] == [6, 6, 6]
+    log = (run[2] / "log.txt").read_text()
+    assert len(re.findall(r"WARNING episode worker \d was lost and is replaced: ", log)) == 2
+    assert log.count("WARNING a learner was lost and is replaced: ") == 1
+    assert re.search(
+        r"WARNING episode worker \d: Deadly\.close\(\) failed: .*the door is stuck", log
+    )
 
 
 def test_a_run_that_only_loses_workers_ends_and_says_why(tmp_path):
@@ -117,7 +120,7 @@ def test_a_run_that_only_loses_workers_ends_and_says_why(tmp_path):
         )
 
 
-def test_a_checkpoint_moves_between_one_process_and_a_cluster(tmp_path, alone):
+def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path):
     class Stopping:
         """Stops after a step."""
 
@@ -140,28 +143,64 @@ def test_a_checkpoint_moves_between_one_process_and_a_cluster(tmp_path, alone):
         def end(self, outcome):
             self.outcome = outcome
 
-    places = [(), ON_RAY, ()]  # one step in each
+    expected = train(tmp_path / "alone", Memory, "training.steps_per_epoch=4")
+    places = [ON_RAY, ("ray.use_ray=true",), (), ON_RAY]  # one step in each
     for step, overrides in enumerate(places, 1):
-        stopping = Stopping(step if step < 3 else 0)
+        stopping = Stopping(step if step < len(places) else 0)
         try:
-            run = train(tmp_path, Memory, *overrides, reporter=stopping)
+            run = train(
+                tmp_path, Memory, "training.steps_per_epoch=4", *overrides, reporter=stopping
+            )
         except KeyboardInterrupt:
             assert stopping.outcome == "interrupted"
         assert stopping.first_step == step - 1
-    assert_same_training(run, alone)
+    assert_same_training(run, expected)
 
 
-def test_one_step_off_plays_ahead_and_corrects_for_it(tmp_path):
-    history, weights, _ = train(tmp_path, Memory, "ray.use_ray=true", "ray.mode=one_step_off")
-    assert [m.get("weights_behind", 0) for m in history] == [0, 1, 1]
+AHEAD = ("ray.use_ray=true", "ray.mode=one_step_off", "training.num_epochs=2")
+
+
+@pytest.fixture(scope="module")
+def ahead(tmp_path_factory):
+    """Six steps that are played ahead, with a checkpoint after three."""
+    return train(tmp_path_factory.mktemp("ahead"), Memory, *AHEAD)
+
+
+def test_one_step_off_plays_ahead_and_corrects_for_it(ahead):
+    history, weights, folder = ahead
+    assert [m.get("weights_behind", 0) for m in history] == [0, 1, 1, 0, 1, 1]
     assert all(m["num_episodes"] == 6 and m["num_steps"] for m in history)
     assert all("importance_mean" in m or "gap_mean" in m for m in history)
     assert all(bool(x.isfinite().all()) for x in weights.values())
+    versions = {
+        step: {version for _, turns in played for _, version in turns}
+        for step, played in tokens_and_versions(folder).items()
+    }
+    # The warm start's weights are the first; step 1 is played with them, and step 2 ahead.
+    assert list(versions.values()) == [{1}, {1}, {2}, {4}, {4}, {5}]
+
+
+def test_one_step_off_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path, ahead):
+    class Failing(Listener):
+        def step(self, metrics):
+            if metrics["step"] == 5:
+                raise RuntimeError("the power is out")
+
+    with pytest.raises(RuntimeError, match="the power is out"):
+        train(tmp_path, Memory, *AHEAD, reporter=Failing())
+    listener = Listener()
+    run = train(tmp_path, Memory, *AHEAD, reporter=listener)
+    assert listener.run.first_step == 3
+    assert_same_training(run, ahead)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(ahead[2])
 
 
 SCRIPT = """
-import os, random
+import os, sys
 from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise.tools import ActionParser, ParseResult, ToolCall
+
+CALLS = sys.argv[1] + "/calls.txt"
 
 class Coin(BaseEnvironment):
     "Defined in the script itself."
@@ -174,17 +213,33 @@ class Coin(BaseEnvironment):
     def get_state_description(self):
         return "a coin"
 
-seen = []
+def toss(side: str) -> str:
+    "Toss the coin."
+    with open(CALLS, "a") as file:
+        file.write(f"{os.getpid()}\\n")
+    return side
+
+class Eager(ActionParser):
+    "Whatever is said means a toss; every other time it is just said."
+    num_parsed = 0
+    def parse(self, text):
+        self.num_parsed += 1
+        if self.num_parsed % 2:
+            return ParseResult([ToolCall("toss", {"side": "heads"})])
+        return ParseResult(text=text)
+    def render(self, call):
+        return "toss"
+
 def reward(trajectory):
-    return float(len(trajectory.actions[0]))
+    return 1.0 + len(trajectory.actions)
 
 if __name__ == "__main__":
-    import sys
+    os.makedirs(sys.argv[1])
     config = ConfigStore.load(overrides=[
         f"checkpoint.output_dir={sys.argv[1]}", "ray.use_ray=true", "training.batch_size=2",
         "training.num_epochs=1", "training.steps_per_epoch=1", "inference.max_tokens=2",
-        "training.adv_estimator=reinforce_plus_plus"])
-    with RayPPOTrainer(config, Coin, reward) as trainer:
+        "inference.max_turns=3", "training.adv_estimator=reinforce_plus_plus", *sys.argv[2:]])
+    with RayPPOTrainer(config, Coin, reward, tools=[toss], parser=Eager()) as trainer:
         (metrics,) = trainer.fit()
         pids = trainer.machinery.engine.pool.pids()
         print("pids", os.getpid(), *pids)
@@ -194,11 +249,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_with_its_own_environment_starts_a_cluster_and_stops_it(tmp_path):
-    script = tmp_path / "script.py"
+def run_script(folder, *overrides):
+    """The processes that the script had: its own, and its episode workers."""
+    script = folder / "script.py"
     script.write_text(SCRIPT)
     result = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "runs")],
+        [sys.executable, str(script), str(folder / "runs"), *overrides],
         capture_output=True,
         text=True,
         timeout=300,
@@ -215,10 +271,26 @@ def test_a_script_with_its_own_environment_starts_a_cluster_and_stops_it(tmp_pat
     assert result.returncode == 0, result.stdout + result.stderr
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("pids")]
     driver, *workers = (int(word) for word in line.split()[1:])
+    called = {int(pid) for pid in (folder / "runs" / "calls.txt").read_text().split()}
+    assert called
+    assert called <= set(workers)
     assert driver not in workers
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}").exists() for pid in workers):
-        assert time.monotonic() < deadline, "a worker outlived its cluster"
+        assert time.monotonic() < deadline, "a worker outlived its run"
+        time.sleep(0.1)
+
+
+def test_environment_reward_and_tools_of_a_script_work_on_a_cluster_that_is_then_stopped(tmp_path):
+    run_script(tmp_path)
+
+
+def test_a_cluster_that_is_there_is_used_by_its_address_and_left_running(tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    run_script(tmp_path, f"ray.address={address}")
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU") != 4:
+        assert time.monotonic() < deadline, "the places were not given back"
         time.sleep(0.1)
 
 

@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
 from turnwise.learner import make_learner
 from turnwise.scale.ray.ahead import AheadRollout
 from turnwise.scale.ray.cluster import Cluster
@@ -34,6 +35,12 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     factory = parts.factory(config)
     options = parts.episode_options(config)
     gpus = config.ray.gpus_per_worker
+    num_split = config.model.tensor_parallel_size
+    if num_split > max(1, gpus):
+        raise ConfigError(
+            f"model.tensor_parallel_size got {num_split}, and each worker has {gpus:g} GPUs. Its "
+            f"engine needs them all: ray.gpus_per_worker={num_split}"
+        )
     model, tokenizer = parts.model_and_tokenizer(_placed(config, "cpu"))
     source = ModelSource(
         _placed(config, "cuda" if gpus else "cpu"), None if parts.model is None else _on_cpu(model)
@@ -49,7 +56,7 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
         make = functools.partial(RemoteLearner, group=group)
         learner = make_learner(config, model, total_steps=total_steps, make=make)
         assert isinstance(learner, RemoteLearner)
-        engine = RemoteEngine(pool, tokenizer, learner.policy_object)
+        engine = RemoteEngine(pool, tokenizer, learner.policy_objects)
         stack.callback(pool.close)
         stack.callback(group.close)
         collector = RemoteCollector(engine, factory, **options)

@@ -15,7 +15,8 @@ from turnwise.trainer.stopping import StopRequest
 class AheadRollout(Rollout):
     """Episodes come from weights that are one update old at most; never from older ones.
 
-    The first step of a run, or of a resumed one, is played with the weights of the moment.
+    The first step of a run and the first after a save are played with the weights of the moment:
+    so a run that is resumed from there does what one that was never stopped does.
     """
 
     _ahead: Ahead | None = None
@@ -31,7 +32,9 @@ class AheadRollout(Rollout):
             self.num_resampled = ahead.rollout.num_resampled
             self.zero_variance = ahead.rollout.zero_variance
             self._starts = ahead.rollout._starts
-        if self.num_steps is None or step + 1 < self.num_steps:
+        is_last = self.num_steps is not None and step + 1 >= self.num_steps
+        is_saved = self.save_every is not None and (step + 1) % self.save_every == 0
+        if not (is_last or is_saved):
             self._ahead = Ahead(self._as_it_is_now(), step + 1)
         return played
 

@@ -28,7 +28,10 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
     """Tensors of one's own: what lies in the store is for reading only."""
-    return {
-        name: torch.from_numpy(data.copy()).view(getattr(torch, kind)).reshape(shape)
-        for name, (kind, shape, data) in arrays.items()
-    }
+    tensors = {}
+    for name, (kind, shape, data) in arrays.items():
+        tensor = torch.empty(shape, dtype=getattr(torch, kind))
+        if data.size:  # what is empty comes back without a stride
+            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(data.copy()))
+        tensors[name] = tensor
+    return tensors

@@ -23,18 +23,20 @@ class RemoteEngine(BaseInferenceEngine):
     """The engines of all workers as one. New weights wait in the object store until a worker is
     asked for something: it fetches them then, if it does not have them."""
 
-    def __init__(self, pool: EpisodePool, tokenizer: Any, newest: Callable[[], Any]) -> None:
+    def __init__(
+        self, pool: EpisodePool, tokenizer: Any, newest: Callable[[], tuple[Any, ...]]
+    ) -> None:
         super().__init__(tokenizer)
         self.pool = pool
         self._newest = newest
         self._close: Callable[[], None] = pool.close
-        self._where = newest()
+        self._where: tuple[Any, ...] = newest()
         self._context_length = pool.context_length()
 
     @property
     def weights(self) -> Weights:
         """What is to be sampled from now."""
-        return Weights(self.weight_version, (self._where,))
+        return Weights(self.weight_version, self._where)
 
     @property
     def context_length(self) -> int:
@@ -50,7 +52,7 @@ class RemoteEngine(BaseInferenceEngine):
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """From now on these; None: the learners' newest, which never pass through this process."""
-        self._where = self._newest() if weights is None else ray.put(to_arrays(weights))
+        self._where = self._newest() if weights is None else (ray.put(to_arrays(weights)),)
         self.weight_version += 1
         return self.weight_version
 

@@ -23,6 +23,7 @@ from turnwise.scale.ray.failures import (
     is_loss,
     own_error,
 )
+from turnwise.scale.ray.worker_log import log_for
 
 ray = import_extra("ray", "ray")
 
@@ -108,7 +109,9 @@ class EpisodePool:
                 await self._prepared[number]
                 handed_over = actor.play.remote(missing, [tasks[p] for p in missing], *how)
                 async for reference in handed_over:
-                    for place, result in await reference:
+                    played, lines = await reference
+                    log_for(f"episode worker {number}", lines)
+                    for place, result in played:
                         keep(place, result)
             except asyncio.CancelledError:
                 actor.stop.remote()

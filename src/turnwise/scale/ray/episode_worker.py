@@ -15,19 +15,21 @@ from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
-from turnwise.scale.ray.arrays import from_arrays
+from turnwise.learner.sharding import joined
+from turnwise.scale.ray.arrays import Arrays, from_arrays
+from turnwise.scale.ray.worker_log import Lines, WorkerLog
 from turnwise.trainer.assembly import SHARING, make_engine
 from turnwise.trainer.state import load_configured_model, seed_generators
 
-Played: TypeAlias = list[tuple[int, EpisodeResult]]
-"""Episodes with their places among those that were asked for."""
+Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], Lines]
+"""Episodes with their places among those that were asked for, and what was logged meanwhile."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Which weights to sample from: a version, and where in the object store it lies.
+    """Which weights to sample from: a version, and where in the object store its parts lie.
 
-    The reference is in a tuple so that only who needs the weights fetches them.
+    The references are in a tuple so that only who needs the weights fetches them.
     """
 
     version: int
@@ -67,7 +69,7 @@ class EpisodeWorker:
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._where: Any = None
+        self._where: tuple[Any, ...] = ()
         self._playing: asyncio.Task[Any] | None = None
 
     async def ping(self) -> int:
@@ -79,6 +81,7 @@ class EpisodeWorker:
         return await asyncio.to_thread(self._prepare, spec)
 
     def _prepare(self, spec: EpisodeSpec) -> int:
+        self._log = WorkerLog(spec.config.logging.level)
         seed_generators(derive_seed(spec.config.training.seed, "worker", self._number))
         shares = spec.config.inference.backend in SHARING
         model = spec.source.load() if shares else None
@@ -114,8 +117,9 @@ class EpisodeWorker:
                     found.append(ended.get_nowait())
                 is_over = found[-1] is None
                 results = [result for result in found if result is not None]
-                if results:
-                    yield [(places_of[r.seed, r.group, r.member].pop(), r) for r in results]
+                found_places = [(places_of[r.seed, r.group, r.member].pop(), r) for r in results]
+                if (lines := self._log.take()) or found_places:
+                    yield found_places, lines
             await playing
         finally:
             playing.cancel()
@@ -136,9 +140,11 @@ class EpisodeWorker:
         return await self._engine.score(ids, start)
 
     async def _take(self, weights: Weights) -> None:
-        (where,) = weights.where
-        if where != self._where:
-            arrays = await where
-            await asyncio.to_thread(lambda: self._engine.update_weights(from_arrays(arrays)))
-            self._where = where
+        if weights.where != self._where:
+            parts = await asyncio.gather(*weights.where)
+            await asyncio.to_thread(self._put_together, parts)
+            self._where = weights.where
         self._engine.weight_version = weights.version
+
+    def _put_together(self, parts: Sequence[Arrays]) -> None:
+        self._engine.update_weights(joined([from_arrays(part) for part in parts]))

@@ -12,7 +12,8 @@ from turnwise.learner import Learner, Outputs, PolicyValueModel, PPOBatch
 from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.episode_pool import split_evenly
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.scale.ray.learner_worker import learner_state, load_learner_state
+from turnwise.scale.ray.learner_worker import learner_states, load_learner_state
+from turnwise.scale.ray.worker_log import log_for
 from turnwise.trainer.assembly import policy_weights
 
 ray = import_extra("ray", "ray")
@@ -26,12 +27,12 @@ class RemoteLearner(Learner):
     """
 
     def __init__(self, *arguments: Any, group: LearnerGroup, **options: Any) -> None:
-        self._group = group
+        self.group = group
         self._is_behind = False
         """Whether the workers have learned since the mirror was brought up to date."""
         self._is_ahead = True
         """Whether the workers have yet to be told what is in the mirror."""
-        self._policy: Any = None
+        self._policy: tuple[Any, ...] | None = None
         super().__init__(*arguments, **options)
 
     @property
@@ -40,7 +41,7 @@ class RemoteLearner(Learner):
         if self._is_behind:
             self._is_behind = False
             policy = self._policy
-            load_learner_state(self, ray.get(self._group.state))
+            load_learner_state(self, ray.get(self.group.states))
             self._policy, self._is_ahead = policy, False
         return self._mirror
 
@@ -48,10 +49,10 @@ class RemoteLearner(Learner):
     def model(self, model: PolicyValueModel) -> None:
         self._mirror = model
 
-    def policy_object(self) -> Any:
-        """Where in the object store the policy's weights lie."""
+    def policy_objects(self) -> tuple[Any, ...]:
+        """Where in the object store the parts of the policy's weights lie."""
         if self._policy is None:
-            self._policy = ray.put(to_arrays(policy_weights(self)))
+            self._policy = (ray.put(to_arrays(policy_weights(self))),)
         return self._policy
 
     def score(self, batch: PPOBatch) -> Outputs:
@@ -99,31 +100,34 @@ class RemoteLearner(Learner):
         self._policy = None
 
     def close(self) -> None:
-        self._group.close()
+        self.group.close()
 
     def _learn(self, ask: Callable[[Any, int], Any]) -> dict[str, float]:
         self._hand_over()
-        references = self._group.call(ask)
+        references = self.group.call(ask)
         told = ray.get([reference for reference, _, _ in references])
-        _, self._group.state, self._policy = references[0]
+        self.group.states = [state for _, state, _ in references]
+        self._policy = tuple(policy for _, _, policy in references)
         self._is_behind = True
         self.num_updates += 1
-        self.seen_log_probs = torch.from_numpy(sum(seen for _, seen in told))
-        return together([figures for figures, _ in told])
+        self.seen_log_probs = torch.from_numpy(sum(seen for _, seen, _ in told))
+        for rank, (_, _, lines) in enumerate(told):
+            log_for(f"learner {rank}", lines)
+        return together([figures for figures, _, _ in told])
 
     def _on_parts(self, method: str, batch: PPOBatch) -> list[Any]:
         """Each worker computes some of the episodes."""
         self._hand_over()
-        shares = split_evenly(len(batch), self._group.num_workers)
+        shares = split_evenly(len(batch), self.group.num_workers)
         parts = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
-        found = self._group.call(lambda actor, rank: getattr(actor, method).remote(parts[rank]))
+        found = self.group.call(lambda actor, rank: getattr(actor, method).remote(parts[rank]))
         outcome: list[Any] = ray.get(found)
         return outcome
 
     def _hand_over(self) -> None:
         if self._is_ahead:
             self._is_ahead = False
-            self._group.load(ray.put(learner_state(self)))
+            self.group.load([ray.put(x) for x in learner_states(self, self.group.num_workers)])
 
 
 def together(figures: list[dict[str, float]]) -> dict[str, float]:

@@ -29,8 +29,8 @@ _SECONDS_TO_DIE = 20.0
 class LearnerGroup:
     """Learner workers that meet in a torch.distributed group.
 
-    A group with a dead member cannot go on: all are replaced and given the last `state`, which
-    lies in the object store, and what was under way is done again.
+    A group with a dead member cannot go on: all are replaced and given the last `states`, which
+    lie in the object store, and what was under way is done again.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class LearnerGroup:
         failures: Failures,
     ) -> None:
         self.num_workers = settings.ray.num_learners
-        self.state: Any = None
-        """What a new group begins from."""
+        self.states: Sequence[Any] | None = None
+        """What a new group begins from: a part for each."""
         self._cluster = cluster
         self._settings = settings
         self._source = ray.put(source)
@@ -54,10 +54,10 @@ class LearnerGroup:
         found: list[int] = ray.get(self._asked_to_answer(), timeout=SECONDS_TO_ANSWER)
         return found
 
-    def load(self, state: Any) -> None:
-        """All become the learner with this state."""
-        self.state = state
-        self.call(lambda actor, rank: actor.load.remote(state))
+    def load(self, states: Sequence[Any]) -> None:
+        """Each becomes the learner with its part of a state."""
+        self.states = states
+        self.call(lambda actor, rank: actor.load.remote(states[rank]))
 
     def call(self, ask: Callable[[Any, int], Any]) -> list[Any]:
         """Ask every worker; their references, when all of them are done."""
@@ -96,8 +96,9 @@ class LearnerGroup:
             actor.join.remote(address, self._settings, self._source) for actor in self._actors
         ]
         self._wait(joined)
-        if self.state is not None:
-            self._wait([actor.load.remote(self.state) for actor in self._actors])
+        if self.states is not None:
+            pairs = zip(self._actors, self.states, strict=True)
+            self._wait([actor.load.remote(state) for actor, state in pairs])
 
     def _wait(self, references: Sequence[Any]) -> None:
         """Until all are done, or one of the workers is gone or does not answer."""
