@@ -72,6 +72,14 @@ def test_what_cannot_be_seen_is_shown_by_name(visitor):
         expect(visitor.at(".turn .words").first.locator(".odd")).to_have_text(names)
 
 
+def test_also_among_tokens(visitor):
+    visitor.open(f"run/hostile/tokens/train-1-{len(SCRIPTS)}")
+    sampled = visitor.at(".seg.is-sampled .odd")
+    expect(sampled).to_have_text(["ESC", "ESC", "ESC", "BEL", "ESC"])
+    visitor.at(".seg.is-sampled .tok").first.hover()
+    expect(visitor.at(".token-text .odd")).to_have_text("ESC")
+
+
 def test_the_list_turns_nothing_round(visitor):
     visitor.open("run/hostile/episodes?text=dcba")
     expect(visitor.at(".row .odd").first).to_have_text(re.compile("RLO|PDF"))

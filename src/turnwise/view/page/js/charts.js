@@ -100,6 +100,7 @@ export class Chart {
         y: false,
         points: { size: 5 },
         drag: { x: true, y: false, setScale: false },
+        move: (plot, left, top) => [nearestStep(plot, left), top],
         sync: {
           key: "learn",
           filters: { pub: (type) => type === "mousemove" || type === "mouseleave" },
@@ -141,7 +142,12 @@ export class Chart {
       ],
       series: [{}, ...this.curves.map((curve) => this.line(curve))],
       hooks: {
-        setCursor: [(plot) => this.showValues(plot.cursor.idx)],
+        setCursor: [
+          (plot) => {
+            this.showValues(plot.cursor.idx);
+            this.on.hover(plot.data[0][plot.cursor.idx] ?? null);
+          },
+        ],
         setSelect: [(plot) => this.select(plot)],
         draw: [(plot) => this.markers(plot)],
         ready: [(plot) => this.clicks(plot)],
@@ -275,4 +281,10 @@ export class Chart {
     });
     fill(this.values, texts.slice(0, 6));
   }
+}
+
+// The cursor stands on a step, never between two; while something is dragged it is free.
+function nearestStep(plot, left) {
+  if (left < 0 || plot.cursor.drag._x) return left;
+  return plot.valToPos(plot.data[0][plot.posToIdx(left)], "x");
 }

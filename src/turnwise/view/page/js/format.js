@@ -5,9 +5,9 @@ export function num(value, digits = 3) {
   if (typeof value !== "number") return String(value);
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
+  if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en").replace("-", "−");
   if (size >= 1e6 || size < 1e-4)
-    return value.toExponential(2).replace("e+", "e").replace("-", "−");
+    return value.toExponential(2).replace("e+", "e").replaceAll("-", "−");
   if (size >= 1000) return Math.round(value).toLocaleString("en").replace("-", "−");
   return Number(value.toPrecision(digits)).toString().replace("-", "−");
 }

@@ -132,7 +132,7 @@ export function learnView(host, app) {
     charts.clear();
     const sections = groups.map((group) => {
       const made = group.charts.map((spec) => {
-        const chart = new Chart(spec, look(), { zoom, pin });
+        const chart = new Chart(spec, look(), { zoom, pin, hover });
         charts.set(spec.name, chart);
         return chart.element;
       });
@@ -159,6 +159,9 @@ export function learnView(host, app) {
     );
   }
 
+  const hover = (step) => {
+    bar.querySelector(".at-step").textContent = step === null ? "" : `at step ${num(step)}`;
+  };
   const zoom = (from, to) => change({ x: from === null ? null : `${from}-${to}` });
   const pin = (step) => change({ step: step === pinned() ? null : step });
   const setSmooth = later(120, (value) =>
@@ -186,6 +189,7 @@ export function learnView(host, app) {
           h("output", { class: "num" }),
         ),
         h("div", { class: "legend" }),
+        h("span", { class: "at-step num faint" }),
         h("div", { class: "pin" }),
       );
     }
