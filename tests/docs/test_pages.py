@@ -131,6 +131,11 @@ def test_every_target_that_is_named_can_be_made():
         assert set(named) <= targets, page.name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_nothing_was_left_to_be_filled_in(page):
+    assert re.findall(r"\b(?:\w*FIGURES?|TODO|TBD|XXX|\w+-OUTPUT)\b", page.read_text()) == []
+
+
 def test_every_example_is_listed():
     page = (DOCS / "examples.md").read_text()
     listed = re.findall(r"^\| `(examples/\w+\.py)`", page, re.M)
