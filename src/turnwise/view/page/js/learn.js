@@ -35,8 +35,10 @@ export function learnView(host, app) {
       .split(",")
       .filter((key) => key && key !== route.run && app.run(key));
   const smoothing = () => Math.min(0.99, Math.max(0, Number(route.params.get("smooth") ?? 0) || 0));
-  const pinned = () =>
-    route.params.get("step") === null ? null : Number(route.params.get("step"));
+  const pinned = () => {
+    const step = Number(route.params.get("step") ?? NaN);
+    return Number.isInteger(step) ? step : null;
+  };
   const range = () =>
     route.params
       .get("x")

@@ -88,12 +88,12 @@ export function timeView(host) {
   function draw() {
     if (frame.parentNode !== host) fill(host, frame);
     drawHead();
-    const zoom =
-      route.params
-        .get("t")
-        ?.match(/^([\d.]+)-([\d.]+)$/)
-        ?.slice(1)
-        .map(Number) ?? null;
+    const asked = route.params
+      .get("t")
+      ?.match(/^([\d.]+)-([\d.]+)$/)
+      ?.slice(1)
+      .map(Number);
+    const zoom = bounds && bounds[1] > bounds[0] ? bounds : null;
     timeline.show(data, { zoom, episode: route.params.get("episode") });
   }
 
