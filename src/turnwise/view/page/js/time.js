@@ -88,7 +88,7 @@ export function timeView(host) {
   function draw() {
     if (frame.parentNode !== host) fill(host, frame);
     drawHead();
-    const asked = route.params
+    const bounds = route.params
       .get("t")
       ?.match(/^([\d.]+)-([\d.]+)$/)
       ?.slice(1)
