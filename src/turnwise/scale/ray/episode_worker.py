@@ -117,9 +117,9 @@ class EpisodeWorker:
                     found.append(ended.get_nowait())
                 is_over = found[-1] is None
                 results = [result for result in found if result is not None]
-                found_places = [(places_of[r.seed, r.group, r.member].pop(), r) for r in results]
-                if (lines := self._log.take()) or found_places:
-                    yield found_places, lines
+                placed = [(places_of[r.seed, r.group, r.member].pop(), r) for r in results]
+                if (lines := self._log.take()) or placed:
+                    yield placed, lines
             await playing
         finally:
             playing.cancel()
