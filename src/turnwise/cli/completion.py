@@ -72,10 +72,12 @@ def _settings() -> dict[str, tuple[str, Any]]:
     from turnwise.config import ConfigStore
 
     found = {}
-    for section, kind in get_type_hints(ConfigStore).items():
+    sections = get_type_hints(ConfigStore)
+    for section in dataclasses.fields(ConfigStore):
+        kind = sections[section.name]
         hints = get_type_hints(kind)
         for field in dataclasses.fields(kind):
-            found[f"{section}.{field.name}"] = (field.metadata["help"], hints[field.name])
+            found[f"{section.name}.{field.name}"] = (field.metadata["help"], hints[field.name])
     return found
 
 

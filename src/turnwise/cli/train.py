@@ -69,7 +69,7 @@ def train(
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print the metrics of each step, or the estimate, as JSON."),
+        typer.Option("--json", help="Print each step's metrics, or the estimate, as JSON."),
     ] = False,
 ) -> None:
     """Train a model in an environment; without arguments, a demo that learns in minutes.
