@@ -204,6 +204,7 @@ export function seedView(host) {
 
   function cell(agent, number) {
     const turn = agent.turns[number];
+    const results = turn.calls.map((call) => call.result).join("\n\n");
     return h(
       "div",
       { class: "seed-cell" },
@@ -230,7 +231,7 @@ export function seedView(host) {
           ),
         ),
       ),
-      turn.observation ? say("user", turn.observation) : null,
+      turn.observation && turn.observation !== results ? say("user", turn.observation) : null,
     );
   }
 

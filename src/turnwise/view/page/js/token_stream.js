@@ -86,12 +86,8 @@ export class TokenStream {
       if (endsLine && index + 1 < end && held < CHUNK) chunk.append(h("br"));
       else if ((endsLine && held >= CHUNK) || held >= 2 * CHUNK) chunk = null;
     }
-    // So that what is not drawn yet takes about the room that it will.
     chunks.forEach((one) =>
-      one.style.setProperty(
-        "contain-intrinsic-size",
-        `auto ${Math.max(1, Math.round(one.childNodes.length / 14)) * 26}px`,
-      ),
+      one.style.setProperty("contain-intrinsic-size", `auto ${height(one)}px`),
     );
     return chunks;
   }
@@ -133,8 +129,11 @@ export class TokenStream {
     if (reveal) span.scrollIntoView({ block: "nearest" });
   }
 
+  // Twice: what was out of sight gets its true height only when it is drawn.
   bringUp(index) {
-    this.spans[index]?.scrollIntoView({ block: "center" });
+    const show = () => this.spans[index]?.scrollIntoView({ block: "center" });
+    show();
+    requestAnimationFrame(show);
   }
 
   // The token above or below: the first line that way, and there the nearest.
@@ -154,6 +153,12 @@ export class TokenStream {
     }
     return best?.at ?? index;
   }
+}
+
+// About the room that a chunk will take, so that the page hardly moves when it is drawn.
+function height(chunk) {
+  const numLines = 1 + chunk.querySelectorAll("br").length;
+  return 26 * Math.max(numLines, Math.ceil(chunk.textContent.length / 90));
 }
 
 function spell(span, text) {
