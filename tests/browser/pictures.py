@@ -116,6 +116,8 @@ def take(visitor, client):
 
     def picture(name):
         visitor.page.mouse.move(0, 0)
+        # Where the runs are is nobody's business.
+        visitor.page.evaluate("document.querySelector('.path')?.remove()")
         visitor.page.wait_for_timeout(500)  # for transitions to end
         visitor.page.screenshot(path=PICTURES / f"viewer-{name}.png")
 
@@ -124,7 +126,7 @@ def take(visitor, client):
     visitor.open("run/guess-number/learn?with=guess-fast&smooth=0.6")
     expect(visitor.at("[data-metric=entropy] canvas")).to_have_count(1)
     picture("learn")
-    visitor.open(f"run/open-the-safe/episodes/{episode['id']}?text=dial&kind=train")
+    visitor.open(f"run/open-the-safe/episodes/{episode['id']}?text=dial&min_reward=0.5&kind=train")
     expect(visitor.at(".turn").first).to_be_visible()
     picture("episodes")
     visitor.open(f"run/open-the-safe/tokens/{episode['id']}?color=advantages")
