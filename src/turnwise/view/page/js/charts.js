@@ -180,7 +180,12 @@ export class Chart {
   }
 
   select(plot) {
-    if (plot.select.width < 5) return;
+    // The cursor jumps from step to step: only the pointer itself knows a click from a drag.
+    const moved = Math.abs((plot.cursor.event?.clientX ?? this.downAt) - this.downAt);
+    if (moved < 5 || !plot.select.width) {
+      if (plot.select.width) plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+      return;
+    }
     const from = Math.ceil(plot.posToVal(plot.select.left, "x"));
     const to = Math.floor(plot.posToVal(plot.select.left + plot.select.width, "x"));
     plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
@@ -189,7 +194,8 @@ export class Chart {
   }
 
   clicks(plot) {
-    plot.over.addEventListener("mousedown", () => {
+    plot.over.addEventListener("mousedown", (event) => {
+      this.downAt = event.clientX;
       this.dragged = false;
     });
     plot.over.addEventListener("click", () => {
@@ -283,8 +289,8 @@ export class Chart {
   }
 }
 
-// The cursor stands on a step, never between two; while something is dragged it is free.
+// The cursor stands on a step, never between two.
 function nearestStep(plot, left) {
-  if (left < 0 || plot.cursor.drag._x) return left;
+  if (left < 0) return left;
   return plot.valToPos(plot.data[0][plot.posToIdx(left)], "x");
 }
