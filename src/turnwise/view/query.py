@@ -196,13 +196,13 @@ def _find(db: Connection, text: str) -> None:
         check, part = "texts.text LIKE ? ESCAPE '!'", f"%{escaped}%"
     else:
         check, part = "contains(texts.text, ?)", text.lower()
-    values = [part]
+    source, values = "texts", [part]
     if len(text) >= _LEAST_INDEXED:
-        check = f"texts.id IN (SELECT rowid FROM words WHERE words MATCH ?) AND {check}"
-        values = [_pieces(text), part]
+        source = "words CROSS JOIN texts ON texts.id = words.rowid"
+        check, values = f"words MATCH ? AND {check}", [_pieces(text), part]
     db.execute(
-        "INSERT OR IGNORE INTO temp.found SELECT uses.episode FROM texts CROSS JOIN uses "
-        f"ON uses.text = texts.id WHERE {check}",
+        f"INSERT OR IGNORE INTO temp.found SELECT uses.episode FROM {source} "
+        f"CROSS JOIN uses ON uses.text = texts.id WHERE {check}",
         values,
     )
     db.searched = text, version
