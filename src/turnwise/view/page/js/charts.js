@@ -189,18 +189,17 @@ export class Chart {
     const from = Math.ceil(plot.posToVal(plot.select.left, "x"));
     const to = Math.floor(plot.posToVal(plot.select.left + plot.select.width, "x"));
     plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
-    this.dragged = true;
     if (to > from) this.on.zoom(from, to);
   }
 
+  // Not by its click, which the library keeps to itself when the cursor has jumped.
   clicks(plot) {
     plot.over.addEventListener("mousedown", (event) => {
       this.downAt = event.clientX;
-      this.dragged = false;
     });
-    plot.over.addEventListener("click", () => {
-      const place = plot.cursor.idx;
-      if (!this.dragged && place !== null && place !== undefined) this.on.pin(plot.data[0][place]);
+    plot.over.addEventListener("mouseup", (event) => {
+      const step = plot.data[0][plot.cursor.idx];
+      if (Math.abs(event.clientX - this.downAt) < 5 && step !== undefined) this.on.pin(step);
     });
     plot.over.addEventListener("dblclick", () => this.on.zoom(null, null));
   }
