@@ -55,10 +55,10 @@ def test_a_run_appears_and_its_curves_grow_by_themselves(live):
     expect(live.at(".rail-run")).to_have_count(1)
     run = start(live.folder, "second", 3)
     try:
-        expect(live.at("[data-run=second]")).to_be_visible(timeout=120_000)
+        expect(live.at("[data-run=second]")).to_be_visible(timeout=240_000)
         live.at("[data-run=second] a").click()
-        expect(live.at(".live")).to_contain_text("live", timeout=120_000)
-        expect(live.at("[data-metric=reward] canvas")).to_be_visible(timeout=120_000)
+        expect(live.at(".live")).to_contain_text("live", timeout=240_000)
+        expect(live.at("[data-metric=reward] canvas")).to_be_visible(timeout=240_000)
         expect(live.at(".tiles")).to_contain_text("6 of 6", timeout=240_000)
     finally:
         finish(run)
@@ -69,8 +69,9 @@ def test_new_episodes_move_neither_the_list_nor_the_choice(live):
     run = start(live.folder, "third", 60)
     try:
         # Found by the viewer as soon as its folder is there.
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while not list((live.folder / "third").glob("episodes/step-0000000[3-9].npz")):
+            assert run.poll() is None, "the run ended by itself"
             assert time.monotonic() < end, "the run does not begin"
             time.sleep(0.1)
         live.open("run/third/episodes/train-1-2")
@@ -78,7 +79,7 @@ def test_new_episodes_move_neither_the_list_nor_the_choice(live):
         live.at(".list").evaluate("(list) => { list.scrollTop = 70; }")
         expect(live.at(".row").first).to_be_visible()
         text = live.at(".row").nth(2).get_attribute("data-id")
-        expect(live.at(".fresh")).to_be_visible(timeout=120_000)
+        expect(live.at(".fresh")).to_be_visible(timeout=240_000)
         assert live.at(".list").evaluate("(list) => list.scrollTop") == 70
         assert live.at(".row").nth(2).get_attribute("data-id") == text
         expect(live.at(".talk-head h1")).to_have_text("train-1-2")
