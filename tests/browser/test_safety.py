@@ -48,6 +48,7 @@ def test_the_address_cannot_write_into_the_page(visitor):
     for place in (
         "run/<img src=x onerror=window.owned=1>/learn",
         "run/hostile/<script>window.owned=1</script>",
+        "run/hostile/constructor",
         "run/hostile/episodes/<img src=x onerror=window.owned=1>",
         "run/hostile/episodes?text=<img src=x onerror=window.owned=1>",
         "run/hostile/tokens/train-1-0?color=<script>&token=<b>&agent=javascript:1",

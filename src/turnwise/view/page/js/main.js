@@ -57,7 +57,7 @@ function show() {
         new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`),
       ),
     );
-  const factory = VIEWS[route.view];
+  const factory = Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : null;
   if (!factory) return leave(failed(new Error(`There is no view "${route.view}".`)));
   remember(app, route);
   if (viewName !== route.view) {
@@ -95,7 +95,7 @@ async function refreshRuns() {
 }
 
 let known = new Map();
-const mark = (one) => `${one.step} ${one.status}`;
+const mark = (one) => `${one.step} ${one.status} ${one.is_live} ${one.num_episodes}`;
 
 async function onChange(runs) {
   const first = known.size === 0;
