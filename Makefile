@@ -10,7 +10,7 @@ export PYTHONPATH := $(CURDIR)/src
 # $(call env,NAME): the python of the environment made from requirements/NAME.txt
 env = $$($(PYTHON) scripts/environment.py $(1))
 
-.PHONY: help demo play test test-verl test-verl-runs test-vllm check format bench bench-verl bench-vllm test-gpu clean
+.PHONY: help demo play test test-verl test-vllm check format bench bench-verl bench-vllm test-gpu clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,13 +46,9 @@ test-view:  ## the run viewer in a real browser; installs Debian's chromium if i
 	fi
 	$$py -m pytest tests/browser
 
-test-verl:  ## compare with VERL's own functions and configuration, in VERL's environment
+test-verl:  ## beside VERL: its functions, its configuration, and its own trainers for real
 	@py=$(call env,verl)
-	$$py -m pytest tests/beside_verl --ignore=tests/beside_verl/test_trainer_runs.py
-
-test-verl-runs:  ## VERL's own trainers for real; it starts four times, a minute or two each
-	@py=$(call env,verl)
-	$$py -m pytest tests/beside_verl/test_trainer_runs.py
+	$$py -m pytest tests/beside_verl
 
 test-vllm:  ## real vLLM, CPU build, in its own environment
 	@py=$(call env,vllm)

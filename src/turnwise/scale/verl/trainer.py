@@ -81,7 +81,9 @@ class CustomRayPPOTrainer:
         self._overrides = list(verl_overrides)
         self._rows = self._parts.rows(self._parts.dataset)
         self._eval_rows = self._parts.rows(eval_dataset) or self._rows
-        self._name = f"{self._parts.environment_name(self.config)}-verl"
+        # The same environment by its class and by `path.py:Class` is the same run.
+        name = self._parts.environment_name(self.config)
+        self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"
         self._resume_from: Path | None = None
         self._run: LegacyRun | NewerRun | None = None
         self._has_ray = False
