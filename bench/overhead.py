@@ -7,8 +7,9 @@ limits, the records, the rewards. What the script itself takes is measured and l
 processor's time: there is nothing to wait for, and a busy machine counts less. The others play the
 same in environments of their own (bench/peers), which are made first if need be.
 
-TRL is not among them: its loop of several turns is a method of its trainer, cannot be had without
-a model that generates, and lets no episode go ahead of another.
+TRL 1.16 is not among them. One of its loops (`GRPOTrainer._tool_call_loop`) is part of a trainer
+with a model, and no episode goes ahead of another in it; the other (`AsyncRolloutWorker`) does not
+start without vLLM.
 """
 
 from __future__ import annotations

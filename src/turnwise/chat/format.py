@@ -65,9 +65,10 @@ class ChatFormat:
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The opening of a conversation, up to where the agent begins to speak."""
-        if tools or not _are_texts(messages):
+        cut = None if tools else self._cut_texts(messages)
+        if cut is None:
             return self._encode(self.render(messages, tools=tools))
-        return self._encode(self._openings.write(self._all_cut(messages)))
+        return self._encode(self._openings.write(cut))
 
     def increment_ids(self, messages: Sequence[Message], turn_ids: Sequence[int]) -> list[int]:
         """What follows the agent's turn: its end, the new messages, the start of its next turn.
@@ -85,16 +86,19 @@ class ChatFormat:
 
     def _after_answer(self, messages: Sequence[Message]) -> str:
         """What the template writes behind an answer for these messages."""
-        if not _are_texts(messages):
-            return self._render_after_answer(messages)
-        return self._frames.write(self._all_cut(messages))
+        cut = self._cut_texts(messages)
+        return self._render_after_answer(messages) if cut is None else self._frames.write(cut)
 
-    def _all_cut(self, messages: Sequence[Message]) -> list[Message]:
-        cut = [self._cut(message["content"]) for message in messages]
-        return [
-            message if message["content"] is text else {**message, "content": text}
-            for message, text in zip(messages, cut, strict=True)
-        ]
+    def _cut_texts(self, messages: Sequence[Message]) -> list[Message] | None:
+        """The same without special tokens inside; None where a content is no text."""
+        cut: list[Message] = []
+        for message in messages:
+            content = message.get("content")
+            if not isinstance(content, str):
+                return None
+            text = self._cut(content)
+            cut.append(message if text is content else {**message, "content": text})
+        return cut
 
     @cached_property
     def _openings(self) -> Frames:
@@ -252,10 +256,6 @@ class ChatFormat:
             if len(token) > 1:
                 text = text.replace(token, token[0] + _CUT + token[1:])
         return text
-
-
-def _are_texts(messages: Sequence[Message]) -> bool:
-    return all(isinstance(message.get("content"), str) for message in messages)
 
 
 _QUESTION: Message = {"role": "user", "content": "q"}

@@ -42,7 +42,7 @@ class Agent:
         self._setup = setup
         length, limit = setup.engine.context_length, setup.limits.max_tokens
         self._most_tokens = length if limit is None else min(length, limit)
-        self._seeds = seeds
+        self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
     def open(self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()) -> None:
@@ -79,7 +79,7 @@ class Agent:
             setup.sampling,
             stop_ids=setup.chat.stop_ids,
             stop_strings=setup.chat.stop_strings,
-            seed=derive_seed(setup.seed, *self._seeds, self.record.name, len(stream.turns)),
+            seed=derive_seed(self._seeds, len(stream.turns)),
             timeout=timeout,
             session=self._session,
         )
