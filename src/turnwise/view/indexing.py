@@ -22,6 +22,8 @@ POLL_SECONDS = 1.0
 _FIND_SHARE = 20
 """Looking for runs in a large tree of folders may take one part in so many of the time."""
 _DOCTOR_SECONDS = 0.2
+_FIRST_BATCH_SECONDS = 0.05
+"""Of a run that was never seen: somebody waits for it."""
 _BATCH_SECONDS = 0.4
 """Many small files are written together; others can read and write in between."""
 
@@ -41,6 +43,7 @@ class Watcher:
         ]
 
     def start(self) -> None:
+        self._work.set()  # the first page is not to wait for the first poll
         for thread in self._threads:
             thread.start()
 
@@ -78,25 +81,28 @@ class Watcher:
         while not self._stop.is_set():
             self._work.wait()
             self._work.clear()
-            for run in self._library.runs:
-                try:
-                    self._bring_up_to_date(run)
-                except (sqlite3.Error, IndexBroken, OSError) as error:
-                    _LOG.debug("the index of %s: %s; it is tried again", run.key, error)
-                except Exception:
-                    _LOG.exception("indexing %s failed; it is tried again", run.key)
+            has_more = True
+            while has_more:
+                # One batch of each in turn: a run that is training does not wait for an old one.
+                has_more = False
+                for run in self._library.runs:
+                    has_more |= not self._stop.is_set() and self._bring_on(run)
 
-    def _bring_up_to_date(self, run: ViewedRun) -> None:
-        for is_done in update_index(run):
-            if is_done:
+    def _bring_on(self, run: ViewedRun) -> bool:
+        """One batch; whether there was anything to do."""
+        try:
+            for _ in update_index(run):
                 self._on_change()
-            if self._stop.is_set():
-                return
+                return True
+        except (sqlite3.Error, IndexBroken, OSError) as error:
+            _LOG.debug("the index of %s: %s; it is tried again", run.key, error)
+        except Exception:
+            _LOG.exception("indexing %s failed; it is tried again", run.key)
+        return False
 
 
-def update_index(run: ViewedRun) -> Iterator[bool]:
-    """Make the index what the files are, the newest steps first; yields after each batch whether
-    something was written."""
+def update_index(run: ViewedRun) -> Iterator[None]:
+    """Make the index what the files are, the newest steps first; yields after each batch."""
     with run.index.connection() as db:
         known = stamps(db)
     files = dict(run.episode_files)
@@ -108,16 +114,17 @@ def update_index(run: ViewedRun) -> Iterator[bool]:
         with run.index.writing() as db:
             for key in stale:
                 remove_file(db, key)
-        yield True
+        yield
     while fresh:
-        deadline = time.monotonic() + _BATCH_SECONDS
+        is_first = run.num_indexed == 0
+        deadline = time.monotonic() + (_FIRST_BATCH_SECONDS if is_first else _BATCH_SECONDS)
         with run.index.writing() as db:
             while fresh and time.monotonic() < deadline:
                 key = fresh.pop(0)
                 if not has_file(db, key, files[key]):
                     _add(db, run, key)
         run.num_indexed = len(files) - len(fresh)
-        yield True
+        yield
 
 
 def _add(db: Connection, run: ViewedRun, key: FileKey) -> None:
