@@ -3,8 +3,9 @@
 python bench/view.py [--episodes 100000] [--steps 500] [--keep FOLDER]
 
 Writes a run through the trainer's own store, serves it with `turnwise view` in a process of its
-own, and asks as the page does. Bars: the first view of an indexed run under 1 s, a filter under
-0.3 s. The first view of a run that was never seen is shown too: it does not wait for the index.
+own, and asks as the page does. Bars: the first view under 1 s, a filter under 0.3 s, a search under
+0.5 s, be it for a word that nearly all episodes have. The first view of a run that was never seen
+is shown too: it does not wait for the index. On a busy machine all of it takes longer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from turnwise.types import EpisodeStatus
 
 FIRST_VIEW_BAR = 1.0
 FILTER_BAR = 0.3
+SEARCH_BAR = 0.5
 PROMPT = (
     "You keep a shop. Each turn you are told what a customer wants. Look for the article with "
     "search(kind), then sell it with sell(article, number). Sell the cheapest that is in stock. "
@@ -217,8 +219,10 @@ def measure(runs: Path, cache: Path) -> bool:
             paths = [f"api/runs/big/episodes?limit=50&{asked(filters, n)}" for n in range(9)]
             times = [seconds_of(address, path) for path in paths]
             total = ask(address, paths[-1])["total"]
-            is_fine &= median(times) < FILTER_BAR
-            print(f"{name:<32} {median(times):8.3f} s    worst {max(times):.3f}, {total} found")
+            bar = SEARCH_BAR if name.startswith("search") else FILTER_BAR
+            is_fine &= median(times) < bar
+            told = f"bar {bar} s, worst {max(times):.3f}, {total} found"
+            print(f"{name:<32} {median(times):8.3f} s    {told}")
         best = ask(address, "api/runs/big/episodes?sort=-reward&limit=15")["episodes"]
         times = [seconds_of(address, f"api/runs/big/episodes/{e['id']}") for e in best]
         print(f"an episode                       {median(times):8.3f} s    worst {max(times):.3f}")
