@@ -152,7 +152,7 @@ export class Timeline {
     pen.roundRect(from, y, wide, height, Math.min(2.5, wide / 2));
     pen.fill();
     if (label && wide > pen.measureText(label).width + 14) {
-      pen.fillStyle = "#fff";
+      pen.fillStyle = cssColor("--on-accent");
       pen.font = `600 11px ${cssColor("--sans")}`;
       pen.fillText(label, from + 7, y + height / 2 + 0.5);
       pen.font = `11px ${cssColor("--sans")}`;
