@@ -38,18 +38,20 @@ def quick_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode_quickly if same else encode
 
 
-def quick_decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """`tokenizer.decode` without special tokens, by the shortest way that gives the same."""
+def quick_decoder(
+    tokenizer: Any, skip_special_tokens: bool = True
+) -> Callable[[Sequence[int]], str]:
+    """`tokenizer.decode` by the shortest way that gives the same."""
 
     def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     core: Any = getattr(tokenizer, "_tokenizer", None)
     if type(core).__module__ != "tokenizers" or tokenizer.clean_up_tokenization_spaces:
         return decode
 
     def decode_quickly(ids: Sequence[int]) -> str:
-        text: str = core.decode(list(ids), skip_special_tokens=True)
+        text: str = core.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     probes = [tokenizer.encode(text, add_special_tokens=False) for text in _PROBES]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 
+from turnwise.chat.encoding import quick_decoder, quick_encoder
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
@@ -36,13 +38,23 @@ class ScriptedEngine(BaseInferenceEngine):
         if self._policy is None:
             ids, log_prob = self._random_ids(request), -math.log(len(self.tokenizer))
         else:
-            text = self._policy(self.tokenizer.decode(list(request.prompt_ids)))
-            ids, log_prob = self.tokenizer.encode(text, add_special_tokens=False), 0.0
+            ids, log_prob = (
+                self._encode_quickly(self._policy(self._decode(request.prompt_ids))),
+                0.0,
+            )
             ids = [*ids, *sorted(request.stop_ids)[:1]]
         kept = list(ids[: request.max_tokens])
         is_stopped = bool(kept) and kept[-1] in request.stop_ids
         reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
         return GenerationResult(kept, [log_prob] * len(kept), reason, self.weight_version)
+
+    @cached_property
+    def _decode(self) -> Callable[[Sequence[int]], str]:
+        return quick_decoder(self.tokenizer, skip_special_tokens=False)
+
+    @cached_property
+    def _encode_quickly(self) -> Callable[[str], list[int]]:
+        return quick_encoder(self.tokenizer)
 
     def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
         rng = random.Random(request.seed)
