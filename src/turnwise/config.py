@@ -14,6 +14,7 @@ import argparse
 import dataclasses
 import os
 import tempfile
+import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -365,7 +366,8 @@ def _takes_text(path: list[str]) -> bool:
     if hints is None or len(path) != 2:
         return False
     hint = typing.get_type_hints(hints).get(path[1])
-    return hint is str or str in typing.get_args(hint)
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    return hint is str or (is_union and str in typing.get_args(hint))
 
 
 @cache

@@ -49,7 +49,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         data = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+        mark = getattr(error, "problem_mark", None)
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        what = getattr(error, "problem", None) or "it holds characters that are no text"
+        raise ConfigError(f"{path} is not valid YAML{where}: {what}") from None
     if data is None:
         return {}
     if not isinstance(data, dict):

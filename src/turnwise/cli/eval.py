@@ -120,7 +120,7 @@ def _loaded(
     name: str, checkpoint: str, environment: EnvironmentConfig | None
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model, and the settings under which it plays."""
-    from turnwise.cli.settings import find_code
+    from turnwise.cli.settings import check_code, find_code
     from turnwise.config import ConfigStore
     from turnwise.trainer.state import load_configured_model, load_trained_model
 
@@ -143,6 +143,7 @@ def _loaded(
         config.environment = environment
     # A run lies somewhere below the folder in which its environment was found.
     find_code(config, folder.absolute().parents if environment is None else [])
+    check_code(config)
     return loaded, config
 
 

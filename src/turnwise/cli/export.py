@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -99,8 +100,11 @@ def _make_whole(place: Path, fill: Callable[[Path], None]) -> None:
             os.rename(folder, place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    except OSError as error:
+    except Exception as error:
+        full = os.strerror(errno.ENOSPC)  # of which safetensors tells in words alone
+        if not isinstance(error, OSError) and full not in str(error):
+            raise
+        why = error.strerror or error if isinstance(error, OSError) else full
         raise ConfigError(
-            f"cannot write {place}: {error.strerror or error}. "
-            "Free some space there, or name another folder."
+            f"cannot write {place}: {why}. Free some space there, or name another folder."
         ) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.cli.common import make_importable
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -43,6 +43,29 @@ def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
     if environment.reward is not None:
         environment.reward = _found(environment.reward, places)
         make_importable(environment.reward)
+
+
+def check_code(config: ConfigStore) -> None:
+    """Import a user's code and make one environment: what fails here would fail in each episode.
+
+    In brief, without a traceback: it is the user's own code.
+    """
+    from turnwise.env.catalog import environment_factory, import_object
+    from turnwise.env.checker.rig import explain
+
+    target = config.environment.name
+    try:
+        environment_factory(target, config.environment)().close()
+        if config.environment.reward is not None:
+            target = config.environment.reward
+            import_object(target)
+    except TurnwiseError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{target} cannot be used: {explain(error)}. Look closer with: "
+            f"turnwise check-env {config.environment.name}"
+        ) from error
 
 
 def _found(target: str, folders: Sequence[Path]) -> str:

@@ -12,7 +12,7 @@ import typer
 from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -117,7 +117,7 @@ def train(
 
 def _config(words: Sequence[str], config_path: str | None, config_name: str | None) -> ConfigStore:
     """The settings: of a file, of a run, or of the demo, with what replaces them."""
-    from turnwise.cli.settings import find_code, split_arguments
+    from turnwise.cli.settings import check_code, find_code, split_arguments
     from turnwise.config import ConfigStore
 
     file, overrides = split_arguments(words, config_path, config_name)
@@ -136,6 +136,7 @@ def _config(words: Sequence[str], config_path: str | None, config_name: str | No
         config.checkpoint.run_name = run.resolve().name
     # A file names what lies beside it; a run, what lies beside the folder that holds it.
     find_code(config, run.absolute().parents if run else [file.parent] if file else [])
+    check_code(config)
     return config
 
 
@@ -156,7 +157,7 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
         except KeyboardInterrupt:
             is_saved = trainer.run_folder is not None
             outcome = INTERRUPTED
-        except ConfigError:
+        except (ConfigError, MissingExtraError):
             raise
         except TurnwiseError as error:
             typer.echo(f"error: {error}", err=True)

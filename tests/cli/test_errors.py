@@ -1,0 +1,232 @@
+"""What goes wrong for a user ends in one clear message and an exit code, never in a traceback."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from turnwise import ConfigStore, RayPPOTrainer, ToolError
+
+SETTINGS = {
+    "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
+    "inference": {"max_tokens": 3},
+    "training": {"batch_size": 2, "steps_per_epoch": 1, "num_epochs": 1},
+    "checkpoint": {"run_name": "mine"},
+}
+FAULTY = """
+from turnwise import BaseEnvironment
+
+
+class Faulty(BaseEnvironment):
+    max_steps = 3
+    quick = True
+
+    def reset(self):
+        return {}["nothing"] if self.config.get("where") == "reset" else "Begin."
+
+    def step(self, action):
+        return [][3] if self.config.get("where") == "step" else ("", 1.0, True, {})
+
+    def get_state_description(self):
+        return "here"
+
+
+class Late(Faulty):
+    def __init__(self, config=None):
+        super().__init__(config)
+        raise OSError("the database is away")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(SETTINGS))
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    (tmp_path / "unimportable.py").write_text("import no_such_package_anywhere\n")
+    (tmp_path / "unparsable.py").write_text("class Half(\n")
+    (tmp_path / "list.yaml").write_text("- 1\n- 2\n")
+    (tmp_path / "broken.yaml").write_text("training: {batch_size: [\n")
+    (tmp_path / "bytes.yaml").write_bytes(b"\x00\xff\xfe\x80")
+    return tmp_path
+
+
+@pytest.fixture
+def run(turnwise, folder) -> str:
+    """A run of one step."""
+    ran = turnwise("train", "my.yaml")
+    assert ran.code == 0, ran.err
+    return "runs/mine"
+
+
+def is_told(ran, *words: str, codes=(1, 2)) -> None:
+    """One message, which says these words, and nothing of Python's own."""
+    everything = ran.out + ran.err
+    assert ran.code in codes, everything
+    assert "Traceback" not in everything
+    for word in words:
+        assert word in everything, everything
+    assert len(ran.err.strip().splitlines()) <= 3, ran.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "my.yaml", "model.model_name=models/none"], ["models/none", "built-in name"]),
+        (["train", "my.yaml", "model.local_path=empty"], ["empty"]),
+        (["eval", "models/none", "--env", "shop"], ["models/none"]),
+        (["chat", "models/none"], ["models/none"]),
+        (["train", "my.yaml", "trainig.seed=1"], ["Did you mean 'training'?"]),
+        (["train", "my.yaml", "training.sead=1"], ["Did you mean 'seed'?"]),
+        (["train", "my.yaml", "training.batch_size=many"], ["training.batch_size got 'many'"]),
+        (["train", "my.yaml", "training.adv_estimator=gea"], ["gae"]),
+        (["train", "none.yaml"], ["there is no configuration file none.yaml"]),
+        (["train", "list.yaml"], ["list.yaml"]),
+        (["train", "broken.yaml"], ["broken.yaml"]),
+        (["train", "bytes.yaml"], ["bytes.yaml"]),
+        (["train", "."], [". is not a run"]),
+        (["train", "my.yaml", "--resume"], ["no run to resume"]),
+        (["train", "my.yaml", "logging.sinks=[nothing]"], ["nothing"]),
+        (["train", "my.yaml", "inference.backend=vllm"], ["vllm"]),
+        (["doctor", "nowhere"], ["there is no run nowhere"]),
+        (["view", "nowhere"], ["nowhere"]),
+        (["eval", "."], ["--env guess-number"]),
+        (["export", "my.yaml", "out"], ["my.yaml"]),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_a_wrong_name_or_setting(turnwise, arguments, words):
+    for place in ("empty", "models"):
+        Path(place).mkdir()
+    is_told(turnwise(*arguments), *words, codes=(2,))
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("command", [("train", "my.yaml"), ("check-env",), ("play",)])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("unimportable.py:Env", ["no_such_package_anywhere"]),
+        ("unparsable.py:Half", ["unparsable.py", "line 1"]),
+        ("none.py:Env", ["none.py"]),
+        ("faulty.py:Fautly", ["Did you mean 'Faulty'?"]),
+        ("faulty.py:Late", ["the database is away"]),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_an_environment_that_cannot_be_made(turnwise, command, name, words):
+    named = f"environment.name={name}" if command[0] == "train" else name
+    is_told(turnwise(*command, named), *words)
+
+
+@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.usefixtures("folder")
+def test_an_environment_that_fails_while_it_is_played(turnwise, where):
+    what = "KeyError" if where == "reset" else "IndexError"
+    param = ["--param", f"where={where}"]
+    played = turnwise("play", "faulty.py:Faulty", *param, typed="go\n")
+    is_told(played, what, codes=(1,))
+    is_told(turnwise("check-env", "faulty.py:Faulty", *param), what, codes=(1,))
+    is_told(turnwise("eval", "tiny", "--env", "faulty.py:Faulty", *param), what)
+    trained = turnwise(
+        *("train", "my.yaml", "environment.name=faulty.py:Faulty"),
+        *(f"environment.params.where={where}", "training.on_error=fail", "--plain"),
+    )
+    assert trained.code == 1, trained.err
+    assert what in trained.err
+    assert "Traceback" not in trained.err
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_tool_with_a_schema_that_cannot_be():
+    def shout(loudness: socket.socket) -> str:
+        """Shout."""
+
+    config = ConfigStore.load("my.yaml")
+    with pytest.raises(ToolError, match=r"(?s)shout.*Use str, int"):
+        RayPPOTrainer(config, tools=[shout]).fit()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_port_that_is_taken(turnwise, run):
+    pytest.importorskip("uvicorn")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        is_told(turnwise("view", run, "--port", port, "--no-open"), port)
+
+
+def test_checkpoints_that_are_damaged_or_none(turnwise, run):
+    (saved,) = Path(run, "checkpoints").glob("step-*")
+    weights = max(saved.rglob("*"), key=lambda path: path.stat().st_size)
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    for command in (["eval", run], ["export", run, "out"]):
+        is_told(turnwise(*command), weights.name)
+    for command in (["eval", run, "--checkpoint", "my.yaml"], ["export", "runs", "out"]):
+        is_told(turnwise(*command), "checkpoint", codes=(2,))
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("place", ["/proc/out", "my.yaml/out"])
+def test_a_place_that_cannot_be_written(turnwise, run, place):
+    for command in (
+        ["train", "my.yaml", "--output", place],
+        ["export", run, place],
+        ["init", f"{place}/my_env"],
+        ["plot", run, "-o", f"{place}/a.png"],
+    ):
+        is_told(turnwise(*command), place.partition("/out")[0])
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small disk")
+def test_a_disk_that_is_full(turnwise, run, folder):
+    small = folder / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("may not mount")
+    try:
+        is_told(turnwise("export", run, str(small / "out")), "No space left")
+        assert list(small.iterdir()) == []
+        is_told(turnwise("train", "my.yaml", "--output", str(small), "--plain"), "the disk is full")
+        with open(small / "filler", "wb", buffering=0) as filler:
+            try:
+                while filler.write(b"x" * 4096):
+                    pass
+            except OSError:
+                pass
+        is_told(turnwise("plot", run, "-o", str(small / "a.png")), "No space left")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("gymnasium", "gym", ["check-env", "gym:CartPole-v1"]),
+        ("textarena", "textarena", ["play", "textarena:TicTacToe-v0", "--player", "random"]),
+        ("matplotlib", "plot", ["plot", "runs/mine"]),
+        ("mlflow", "mlflow", ["train", "my.yaml", "logging.sinks=[mlflow]"]),
+        ("starlette", "view", ["view", "runs"]),
+        ("peft", "peft", ["train", "my.yaml", "training.lora_rank=2"]),
+        ("ray", "ray", ["train", "my.yaml", "ray.use_ray=true"]),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_an_extra_that_is_missing(turnwise, monkeypatch, package, extra, arguments):
+    for module in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    adapter = "turnwise.env.adapters"
+    for module in [name for name in sys.modules if name.startswith(adapter)]:
+        monkeypatch.delitem(sys.modules, module)
+    is_told(turnwise(*arguments), f"pip install 'turnwise[{extra}]'", codes=(2,))
