@@ -1,4 +1,4 @@
-"""A text game of two turns, learned from nothing: what is taken in the first is needed in the last.
+"""A text game of two turns: what is taken in the first is needed in the last.
 
 The hut has a key, a lamp and a rope. Outside is a gate, a cave or a cliff, and only one thing
 helps there. The model has to choose by the place it reads, and to remember what it took.
@@ -6,8 +6,9 @@ helps there. The model has to choose by the place it reads, and to remember what
     python examples/text_game.py            some minutes on two cores
     python examples/text_game.py --quick    seconds: a few steps, to see that it runs
 
-It first imitates random play, so that it knows what a command looks like; chance wins one game in
-nine. Then it learns from reward alone: success rises from 0.1 to nearly 1.
+It first watches an expert for a moment, just enough to write commands and to win one game in
+three. The rest it learns from reward alone: success rises to about 0.8 as it plays, trying things
+out, and on held-out seeds it wins every game when it takes the likeliest letters (eval/greedy).
 """
 
 import logging
@@ -49,10 +50,10 @@ class Journey(BaseEnvironment):
     def get_state_description(self):
         return f"on the way to the {self.place} with {self.taken or 'nothing'}"
 
-    def sample_action(self, rng):  # a random player, for the warm start
+    def sample_action(self, rng):  # a random player, for comparison
         return f"{'use' if self.taken else 'take'} {rng.choice(THINGS)}"
 
-    def expert_action(self):  # a perfect one, for `turnwise check-env` and for comparison
+    def expert_action(self):  # a perfect one, for the warm start
         return f"{'use' if self.taken else 'take'} {NEEDED[self.place]}"
 
 
@@ -63,9 +64,9 @@ def settings(quick):
     config.training.warm_start_steps = 2 if quick else 14
     config.training.batch_size = 8 if quick else 64
     config.training.learning_rate = 3e-4
-    config.training.entropy_coef = 0.001  # keeps it trying other things
+    config.training.lr_schedule = "linear"
     config.training.steps_per_epoch = 2 if quick else 10
-    config.training.num_epochs = 1 if quick else 4
+    config.training.num_epochs = 1 if quick else 3
     config.training.eval_episodes = 8 if quick else 64  # on seeds that are never trained on
     return config
 
