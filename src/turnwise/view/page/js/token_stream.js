@@ -126,14 +126,16 @@ export class TokenStream {
     if (!span) return;
     span.classList.add("is-here");
     span.closest(".seg").classList.add("is-open");
-    if (reveal) span.scrollIntoView({ block: "nearest" });
+    if (reveal) this.bringUp(index, "nearest");
   }
 
-  // Twice: what was out of sight gets its true height only when it is drawn.
-  bringUp(index) {
-    const show = () => this.spans[index]?.scrollIntoView({ block: "center" });
+  bringUp(index, block = "center") {
+    const show = () => this.spans[index]?.scrollIntoView({ block });
     show();
-    requestAnimationFrame(show);
+    // Again: what was out of sight gets its true height only when it is drawn.
+    requestAnimationFrame(() => {
+      if (this.selected === index) show();
+    });
   }
 
   // The token above or below: the first line that way, and there the nearest.
