@@ -5,6 +5,7 @@ import { num, plural } from "./format.js";
 import { hasHidden, visible } from "./visible.js";
 
 const CHUNK = 400;
+const KEPT_MS = 3000;
 
 export class TokenStream {
   constructor(on) {
@@ -17,6 +18,9 @@ export class TokenStream {
     });
     this.spans = [];
     this.element.addEventListener("pointerover", (event) => this.point(event, on.hover));
+    this.grown = new ResizeObserver(() => this.keep());
+    this.grown.observe(this.element);
+    this.element.addEventListener("wheel", () => (this.kept = null), { passive: true });
     this.element.addEventListener("pointerleave", () => on.hover(null));
     this.element.addEventListener("click", (event) => this.point(event, on.select));
   }
@@ -130,12 +134,19 @@ export class TokenStream {
   }
 
   bringUp(index, block = "center") {
-    const show = () => this.spans[index]?.scrollIntoView({ block });
-    show();
-    // Again: what was out of sight gets its true height only when it is drawn.
-    requestAnimationFrame(() => {
-      if (this.selected === index) show();
-    });
+    this.kept = { index, block, until: performance.now() + KEPT_MS };
+    this.spans[index]?.scrollIntoView({ block });
+  }
+
+  // What was out of sight gets its true height only when it is drawn, and letters theirs when they
+  // are loaded: the chosen token stays in sight meanwhile, unless somebody scrolls.
+  keep() {
+    if (!this.kept || performance.now() > this.kept.until) return;
+    this.spans[this.kept.index]?.scrollIntoView({ block: this.kept.block });
+  }
+
+  destroy() {
+    this.grown.disconnect();
   }
 
   // The token above or below: the first line that way, and there the nearest.

@@ -328,6 +328,7 @@ export function tokensView(host) {
       asked += 1;
       keepToken.cancel();
       overview.destroy();
+      stream.destroy();
     },
   };
 }
