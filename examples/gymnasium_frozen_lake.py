@@ -9,8 +9,9 @@ counts how near the agent came.
     python examples/gymnasium_frozen_lake.py            some minutes on two cores
     python examples/gymnasium_frozen_lake.py --quick    seconds: a few steps, to see that it runs
 
-It first watches for a moment how the adapter's own solver walks, so that it reaches the goal in
-part of its walks; the rest it learns from reward.
+It first watches for a moment how the adapter's own solver walks, which brings it to the goal in
+about half of its walks. Reward makes that three in four or more as it tries things out; with the
+likeliest letters (eval/greedy) it arrives.
 """
 
 import logging
