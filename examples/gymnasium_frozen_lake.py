@@ -10,8 +10,8 @@ counts how near the agent came.
     python examples/gymnasium_frozen_lake.py --quick    seconds: a few steps, to see that it runs
 
 It first watches for a moment how the adapter's own solver walks, which brings it to the goal in
-about half of its walks. Reward makes that three in four or more as it tries things out; with the
-likeliest letters (eval/greedy) it arrives.
+about half of its walks. Reward makes it more as it tries things out, though not steadily; with
+the likeliest letters (eval/greedy) it arrives.
 """
 
 import logging
