@@ -13,8 +13,8 @@ from rich.console import Console
 
 from turnwise.cli.run_state import RunState
 from turnwise.cli.run_view import RunView
-from turnwise.trainer.doctor import diagnose
-from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.runs.doctor import diagnose
+from turnwise.runs.metrics_log import MetricsLog
 from turnwise.trainer.reporter import RunInfo
 
 WIDTH, HEIGHT = 100, 32

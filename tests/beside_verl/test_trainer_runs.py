@@ -16,7 +16,7 @@ import torch
 
 from beside_verl.script_runs import NUM_EPISODES, RECORD, Ran, run_command, run_script
 from turnwise.models import load_tokenizer
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 
 Started = dict[str, Future[list[Ran]]]
 

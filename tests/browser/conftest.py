@@ -5,7 +5,7 @@ import pytest
 
 from browser.browsing import LAPTOP, Visitor, chromium
 from browser.hostile import hostile_episodes
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
 from view.runs_to_view import said, train, write_run
 from view.serving import serving

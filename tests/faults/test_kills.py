@@ -13,7 +13,7 @@ import pytest
 
 from trainer.runs import assert_same_run
 from trainer.training_child import Child, finish
-from turnwise.trainer.checkpoints import CheckpointStore, open_checkpoint
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint
 
 KILLED = 128 + signal.SIGKILL
 # The first save follows the warm start; the fourth one also lets an old checkpoint go.

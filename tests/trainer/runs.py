@@ -6,9 +6,9 @@ import json
 import re
 import signal
 
-from turnwise.trainer.checkpoints import CheckpointStore
-from turnwise.trainer.episode_store import EpisodeStore
-from turnwise.trainer.run_folder import RunFolder
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.run_folder import RunFolder
 
 
 class Listener:

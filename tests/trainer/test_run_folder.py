@@ -5,7 +5,7 @@ import pytest
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, Memory, small_config, small_trainer
 from turnwise import ConfigError
-from turnwise.trainer.run_folder import RunFolder, choose_run_folder
+from turnwise.runs.run_folder import RunFolder, choose_run_folder
 
 QUICK = (
     "training.batch_size=2",

@@ -10,8 +10,8 @@ import pytest
 
 from trainer.runs import assert_same_run, newest_files
 from trainer.training_child import Child, finish
+from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import stopping
-from turnwise.trainer.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
 PROMISED_SECONDS = 10

@@ -12,8 +12,8 @@ from turnwise import BaseEnvironment, CheckpointError, ConfigError, RayPPOTraine
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import TrainingStopped
-from turnwise.trainer import whole_folders
-from turnwise.trainer.checkpoints import CheckpointStore
+from turnwise.runs import whole_folders
+from turnwise.runs.checkpoints import CheckpointStore
 
 QUICK = (
     "training.batch_size=4",

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from trainer.worlds import Memory, small_trainer
-from turnwise.trainer import checkpoint, checkpoints, whole_folders
+from turnwise.runs import checkpoint, checkpoints, whole_folders
 
 TESTS = Path(__file__).parents[1]
 

@@ -10,9 +10,9 @@ from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.inference import FinishReason
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.reward import Reward
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.metrics_log import MetricsLog
 from turnwise.tools import ToolCall, ToolResult
-from turnwise.trainer.episode_store import EpisodeStore
-from turnwise.trainer.metrics_log import MetricsLog
 from turnwise.types import EpisodeStatus
 
 SMALL = (

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 
 REAL = "/api/runs/real"
 TALK = "/api/runs/talk"

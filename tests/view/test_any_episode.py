@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from trainer.stored_examples import episodes
-from turnwise.trainer.episode_store import EpisodeStore
+from runs.stored_examples import episodes
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.export import export_episode
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
 from turnwise.view.query import EpisodeQuery

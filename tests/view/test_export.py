@@ -5,7 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.export import export_episode
 from turnwise.view.legible import is_odd, visible_html, visible_text
 from turnwise.view.token_texts import TokenTexts

@@ -10,7 +10,7 @@ import pytest
 
 from trainer.runs import Listener
 from trainer.worlds import Memory, small_trainer
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.index import VERSION, Index, index_path, remove_old_indexes
 from turnwise.view.query import EpisodeQuery
 from view.runs_to_view import SMALL, crowd, said, write_run
@@ -245,7 +245,7 @@ def test_a_long_run_is_not_waited_for_by_the_doctor(tmp_path, monkeypatch):
 
 
 def test_metrics_that_are_rewound(tmp_path):
-    from turnwise.trainer.metrics_log import MetricsLog
+    from turnwise.runs.metrics_log import MetricsLog
 
     run_folder = write_run(tmp_path / "run", {1: [], 2: [], 3: []})
     run = open_library(run_folder).get("run")

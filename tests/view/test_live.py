@@ -14,9 +14,9 @@ import pytest
 import turnwise
 from turnwise import ConfigError
 from turnwise.cli import main
-from turnwise.trainer.episode_store import EpisodeStore
-from turnwise.trainer.metrics_log import MetricsLog
-from turnwise.trainer.run_folder import RunFolder
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.run_folder import RunFolder
 from turnwise.view.server import PORT, listening
 from view.runs_to_view import said, write_run
 from view.serving import eventually, serving

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from turnwise import ConfigError
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.types import EpisodeStatus
 from view.runs_to_view import WORDS, crowd, said, write_run
 from view.serving import open_library

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 from trainer.worlds import Memory, small_model, small_trainer
 from turnwise.episode import EpisodeCollector
 from turnwise.inference import create_inference_engine
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter
-from turnwise.trainer.run_folder import RunFolder
 from turnwise.view.summaries import summarise
 from view.runs_to_view import SMALL, crowd
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from turnwise.cli.machine import Fact
-    from turnwise.trainer.doctor import Finding
+    from turnwise.runs.doctor import Finding
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
 
@@ -85,8 +85,8 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
 
 
 def _look_at_run(run: str, as_json: bool) -> None:
-    from turnwise.trainer.doctor import Doctor
-    from turnwise.trainer.metrics_log import MetricsLog
+    from turnwise.runs.doctor import Doctor
+    from turnwise.runs.metrics_log import MetricsLog
 
     file = metrics_file(Path(run).expanduser())
     steps = MetricsLog(file).read()

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from turnwise.config import ConfigStore
+    from turnwise.runs.run_folder import Resume
     from turnwise.scale.verl import CustomRayPPOTrainer
-    from turnwise.trainer.run_folder import Resume
 
 _SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
 

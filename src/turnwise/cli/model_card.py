@@ -93,8 +93,8 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
 
 def _metrics(run: Path, step: int) -> Mapping[str, float]:
     """What the run's file says of the step; nothing if there is no such file or line."""
-    from turnwise.trainer.metrics_log import MetricsLog
-    from turnwise.trainer.run_folder import RunFolder
+    from turnwise.runs.metrics_log import MetricsLog
+    from turnwise.runs.run_folder import RunFolder
 
     folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint lies two deep in it
     for folder in folders:

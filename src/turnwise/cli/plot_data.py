@@ -14,8 +14,8 @@ import numpy as np
 from turnwise.cli.common import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.trainer.metrics_log import MetricsLog
-from turnwise.trainer.run_folder import RunFolder
+from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.run_folder import RunFolder
 
 Axis: TypeAlias = Literal["step", "episodes", "tokens", "minutes"]
 Band: TypeAlias = Literal["min-max", "stderr", "none"]

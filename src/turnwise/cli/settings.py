@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -55,7 +56,9 @@ def check_code(config: ConfigStore) -> None:
 
     target = config.environment.name
     try:
-        environment_factory(target, config.environment)().close()
+        made = environment_factory(target, config.environment)()
+        with contextlib.suppress(Exception):  # it was never reset, which `close` may count on
+            made.close()
         if config.environment.reward is not None:
             target = config.environment.reward
             import_object(target)

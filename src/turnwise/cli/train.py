@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
-    from turnwise.trainer.run_folder import Resume
+    from turnwise.runs.run_folder import Resume
 
 DEMO = Path(__file__).with_name("demo.yaml")
 INTERRUPTED = 130

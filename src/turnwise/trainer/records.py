@@ -16,13 +16,13 @@ from turnwise import __version__
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
 from turnwise.errors import CheckpointError
-from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore
-from turnwise.trainer.disk_errors import explained
-from turnwise.trainer.doctor import Doctor
-from turnwise.trainer.episode_store import EpisodeStore
-from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
+from turnwise.runs.disk_errors import explained
+from turnwise.runs.doctor import Doctor
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.run_folder import RunFolder
 from turnwise.trainer.stopwatch import Stopwatch
 
 _LOG = logging.getLogger("turnwise")
@@ -49,7 +49,7 @@ class Records:
         """The metrics of the last step that was written down."""
         self._sinks: Any = None
         if config.logging.sinks:
-            from turnwise.trainer.sinks import make_sinks
+            from turnwise.runs.sinks import make_sinks
 
             self._sinks = make_sinks(
                 config.logging.sinks, folder.path, folder.path.name, dataclasses.asdict(config)

@@ -21,8 +21,8 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError
 from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
 from turnwise.models import LoadedModel, load_model
-from turnwise.trainer.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
-from turnwise.trainer.run_folder import RunFolder
+from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
+from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
 

@@ -18,18 +18,18 @@ from turnwise.episode import Collection, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.reward import RewardFn
+from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
+from turnwise.runs.disk_errors import explained
+from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
-from turnwise.trainer.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.disk_errors import explained
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
 from turnwise.trainer.figures import episode_figures, staleness
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.rollout import Rollout
-from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.trainer.state import read_state, seed_generators, undone_if_interrupted, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu

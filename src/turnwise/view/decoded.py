@@ -7,8 +7,8 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import NamedTuple
 
-from turnwise.trainer.episode_records import StoredEpisode
-from turnwise.trainer.episode_store import EpisodeStore, Phase
+from turnwise.runs.episode_records import StoredEpisode
+from turnwise.runs.episode_store import EpisodeStore, Phase
 from turnwise.view.folders import FileKey, FileStamp
 
 _MOST_FILES = 12

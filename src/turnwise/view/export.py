@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.trainer.episode_records import StoredEpisode
+from turnwise.runs.episode_records import StoredEpisode
 from turnwise.view.export_style import NUM_SHADES, style
 from turnwise.view.legible import visible_attribute, visible_html
 from turnwise.view.payloads import episode_payload, tokens_payload

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from turnwise.errors import ConfigError
-from turnwise.trainer.run_folder import RunFolder
+from turnwise.runs.run_folder import RunFolder
 
 # What makes a folder a run; a copy of one may lack the first.
 _MARKS = ("run.json", "metrics.jsonl")

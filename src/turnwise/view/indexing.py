@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from turnwise.errors import ConfigError
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.folders import FileKey
 from turnwise.view.index import Connection, IndexBroken
 from turnwise.view.index_files import add_file, has_file, remove_file, stamp_text, stamps

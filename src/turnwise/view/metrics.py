@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from turnwise.trainer.doctor import Doctor, Finding
+from turnwise.runs.doctor import Doctor, Finding
 
 _NUM_REMEMBERED = 256
 """Bytes before the place where reading goes on: a file that was rewritten has others there."""

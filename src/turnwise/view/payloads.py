@@ -11,8 +11,8 @@ import numpy as np
 
 from turnwise.errors import ConfigError
 from turnwise.reward import Reward
-from turnwise.trainer.episode_columns import Array
-from turnwise.trainer.episode_records import StoredAgent, StoredEpisode, StoredTurn
+from turnwise.runs.episode_columns import Array
+from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.token_texts import TokenTexts
 
 

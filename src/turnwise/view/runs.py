@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.trainer.episode_records import StoredEpisode
+from turnwise.runs.episode_records import StoredEpisode
 from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Index, IndexBroken, index_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.trainer.episode_records import StoredEpisode, StoredTurn
-from turnwise.trainer.episode_store import Phase
+from turnwise.runs.episode_records import StoredEpisode, StoredTurn
+from turnwise.runs.episode_store import Phase
 
 # The order in which a turn goes through its parts, and what the page calls them.
 _PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))

@@ -16,6 +16,8 @@ from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.models import model_folder
 from turnwise.reward import RewardFn
+from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.scale.verl.compose import check, compose
 from turnwise.scale.verl.dataset import CustomEnvironmentDataset
 from turnwise.scale.verl.handed import HELD_OUT, TRAIN
@@ -26,9 +28,7 @@ from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, st
 from turnwise.scale.verl.settings import to_verl_config
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import UserParts
-from turnwise.trainer.metrics_log import MetricsLog
 from turnwise.trainer.reporter import Metrics
-from turnwise.trainer.run_folder import Resume, RunFolder, choose_run_folder
 
 _EVALUATED = 32
 _LOGGED = "verl-metrics.jsonl"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from turnwise.reward import Reward
-from turnwise.trainer.episode_columns import Array, Row
-from turnwise.trainer.plain_json import plain_json
+from turnwise.runs.episode_columns import Array, Row
+from turnwise.runs.plain_json import plain_json
 from turnwise.types import EpisodeStatus
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from turnwise.trainer.doctor import symptoms
-from turnwise.trainer.doctor.history import History
+from turnwise.runs.doctor import symptoms
+from turnwise.runs.doctor.history import History
 
 __all__ = ["CHECKS", "Doctor", "Finding", "diagnose"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.trainer.manifest import (
+from turnwise.runs.manifest import (
     MANIFEST,
     Defect,
     Manifest,
@@ -21,7 +21,7 @@ from turnwise.trainer.manifest import (
     verify,
     write_manifest,
 )
-from turnwise.trainer.whole_folders import in_order, write_folder
+from turnwise.runs.whole_folders import in_order, write_folder
 
 
 @dataclass(frozen=True)

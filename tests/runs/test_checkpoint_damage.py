@@ -7,10 +7,10 @@ import shutil
 import pytest
 from hypothesis import given, strategies as st
 
-from trainer.saved_folders import check, fill
+from runs.saved_folders import check, fill
 from turnwise.errors import CheckpointError
-from turnwise.trainer.checkpoints import CheckpointStore, open_checkpoint
-from turnwise.trainer.manifest import sealed_json
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint
+from turnwise.runs.manifest import sealed_json
 
 
 @pytest.fixture

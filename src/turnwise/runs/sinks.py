@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.trainer.sink_adapters import MLflow, Sink, TensorBoard, Trackio, WandB
+from turnwise.runs.sink_adapters import MLflow, Sink, TensorBoard, Trackio, WandB
 
 SINKS: dict[str, type[Sink]] = {
     "tensorboard": TensorBoard,

@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from turnwise.errors import CheckpointError
-from turnwise.trainer.disk_errors import explained
+from turnwise.runs.disk_errors import explained
 
 PATIENCE_S = 60.0
 """How long others may be busy with renames in a folder before we give up."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from turnwise.trainer.doctor.history import NUM_RECENT, NUM_STEADY, History
+from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History
 
 NUM_FLAT = 50
 """Steps without a rise that are worth a word."""

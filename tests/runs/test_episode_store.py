@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from episode.worlds import Counting, TicTacToe, model, tokenizer
-from trainer.stored_examples import episodes
+from runs.stored_examples import episodes
 from turnwise import (
     ConfigError,
     EpisodeLimits,
@@ -32,7 +32,7 @@ from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.inference import FinishReason
 from turnwise.learner import PPOBatch
 from turnwise.reward import Reward
-from turnwise.trainer.episode_store import EpisodeStore
+from turnwise.runs.episode_store import EpisodeStore
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 NO_LIMIT = 1e12

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.config import ConfigStore
-from turnwise.trainer.doctor import CHECKS, Doctor, diagnose
+from turnwise.runs.doctor import CHECKS, Doctor, diagnose
 
 NUM_EPISODES = 32
 

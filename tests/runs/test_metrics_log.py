@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise import ConfigError
-from turnwise.trainer.metrics_log import MetricsLog
+from turnwise.runs.metrics_log import MetricsLog
 
 VALUES = st.one_of(st.floats(), st.integers(), st.booleans(), st.text())
 METRICS = st.dictionaries(st.text().filter(lambda name: name != "step"), VALUES, max_size=5)

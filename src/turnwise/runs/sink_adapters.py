@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from turnwise.errors import import_extra
-from turnwise.trainer.plain_json import plain_json
+from turnwise.runs.plain_json import plain_json
 
 _PROJECT = "turnwise"
 _MOST_PARAMS = 100  # that MLflow takes at once

@@ -7,10 +7,10 @@ from contextlib import suppress
 
 import pytest
 
-from trainer.saved_folders import check, fill, hidden, in_child
+from runs.saved_folders import check, fill, hidden, in_child
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.trainer import whole_folders
-from turnwise.trainer.checkpoints import (
+from turnwise.runs import whole_folders
+from turnwise.runs.checkpoints import (
     CheckpointStore,
     open_checkpoint,
     save_checkpoint_to,

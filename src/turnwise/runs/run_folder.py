@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.trainer.disk_errors import explained
+from turnwise.runs.disk_errors import explained
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto`: go on with a run of the same settings that did not end; `always`: there must be one;

@@ -12,8 +12,8 @@ import types
 import pytest
 
 from turnwise import ConfigError, MissingExtraError
-from turnwise.trainer import sinks as module
-from turnwise.trainer.sinks import Sinks, make_sinks
+from turnwise.runs import sinks as module
+from turnwise.runs.sinks import Sinks, make_sinks
 
 CONFIG = {"training": {"learning_rate": 3e-5, "name": None}, "model": {"model_name": "tiny"}}
 

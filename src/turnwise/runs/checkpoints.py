@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.trainer.checkpoint import (
+from turnwise.runs.checkpoint import (
     Checkpoint as Checkpoint,
     described,
     open_checkpoint as open_checkpoint,
@@ -20,15 +20,15 @@ from turnwise.trainer.checkpoint import (
     save_checkpoint_to as save_checkpoint_to,
     verified,
 )
-from turnwise.trainer.disk_errors import explained
-from turnwise.trainer.manifest import (
+from turnwise.runs.disk_errors import explained
+from turnwise.runs.manifest import (
     FORMAT,
     Defect,
     read_manifest,
     read_sealed_json,
     sealed_json,
 )
-from turnwise.trainer.whole_folders import discard, in_order, write_file
+from turnwise.runs.whole_folders import discard, in_order, write_file
 
 _LOG = logging.getLogger("turnwise")
 _STEP = re.compile(r"step-(\d{8,})")

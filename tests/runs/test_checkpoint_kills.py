@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from trainer.saved_folders import check, die_at, fill, hidden, in_child
-from turnwise.trainer.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
+from runs.saved_folders import check, die_at, fill, hidden, in_child
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 
 
 def killed_everywhere(tmp_path, prepare, work):

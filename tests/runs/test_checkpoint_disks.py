@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from trainer.saved_folders import check, fill, hidden, in_child
+from runs.saved_folders import check, fill, hidden, in_child
 from turnwise.errors import CheckpointError
-from turnwise.trainer import whole_folders
-from turnwise.trainer.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
+from turnwise.runs import whole_folders
+from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
 
 NOBODY = 65534
 

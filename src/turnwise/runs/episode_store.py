@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from turnwise.errors import ConfigError
-from turnwise.trainer.episode_columns import Array, Columns, check_columns, pack, unpack
-from turnwise.trainer.episode_records import StoredEpisode, read_episode, write_episode
+from turnwise.runs.episode_columns import Array, Columns, check_columns, pack, unpack
+from turnwise.runs.episode_records import StoredEpisode, read_episode, write_episode
 
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
