@@ -30,7 +30,7 @@ test:  ## install, then run the tests
 		--ignore=tests/faults -n 2
 
 .PHONY: test-faults
-test-faults:  ## kill training runs with kill -9 at 40 moments, half of them inside a save
+test-faults:  ## kill training runs with kill -9 at 40 moments, and workers on Ray at 20
 	@py=$(call env,dev)
 	$$py -m pytest tests/faults
 
@@ -79,6 +79,8 @@ bench:  ## time the algorithms, the local engine and the parsers, and play the b
 	$$py bench/decode.py --batches 1 8 32 --deterministic
 	$$py bench/parsers.py --inputs 20000
 	$$py bench/overhead.py
+	$$py bench/scale.py
+	$$py bench/view.py
 
 bench-verl:  ## time the algorithms beside VERL's
 	@py=$(call env,verl)
