@@ -69,14 +69,14 @@ def learned(learner, batch, rows=slice(None)):
 
 def left_over(learner):
     """A copy of the learner's own part of all that is to be kept."""
+    rest = {name: own_part(x.detach()) for name, x in learner.state_tensors().items()}
     kept = {
-        "weights": trained_parameters(learner.model),
-        "rest": learner.state_tensors(),
-        "policy": policy_weights(learner),
+        "weights": own_parts(trained_parameters(learner.model)),
+        "rest": rest,
+        "policy": own_parts(policy_weights(learner)),
     }
     return {
-        kind: {name: x.clone() for name, x in own_parts(tensors).items()}
-        for kind, tensors in kept.items()
+        kind: {name: x.clone() for name, x in tensors.items()} for kind, tensors in kept.items()
     }
 
 

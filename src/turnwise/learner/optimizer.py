@@ -178,6 +178,11 @@ class MasterAdamW:
             state: dict[str, Any] = {}
             for key in _STATE:
                 value = tensors.get(f"{key}.{name}")
+                if value is not None and key != "step" and value.shape != master.shape:
+                    raise ConfigError(
+                        f"this optimiser state is not of this model: {key}.{name} has shape "
+                        f"{tuple(value.shape)}, expected {tuple(master.shape)}"
+                    )
                 if value is not None:
                     dtype = torch.float32 if key == "step" else master.dtype
                     state[key] = value.to(master.device, dtype, copy=True)

@@ -31,15 +31,20 @@ _CLOSE_SECONDS = 8.0
 _LOG = logging.getLogger("turnwise")
 
 
-def make_sinks(
-    names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
-) -> Sinks:
-    """The sinks of these names; a package that is missing is told now, not during the run."""
+def check_sinks(names: Sequence[str]) -> None:
+    """Refuse a name that is no sink's."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(
                 f"logging.sinks got {name!r}, which is no sink. {did_you_mean(name, SINKS)}"
             )
+
+
+def make_sinks(
+    names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
+) -> Sinks:
+    """The sinks of these names; a package that is missing is told now, not during the run."""
+    check_sinks(names)
     return Sinks(
         {name: SINKS[name](Path(run_folder), run_name, config) for name in dict.fromkeys(names)}
     )

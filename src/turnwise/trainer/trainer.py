@@ -21,6 +21,7 @@ from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
+from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
@@ -68,6 +69,7 @@ class RayPPOTrainer:
         resume: Resume = "auto",
     ) -> None:
         self.config = (config or ConfigStore()).validate()
+        check_sinks(self.config.logging.sinks)
         self.metrics_history: list[Metrics] = []
         """The metrics of each step so far."""
         self.run_folder: Path | None = None

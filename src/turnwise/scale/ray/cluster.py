@@ -85,9 +85,15 @@ class Cluster:
             try:
                 ray.init(address=address, **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
+                cure = (
+                    "It asks for a token: RAY_AUTH_TOKEN or ~/.ray/auth_token must be the one of "
+                    "the machine that started it."
+                    if "auth" in str(error).lower()
+                    else "Start one with `ray start --head`, or leave ray.address empty for one of "
+                    "our own."
+                )
                 raise ConfigError(
-                    f"ray.address got {address!r}, and no cluster answers there: {error}. Start "
-                    "one with `ray start --head`, or leave ray.address empty for one of our own."
+                    f"ray.address got {address!r}, and that cluster cannot be used: {error}. {cure}"
                 ) from error
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -110,8 +110,10 @@ class LearnerWorker:
 
 def learner_states(learner: Learner, num_parts: int) -> list[State]:
     """What a learner holds, or its own part of it, cut further into so many."""
-    kept = (trained_parameters(learner.model), learner.state_tensors())
-    weights, rest = (cut(own_parts(tensors), num_parts) for tensors in kept)
+    own_weights = own_parts(trained_parameters(learner.model))
+    # What the optimiser keeps of a model in parts are parts already.
+    own_rest = {name: own_part(x.detach()) for name, x in learner.state_tensors().items()}
+    weights, rest = cut(own_weights, num_parts), cut(own_rest, num_parts)
     return [(to_arrays(w), to_arrays(r)) for w, r in zip(weights, rest, strict=True)]
 
 
