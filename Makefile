@@ -27,7 +27,12 @@ play:  ## play a game yourself: make play ENV=grid-world
 test:  ## install, then run the tests
 	@py=$(call env,dev)
 	$$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm --ignore=tests/browser \
-		--ignore=tests/faults -n 2 --dist loadfile
+		--ignore=tests/examples --ignore=tests/faults -n 2 --dist loadfile
+
+.PHONY: test-examples
+test-examples:  ## every file of examples/ in its quick mode
+	@py=$(call env,dev)
+	$$py -m pytest tests/examples -n 2
 
 .PHONY: test-faults
 test-faults:  ## kill training runs with kill -9 at 40 moments, and workers on Ray at 20
