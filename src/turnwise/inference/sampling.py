@@ -128,12 +128,51 @@ def choose_tokens(
     a request draws does not depend on its neighbours. The draw inverts the cumulative
     distribution.
     """
-    mass = log_probs.exp().cumsum(1, dtype=torch.float64)
-    point = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
-    # The first token whose cumulated mass exceeds the point; one without mass never does.
-    ids = torch.searchsorted(mass, point[:, None] * mass[:, -1:], right=True).squeeze(1)
-    ids.clamp_(max=log_probs.shape[1] - 1)
+    points = torch.tensor(uniforms, dtype=torch.float64, device=log_probs.device)
+    width = log_probs.shape[1]
+    if width <= _BLOCK**2:
+        ids = _first_beyond(log_probs.exp(), points)
+    else:
+        ids = _first_beyond_of_many(log_probs, points)
     greedy = [i for i, p in enumerate(params) if p.is_greedy]
     if greedy:
         ids[greedy] = log_probs[greedy].argmax(1)
     return ids, log_probs.gather(1, ids[:, None]).squeeze(1)
+
+
+_BLOCK = 128
+"""Tokens that are added up together where there are very many."""
+
+
+def _first_beyond(mass: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """The first token in each row with whose mass more than that share of the whole is reached.
+
+    mass [B, N], points [B] from [0, 1); a token without mass never is the first [B].
+    """
+    reached = mass.cumsum(1, dtype=torch.float64)
+    wanted = reached[:, -1:] * points[:, None]
+    ids = torch.searchsorted(reached, wanted, right=True).squeeze(1)
+    return ids.clamp_(max=mass.shape[1] - 1)
+
+
+def _first_beyond_of_many(log_probs: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """The same of a whole vocabulary: first the block, then the token in it.
+
+    Adding up every token in float64 costs ten times what the model's last layer does.
+    """
+    num_rows, width = log_probs.shape
+    num_blocks = -(-width // _BLOCK)
+    mass = log_probs.new_zeros(num_rows, num_blocks * _BLOCK)
+    torch.exp(log_probs, out=mass[:, :width])
+    blocks = mass.view(num_rows, num_blocks, _BLOCK)
+    sums = blocks.sum(2)
+    reached = sums.cumsum(1, dtype=torch.float64)
+    wanted = reached[:, -1:] * points[:, None]
+    block = torch.searchsorted(reached, wanted, right=True).clamp_(max=num_blocks - 1)
+    own = sums.gather(1, block)
+    share = (wanted - (reached.gather(1, block) - own)) / own
+    # Rounding must not take it beyond the block's last token.
+    share = share.clamp_(min=0.0, max=1.0 - 2.0**-52).squeeze(1)
+    rows = torch.arange(num_rows, device=mass.device)
+    block = block.squeeze(1)
+    return block * _BLOCK + _first_beyond(blocks[rows, block], share)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import queue
 import random
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.helper_threads import send_helpers_away
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
 T = TypeVar("T")
@@ -43,6 +45,12 @@ class Turn:
         # twice that, since a token may also be part of a character, or of no text at all.
         self._tail = 2 * max((len(s.encode()) for s in stops), default=0) + 8
 
+    @property
+    def deadline(self) -> float:
+        """When it must end, on the monotonic clock."""
+        timeout = self.request.timeout
+        return math.inf if timeout is None else self.started + timeout
+
     def ending(self) -> FinishReason | None:
         """Why this turn samples no further; None if it goes on."""
         request, ids = self.request, self.ids
@@ -56,7 +64,7 @@ class Turn:
             return FinishReason.LENGTH
         if len(ids) >= self.room:
             return FinishReason.CONTEXT
-        if request.timeout is not None and time.monotonic() - self.started > request.timeout:
+        if request.timeout is not None and time.monotonic() > self.deadline:
             return FinishReason.DEADLINE
         if self.future.cancelled():
             return FinishReason.ABORTED
@@ -123,6 +131,7 @@ class WorkerEngine(BaseInferenceEngine):
         self._waiting: deque[Turn] = deque()
         self._tasks: deque[Task[Any]] = deque()
         self._is_closed = False
+        self._is_idle = True
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
 
@@ -166,6 +175,9 @@ class WorkerEngine(BaseInferenceEngine):
         with self._starting:
             if self._thread.ident is None:
                 self._thread.start()
+        if self._is_idle:
+            self._is_idle = False
+            send_helpers_away()  # whoever computed here before, now it is the engine's turn
         self._arrivals.put(item)
 
     def _work(self) -> None:
@@ -184,8 +196,12 @@ class WorkerEngine(BaseInferenceEngine):
             time.sleep(0.0002)
 
     def _take_in(self, *, wait: bool) -> None:
-        items = [self._arrivals.get()] if wait else []
+        items: list[Turn | Task[Any] | None] = []
         if wait:
+            send_helpers_away()
+            self._is_idle = True
+            items.append(self._arrivals.get())
+            self._is_idle = False
             self._wait_for_company()
         while not self._arrivals.empty():
             items.append(self._arrivals.get())

@@ -9,6 +9,7 @@ runs out is computed again later.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -125,6 +126,7 @@ class LocalEngine(WorkerEngine):
         else:
             turn.settle(turn.ending() or FinishReason.ABORTED, self.weight_version)
 
+    @torch.inference_mode()
     def _advance(self, *, may_begin: bool) -> None:
         schedule = self._schedule
         schedule.tick()
@@ -188,14 +190,20 @@ class LocalEngine(WorkerEngine):
             return self._decode_by_graph(self._graphs)
         if not schedule.has_room(1):
             return False
-        with torch.no_grad():
-            decode = SteadyDecode(self._runner, self._rows())
-            for _ in range(decode.num_steps):
-                ids, log_probs = decode.step()
-                drawn = zip(decode.rows, ids, log_probs, strict=True)
-                go_on = [self._take(row, [token], [value]) for row, token, value in drawn]
-                if not all(go_on) or not self._arrivals.empty():
-                    break
+        decode = SteadyDecode(self._runner, self._rows())
+        turns = [row.turn for row in decode.rows]
+        num_steps = min(decode.num_steps, _quiet_steps(turns))
+        deadline = min(turn.deadline for turn in turns)
+        steps = [decode.step()]
+        # Turns are told of their tokens together, as soon as one of them may be over.
+        while len(steps) < num_steps and self._arrivals.empty() and time.monotonic() < deadline:
+            drawn = zip(turns, steps[-1][0], strict=True)
+            if any(t.future.cancelled() or token in t.request.stop_ids for t, token in drawn):
+                break
+            steps.append(decode.step())
+        tokens, log_probs = ([*zip(*step, strict=True)] for step in zip(*steps, strict=True))
+        for row, ids, values in zip(decode.rows, tokens, log_probs, strict=True):
+            self._take(row, list(ids), list(values))
         return True
 
     def _decode_by_graph(self, graphs: DecodeGraphs) -> bool:
@@ -249,6 +257,13 @@ def _prefill_tokens(model: Any) -> int:
         return 16384
     num_parameters = int(sum(parameter.numel() for parameter in model.parameters()))
     return max(1024, min(4096, 2_000_000_000 // num_parameters))
+
+
+def _quiet_steps(turns: Sequence[Turn]) -> int:
+    """Steps in which none of these turns ends but by a stop token, the clock, or an abort."""
+    if any(turn.request.stop_strings for turn in turns):
+        return 1  # only the text after each token tells
+    return min(min(turn.request.max_tokens, turn.room) - len(turn.ids) for turn in turns)
 
 
 def _burst_length(turns: Sequence[Turn]) -> int:

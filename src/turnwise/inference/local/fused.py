@@ -8,7 +8,6 @@ before it is used; other models run as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local.attention import Packed
+from turnwise.inference.local.products import Product
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -26,41 +26,15 @@ def fits(model: Any) -> bool:
     return (
         type(model).__name__ in _FAMILIES
         and model.config.hidden_act == "silu"
-        and all(type(x) is nn.Linear for layer in model.model.layers for x in _projections(layer))
+        and type(model.lm_head) is nn.Linear
+        and all(type(x) is nn.Linear for layer in model.model.layers for x in _linears(layer))
     )
 
 
-def _projections(layer: Any) -> list[Any]:
+def _linears(layer: Any) -> list[Any]:
     attention, mlp = layer.self_attn, layer.mlp
-    return [attention.q_proj, attention.k_proj, attention.v_proj, mlp.gate_proj, mlp.up_proj]
-
-
-class Together:
-    """Projections of the same input, laid side by side in memory, so that one product does all.
-
-    Their parameters stay what they are, and become views of one block: whoever trains them changes
-    what is read here. There is no second copy.
-    """
-
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
-        self.parts = list(parts)
-        self.weight = _block([part.weight for part in parts])
-        biases = [part.bias for part in parts if part.bias is not None]
-        self.bias = _block(biases) if biases else None
-
-    def __call__(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        if out is not None and self.bias is None:
-            return torch.mm(hidden, self.weight.t(), out=out)
-        return F.linear(hidden, self.weight, self.bias)
-
-
-def _block(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    block = torch.cat([parameter.data for parameter in parameters])
-    row = 0
-    for parameter in parameters:
-        parameter.data = block[row : row + len(parameter)]
-        row += len(parameter)
-    return block
+    first = [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+    return [*first, mlp.gate_proj, mlp.up_proj, mlp.down_proj]
 
 
 @dataclass(frozen=True)
@@ -68,38 +42,42 @@ class _Layer:
     """A layer's weights, taken out of its modules once: looking them up costs more than a norm."""
 
     attention_norm: torch.Tensor
-    attention_inputs: Together
+    attention_inputs: Product
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    attention_output: nn.Linear
+    attention_output: Product
     mlp_norm: torch.Tensor
-    mlp_inputs: Together
-    mlp_output: nn.Linear
+    mlp_inputs: Product
+    mlp_output: Product
     window: int | None
 
     @classmethod
     def of(cls, layer: Any) -> _Layer:
-        query, key, value, gate, up = _projections(layer)
+        query, key, value, output, gate, up, down = _linears(layer)
         attention = layer.self_attn
         has_norms = hasattr(attention, "q_norm")  # Qwen3
         return cls(
             layer.input_layernorm.weight,
-            Together([query, key, value]),
+            Product(query, key, value),
             attention.q_norm.weight if has_norms else None,
             attention.k_norm.weight if has_norms else None,
-            attention.o_proj,
+            Product(output),
             layer.post_attention_layernorm.weight,
-            Together([gate, up]),
-            layer.mlp.down_proj,
+            Product(gate, up),
+            Product(down),
             getattr(attention, "sliding_window", None),
         )
 
 
 class FusedForward:
-    """Logits of packed tokens, as `Runner.forward_packed` gives them."""
+    """Logits of packed tokens, as `Runner.forward_packed` gives them.
 
-    def __init__(self, model: Any) -> None:
-        self._body, self._head = model.model, model.lm_head
+    `deterministic`: all are computed in one way, however many they are.
+    """
+
+    def __init__(self, model: Any, *, deterministic: bool) -> None:
+        self._body, self._head = model.model, Product(model.lm_head)
+        self._is_deterministic = deterministic
         self.layers = [_Layer.of(layer) for layer in model.model.layers]
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
@@ -112,7 +90,7 @@ class FusedForward:
         norm = model.model.norm
         self._epsilon = self._ops.constant(norm.variance_epsilon, norm.weight.detach())
         self._rotations = self._make_rotations(model)
-        self._room = torch.empty(0, 0)
+        self._room = torch.empty(0)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines of every position, where they do not depend on the text's length."""
@@ -143,29 +121,49 @@ class FusedForward:
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         ops, epsilon = self._ops, self._epsilon
+        in_columns = self._is_in_columns(len(ids))
         stream = F.embedding(ids, self._body.embed_tokens.weight)
         cos, sin = self._rotation(stream, positions)
+        if in_columns:
+            stream = stream.t().contiguous().t()
         change: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
-            change = self._attention(layer, index, hidden, cos, sin, packed)
+            change = self._attention(layer, index, hidden, cos, sin, packed, in_columns)
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
-            wide = self._workspace(len(hidden), len(layer.mlp_inputs.weight))
-            change = layer.mlp_output(ops.gate(layer.mlp_inputs(hidden, wide)))
+            wide = self._wide(layer.mlp_inputs, hidden, in_columns)
+            change = layer.mlp_output(ops.gate(wide), in_columns)
         if rows is not None:
             stream, change = stream[rows], change[rows] if change is not None else None
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
-        logits: torch.Tensor = self._head(last)
-        return logits
+        return self._head(last, in_columns).contiguous()
 
-    def _workspace(self, num_rows: int, width: int) -> torch.Tensor | None:
-        """Room for the widest product, kept: a thread that allocates it anew for every layer pays
-        for fresh pages each time. On a GPU the allocator keeps it."""
-        if self._head.weight.is_cuda:
-            return None
-        if self._room.shape[1] != width or len(self._room) < num_rows:
-            self._room = self._head.weight.new_empty(num_rows, width)
-        return self._room[:num_rows]
+    def _is_in_columns(self, num_tokens: int) -> bool:
+        if not self.may_be_in_columns:
+            return False
+        return self._is_deterministic or 8 <= num_tokens <= 64
+
+    @property
+    def may_be_in_columns(self) -> bool:
+        """Not in a small model: what is between the products costs more there, and likes rows."""
+        weight = self._head.weight
+        return weight.device.type == "cpu" and weight.shape[1] >= 256
+
+    def _wide(self, product: Product, hidden: torch.Tensor, in_columns: bool) -> torch.Tensor:
+        """The widest product, into memory that is kept: a thread that allocates it anew for every
+        layer pays for fresh pages each time. On a GPU the allocator keeps it."""
+        if hidden.is_cuda:
+            return product(hidden, in_columns)
+        size = len(hidden) * len(product.weight)
+        if len(self._room) < size:
+            self._room = hidden.new_empty(size)
+        return product.into(self._room, hidden, in_columns)
+
+    @property
+    def products(self) -> list[Product]:
+        """All that it computes with."""
+        kinds = ("attention_inputs", "attention_output", "mlp_inputs", "mlp_output")
+        return [*(getattr(layer, kind) for layer in self.layers for kind in kinds), self._head]
 
     def _attention(
         self,
@@ -175,9 +173,10 @@ class FusedForward:
         cos: torch.Tensor,
         sin: torch.Tensor,
         packed: Packed,
+        in_columns: bool,
     ) -> torch.Tensor:
         ops, num_kv = self._ops, self._num_kv
-        heads = layer.attention_inputs(hidden).view(len(hidden), -1, self._width)
+        heads = layer.attention_inputs(hidden, in_columns).view(len(hidden), -1, self._width)
         if layer.query_norm is not None and layer.key_norm is not None:
             parts = [heads.shape[1] - 2 * num_kv, num_kv, num_kv]
             query, key, value = torch.split(heads, parts, 1)
@@ -186,8 +185,7 @@ class FusedForward:
             heads = torch.cat((query, key, value), 1)
         query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
         seen = packed.attend(index, query, self._scale, layer.window)
-        output: torch.Tensor = layer.attention_output(seen.reshape(len(hidden), -1))
-        return output
+        return layer.attention_output(seen.reshape(len(hidden), -1), in_columns)
 
 
 class _TorchOps:

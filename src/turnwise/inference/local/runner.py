@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,8 +50,8 @@ class Runner:
         self._configs = _configs(model)
         self.device: torch.device = model.device
         self.arena = _make_arena(model, cache_tokens, max_tokens)
-        self._fused: FusedForward | None = FusedForward(model) if fits(model) else None
         self._is_deterministic = deterministic
+        self._fused = self._make_fused() if fits(model) else None
         self.sizes = self._stable_sizes()
         """Numbers of tokens that a forward may have, so that they do not change its bits."""
         try:
@@ -145,14 +146,23 @@ class Runner:
         """
         before, now = self._addresses, [p.data_ptr() for p in self.model.parameters()]
         if now != before and self._fused is not None:
-            self._fused = FusedForward(self.model)
+            self._fused = self._make_fused()
             now = [p.data_ptr() for p in self.model.parameters()]
         self._addresses = now
         return now != before
 
+    def _make_fused(self) -> FusedForward:
+        return FusedForward(self.model, deterministic=self._is_deterministic)
+
     def _stable_sizes(self) -> list[int] | None:
         if not self._is_deterministic:
             return None
+        if self._fused is not None:
+            way = self._fused.may_be_in_columns
+            return stable_sizes(
+                (partial(product, in_columns=way), product.weight, product.weight.shape[1])
+                for product in self._fused.products
+            )
         from transformers.pytorch_utils import Conv1D
 
         layers: list[tuple[Any, torch.Tensor, int]] = []
@@ -161,9 +171,6 @@ class Runner:
                 layers.append((module, module.weight, module.in_features))
             elif isinstance(module, Conv1D):
                 layers.append((module, module.weight, module.weight.shape[0]))
-        for layer in self._fused.layers if self._fused is not None else ():
-            for part in (layer.attention_inputs, layer.mlp_inputs):
-                layers.append((part, part.weight, part.weight.shape[1]))
         return stable_sizes(layers)
 
     @property

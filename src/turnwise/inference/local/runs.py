@@ -41,8 +41,9 @@ def looked_at(past: int, num_new: int) -> int:
     length = past + num_new
     if num_new > 1:
         return length
-    unit = Arena.UNIT if length <= 8 * Arena.UNIT else 2 * Arena.UNIT
-    unit = unit if length <= 32 * Arena.UNIT else 4 * Arena.UNIT
+    unit = 16
+    while unit < Arena.UNIT * 4 and length > 16 * unit:
+        unit *= 2
     return -(-length // unit) * unit
 
 
