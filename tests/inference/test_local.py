@@ -49,6 +49,19 @@ def test_a_request_gets_the_same_bits_alone_and_among_63_others(name):
         assert same(alone, together[i])
 
 
+@pytest.mark.parametrize("name", ["wide-llama", "wide-qwen3"])
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_tokens_as_columns_have_the_log_probs_of_a_plain_forward(name, deterministic):
+    model = make_model(name)
+    requests = [
+        GenerationRequest(random_prompt(1 + i % 60, i), 10 + i % 5, seed=i) for i in range(80)
+    ]
+    engine = LocalEngine(model, deterministic=deterministic)
+    for request, result in zip(requests, run_all(engine, requests), strict=True):
+        expected = plain_log_probs(model, request, list(result.ids))
+        assert (torch.tensor(result.log_probs) - expected).abs().max() < 1e-4
+
+
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_log_probs_of_thousands_of_tokens_are_those_of_a_plain_forward(deterministic):
     model = make_model()

@@ -98,6 +98,24 @@ def test_filters_on_a_vocabulary_too_large_to_sort(spread):
         assert torch.equal(got > 0, expected > 0)
 
 
+@pytest.mark.parametrize("width", [16_385, 20_000, 49_152])
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(top_p=0.3)])
+def test_draws_from_a_large_vocabulary_invert_the_cumulated_mass(width, params):
+    """Block by block gives the token that adding up every one in float64 gives."""
+    rng = torch.Generator().manual_seed(width)
+    logits = 4 * torch.randn(1, width, generator=rng)
+    log_probs = sampling_log_probs(logits, [params]).expand(500, -1)
+    uniforms = torch.rand(500, generator=rng, dtype=torch.float64)
+    uniforms[0], uniforms[1] = 0.0, 1.0 - 2**-53
+    ids, chosen = choose_tokens(log_probs, [params] * 500, uniforms.tolist())
+    assert chosen.isfinite().all()
+    reached = log_probs[0].double().exp().cumsum(0)
+    reached /= reached[-1].clone()
+    # A point at the very edge of a token may fall to its neighbour.
+    assert (reached[ids] > uniforms - 1e-6).all()
+    assert (torch.cat([torch.zeros(1), reached])[ids] < uniforms + 1e-6).all()
+
+
 def test_a_row_does_not_depend_on_its_neighbours():
     torch.manual_seed(0)
     logits = torch.randn(len(SETTINGS), 50)

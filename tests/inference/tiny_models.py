@@ -30,6 +30,9 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SHAPE, head_dim=8),
     "mistral": MistralConfig(**SHAPE),
     "gemma": GemmaConfig(**SHAPE, head_dim=8),
+    # So wide that on a CPU the local engine computes tokens as columns.
+    "wide-llama": LlamaConfig(**SHAPE | {"hidden_size": 256}, attention_bias=True, mlp_bias=True),
+    "wide-qwen3": Qwen3Config(**SHAPE | {"hidden_size": 256}, head_dim=8),
     "gpt2": GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=128),
 }
 
@@ -37,8 +40,11 @@ CONFIGS = {
 def make_model(name="llama"):
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]))
-    for parameter in model.parameters():  # larger than usual, so that log-probs differ visibly
-        parameter.data.mul_(4.0)
+    scale = 4.0 * (32 / model.config.hidden_size) ** 0.5
+    for label, parameter in model.named_parameters():
+        if label.endswith("_proj.bias"):
+            parameter.data.normal_(std=0.05)
+        parameter.data.mul_(scale)  # larger than usual, so that log-probs differ visibly
     return model.eval()
 
 
