@@ -20,6 +20,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -143,7 +144,10 @@ def measure(sides: list[Side], work: Work, model: str, options: argparse.Namespa
             order = Order(
                 work, model, num_steps, options.threads, options.clock, options=side.options
             )
+            started = time.monotonic()
             report = run_side(side, order)
+            taken = time.monotonic() - started
+            print(f"[{work.name}, {side.key}: {taken:.0f} s]", file=sys.stderr, flush=True)
             if report is None:
                 running.remove(side)
                 continue

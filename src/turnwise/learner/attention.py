@@ -30,8 +30,6 @@ class Bucket:
     """[n, L], which of the N tokens stands where."""
     seen: torch.Tensor
     """[n, P + L], the same behind the tokens of a shared opening."""
-    is_real: torch.Tensor
-    """[n, L] bool, not set where a row is only filled up."""
 
 
 @dataclass
@@ -57,14 +55,14 @@ class Episodes:
         return self._offsets[device]
 
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
-        """The episodes in buckets, and where each of the N tokens comes in them [N]."""
+        """The episodes in buckets, and where in all their places each of the N tokens is [N]."""
         if device not in self._buckets:
             starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
             lengths = torch.tensor(list(self.lengths))
             openings = torch.tensor(list(self.openings or [(0, 0)] * len(lengths)))
             unit = torch.where(lengths <= 128, 16, 64)
             sizes = -(-lengths // unit) * unit
-            buckets = []
+            buckets, owners = [], []
             for size, opening in torch.unique(torch.stack([sizes, openings[:, 1]], 1), dim=0):
                 chosen = ((sizes == size) & (openings[:, 1] == opening)).nonzero().squeeze(1)
                 at = torch.arange(int(lengths[chosen].max()))
@@ -72,9 +70,12 @@ class Episodes:
                 tokens = torch.where(is_real, starts[chosen, None] + at, 0)
                 before = openings[chosen, :1] + torch.arange(int(opening))
                 seen = torch.cat([before, tokens], 1)
-                buckets.append(Bucket(tokens.to(device), seen.to(device), is_real.to(device)))
-            order = torch.cat([b.tokens[b.is_real] for b in buckets]).argsort()
-            self._buckets[device] = (buckets, order)
+                buckets.append(Bucket(tokens.to(device), seen.to(device)))
+                owners.append(torch.where(is_real, tokens, -1).flatten())
+            owner = torch.cat(owners)
+            filled = int((owner < 0).sum())
+            places = owner.argsort(stable=True)[filled:].to(device)
+            self._buckets[device] = (buckets, places)
         return self._buckets[device]
 
 
@@ -98,7 +99,7 @@ def episode_attention(
     if _has_kernel(query) and not episodes.has_shared:
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
-    buckets, order = episodes.buckets(query.device)
+    buckets, places = episodes.buckets(query.device)
     pieces = []
     for bucket in buckets:
         seen = _attend(
@@ -108,8 +109,8 @@ def episode_attention(
             scale,
             sliding_window,
         )
-        pieces.append(seen.transpose(1, 2)[bucket.is_real])
-    return torch.cat(pieces).index_select(0, order)[None], None
+        pieces.append(seen.transpose(1, 2).flatten(0, 1))
+    return torch.cat(pieces).index_select(0, places)[None], None
 
 
 def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Gated MLPs that keep less for their gradient, while learning on a GPU.
+"""Gated MLPs that keep less for their gradient.
 
 silu(x G) * (x U) D: torch would keep the gate, what silu made of it, the product with the other
 half, and that half. The two in the middle follow from the others at little cost, and are a quarter

@@ -48,7 +48,7 @@ class Trunk:
         self._configs = attention_configs(self.model)
         on_gpu = self.model.device.type == "cuda"
         self._norms = replaceable_norms(self.model) if on_gpu else []
-        self._mlps = replaceable_mlps(self.model) if on_gpu else []
+        self._mlps = replaceable_mlps(self.model)
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
