@@ -3,9 +3,10 @@
     python bench/verl_step.py             run it where VERL is installed: make bench-verl-step
     python bench/verl_step.py --quick     two steps, to see that all of it runs; nothing is judged
 
-The same script on two engines, on this CPU: the tiny model in float32, one thread a process, GRPO
-with a reference, 16 episodes of three turns a step. The environment's own clock measures: a start
-is from the launch of the process to the first episode of the first step, a step from its first
+The same script on two engines, on this CPU: the tiny model in float32, GRPO with a reference, 16
+episodes of three turns a step, in each process as many threads as there are cores (VERL has several
+processes; with one thread each it was slower). The environment's own clock measures: a start is
+from the launch of the process to the first episode of the first step, a step from its first
 episode to that of the next one. So all that lies between counts, and neither side times itself.
 """
 
@@ -89,7 +90,11 @@ def measure(side: str, num_steps: int, num_warm_up: int) -> Times:
         launched = time.time()
         done = subprocess.run(
             [sys.executable, __file__, "--train", side, "--folder", name, "--steps", str(played)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(os.cpu_count()),  # else Ray would say one
+                "TOKENIZERS_PARALLELISM": "false",
+            },
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
