@@ -51,7 +51,7 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
         env.seed(seed)
     arguments = {"seed": seed} if accepts_seed(env) else {}
     observation: object = env.reset(**arguments)
-    if inspect.isawaitable(observation):
+    if type(observation) is not str and inspect.isawaitable(observation):
         observation = await observation
     return _checked_observation(env, "reset()", observation)
 
@@ -60,7 +60,7 @@ async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
     """Carry out one action and check what came back."""
     count_before = env.step_count
     result: object = env.step(action)
-    if inspect.isawaitable(result):
+    if type(result) is not tuple and inspect.isawaitable(result):  # the question takes long
         result = await result
     if env.step_count == count_before:
         # The environment does not count for itself; one that does is left alone.

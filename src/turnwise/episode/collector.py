@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import gc
 import logging
 import typing
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +37,8 @@ ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
 
+_OBJECTS_BETWEEN = 20_000
+"""New objects between two looks for garbage, where Python's own number is smaller."""
 _LOG = logging.getLogger("turnwise")
 
 
@@ -201,8 +204,9 @@ class EpisodeCollector:
                     on_result(result)
 
         self.setup.reward_limit = asyncio.Semaphore(self._reward_concurrency)
-        async with self._watched():
-            await together(work() for _ in range(min(self._max_concurrency, len(asked))))
+        with _patient_garbage_collector():
+            async with self._watched():
+                await together(work() for _ in range(min(self._max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
         return Collection(played) if self._on_error != "drop_group" else without_failed(played)
 
@@ -243,6 +247,26 @@ class EpisodeCollector:
             watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watch
+
+
+@contextlib.contextmanager
+def _patient_garbage_collector() -> Iterator[None]:
+    """Let Python look for garbage less often, and only among what comes from now on.
+
+    Episodes make many small objects that stay until the end; looking through them again and again,
+    and through all that the libraries made, takes a fifth of the time of a turn.
+    """
+    if gc.get_freeze_count():  # somebody did it before, and will undo it
+        yield
+        return
+    before = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(max(before[0], _OBJECTS_BETWEEN) if before[0] else 0, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
 
 
 async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
