@@ -10,6 +10,7 @@ update, records on the disk. Updates are timed on the lengths of real episodes.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 import tempfile
 import time
@@ -63,6 +64,7 @@ class Device:
         """Start to watch the memory anew; GiB in use now."""
         if not self.is_gpu:
             return 0.0
+        gc.collect()  # what came before may hold on to itself
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**30
