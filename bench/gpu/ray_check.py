@@ -1,0 +1,72 @@
+"""Ray on one GPU: two episode workers with their engines and a learner share it.
+
+    python bench/gpu/ray_check.py            SmolLM2-135M in bfloat16
+    python bench/gpu/ray_check.py --quick    tiny, to see that all of it runs; any device
+
+The same few steps in one process and on Ray, synchronous and one step off-policy. The learner and
+the engines each hold the model; the log-prob gap says whether the engines got the new weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from datetime import date
+from statistics import median
+
+import torch
+
+from turnwise import ConfigStore, create_trainer
+
+NUM_STEPS = 6
+MOST_GAP = 1.0
+"""In bfloat16 a token's log-prob differs by so much at most; with stale weights by more."""
+
+
+def settings(folder: str, model: str, gpus: float, mode: str | None) -> ConfigStore:
+    config = ConfigStore()
+    config.model.model_name = model
+    config.inference.max_turns, config.inference.max_tokens = 4, 8
+    config.environment.name = "guess-number"
+    training = config.training
+    training.adv_estimator, training.group_size, training.batch_size = "grpo", 8, 8
+    training.learning_rate = 1e-5
+    training.num_epochs, training.steps_per_epoch = 1, NUM_STEPS
+    config.checkpoint.output_dir = folder
+    if mode is not None:
+        config.ray.use_ray, config.ray.mode = True, mode  # type: ignore[assignment]
+        config.ray.num_actors, config.ray.gpus_per_worker = 2, gpus
+    return config
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train on Ray with one GPU.")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    has_gpu = torch.cuda.is_available() and not options.quick
+    model = "tiny" if options.quick else "smollm2-135m"
+    where = torch.cuda.get_device_name() if has_gpu else "CPU"
+    print(f"{date.today()}, {where}, torch {torch.__version__}, {model}", flush=True)
+    is_fine = True
+    for mode in (None, "sync", "one_step_off"):
+        with tempfile.TemporaryDirectory() as folder:
+            config = settings(folder, model, 0.3 if has_gpu else 0.0, mode)
+            trainer = create_trainer(config, "guess-number")
+            history = trainer.fit()
+            trainer.cleanup()
+        seconds = [row["time/step"] for row in history[2:]]
+        gap = max(row["gap_max"] for row in history)
+        num_episodes = sum(row["num_episodes"] for row in history)
+        is_right = len(history) == NUM_STEPS and num_episodes == NUM_STEPS * 64 and gap < MOST_GAP
+        is_fine &= is_right
+        print(
+            f"{mode or 'one process'}: {len(history)} steps of {median(seconds):.2f} s, "
+            f"{num_episodes:g} episodes, largest log-prob gap {gap:.3f}: "
+            f"{'pass' if is_right else 'FAIL'}",
+            flush=True,
+        )
+    return 0 if is_fine else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
