@@ -130,11 +130,12 @@ class FusedForward:
         for index, layer in enumerate(self.layers):
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
             change = self._attention(layer, index, hidden, cos, sin, packed, in_columns)
+            if rows is not None and index == len(self.layers) - 1:
+                # No token sees another any more: the rest only where it is asked for.
+                stream, change = stream[rows], change[rows]
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
             wide = self._wide(layer.mlp_inputs, hidden, in_columns)
             change = layer.mlp_output(ops.gate(wide), in_columns)
-        if rows is not None:
-            stream, change = stream[rows], change[rows] if change is not None else None
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
         return self._head(last, in_columns).contiguous()
 
