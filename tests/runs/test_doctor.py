@@ -106,6 +106,7 @@ SICK = [
     ({"truncated__turns": after(20, 0.7, 0.1)}, "out-of-turns", 36, "70% of the episodes ran"),
     ({"truncated__tokens": after(20, 0.7, 0.0)}, "out-of-tokens", 37, "model's context"),
     ({"truncated__time": after(20, 0.7, 0.0)}, "out-of-time", 37, "ran out of time"),
+    ({"truncated__tool_calls": after(20, 0.7, 0.0)}, "out-of-tool-calls", 37, "as many tool calls"),
     ({"explained_variance": after(10, -0.3, 0.5)}, "value-useless", 30, "variance -0.3"),
     ({"gap_kl": after(20, 0.05, 1e-9)}, "sampler-gap", 21, "divergence 0.05"),
     ({"gap_max": after(20, 7.0, 1e-6)}, "sampler-gap", 21, "worst log-prob 7 apart"),

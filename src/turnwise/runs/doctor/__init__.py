@@ -134,6 +134,13 @@ CHECKS: tuple[Check, ...] = (
         "the time limit: limits=EpisodeLimits(max_seconds=...).",
     ),
     Check(
+        "out-of-tool-calls",
+        symptoms.out_of_tool_calls,
+        "Read a few episodes: a model that calls the same tool again and again learns nothing from "
+        "the answers. If it needs so many, raise the limit: limits=EpisodeLimits("
+        "max_tool_calls=...).",
+    ),
+    Check(
         "value-useless",
         symptoms.value_useless,
         "Raise training.value_coef or training.update_epochs, try training.critic=separate or a "

@@ -140,6 +140,10 @@ def out_of_time(history: History) -> str | None:
     return _truncated(history, "time", "ran out of time")
 
 
+def out_of_tool_calls(history: History) -> str | None:
+    return _truncated(history, "tool_calls", "made as many tool calls as are allowed")
+
+
 def value_useless(history: History) -> str | None:
     num = 2 * NUM_STEADY
     explained = history.median("explained_variance", num)
