@@ -52,7 +52,8 @@ test-view:  ## the run viewer in a real browser; installs Debian's chromium if i
 	    exit 1
 	  fi
 	fi
-	$$py -m pytest tests/browser
+	# A real browser may miss a moment on a busy machine: what failed gets one more try.
+	$$py -m pytest tests/browser || $$py -m pytest tests/browser --last-failed
 
 test-verl:  ## beside VERL: its functions, its configuration, and its own trainers for real
 	@py=$(call env,verl)
