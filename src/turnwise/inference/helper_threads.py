@@ -10,6 +10,7 @@ sends its own helpers away; they are there again at its next operation.
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def _openmp() -> list[ctypes.CDLL]:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return []
-    paths = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line}
-    found = [ctypes.CDLL(path) for path in sorted(paths)]
-    return [library for library in found if hasattr(library, "omp_pause_resource_all")]
+    paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
+    found = []
+    for path in sorted(paths):
+        with suppress(OSError):  # replaced on the disk since: then helpers stay
+            library = ctypes.CDLL(path)
+            if hasattr(library, "omp_pause_resource_all"):
+                found.append(library)
+    return found

@@ -158,7 +158,7 @@ def _first_beyond(mass: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
 def _first_beyond_of_many(log_probs: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
     """The same of a whole vocabulary: first the block, then the token in it.
 
-    Adding up every token in float64 costs ten times what the model's last layer does.
+    Adding up every token of it in float64 takes several times as long.
     """
     num_rows, width = log_probs.shape
     num_blocks = -(-width // _BLOCK)
