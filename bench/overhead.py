@@ -80,7 +80,7 @@ class TimedScript(ScriptedEngine):
 
 def our_measure(tokenizer: Any, num_turns: int) -> Measure:
     def measure(num_episodes: int) -> tuple[float, float]:
-        engine = TimedScript(tokenizer, lambda text: ANSWER)
+        engine = TimedScript(tokenizer, ANSWER)
         collector = EpisodeCollector(
             engine,
             NullEnvironment,

@@ -4,10 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken
 
 from chat.families import FAMILIES, make_format
 from turnwise.chat import ChatFormat
+from turnwise.chat.encoding import stands_alone
 from turnwise.chat.frames import Frames
+from turnwise.models.tiny import make_tiny_tokenizer
 
 # Pieces that templates and tokenizers may treat in ways of their own.
 PIECES = (
@@ -26,6 +29,7 @@ def slow(chat):
     plain = ChatFormat(chat.tokenizer)
     plain._after_answer = plain._render_after_answer
     plain._openings = SimpleNamespace(write=plain.render)
+    plain._tail = "", []
     plain._encode_piece = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
     return plain
 
@@ -48,6 +52,17 @@ def test_openings_are_those_of_the_template(family, contents, has_system):
     roles = ["system", "user"] if has_system else ["user"]
     told = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
     assert chat.prompt_ids(told) == slow(chat).prompt_ids(told)
+
+
+@pytest.mark.parametrize(
+    ("flag", "is_alone"), [(None, True), ("lstrip", False), ("single_word", False)]
+)
+def test_a_token_that_looks_at_its_neighbours_is_not_encoded_alone(flag, is_alone):
+    tokenizer = make_tiny_tokenizer()
+    flags = {flag: True} if flag else {}
+    tokenizer.add_tokens(AddedToken("<|next|>", special=True, normalized=False, **flags))
+    assert stands_alone(tokenizer, "<|next|>\nassistant") is is_alone
+    assert not stands_alone(tokenizer, "assistant")
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -38,6 +38,27 @@ def quick_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
     return encode_quickly if same else encode
 
 
+def stands_alone(tokenizer: Any, text: str) -> bool:
+    """Whether `text` has the same tokens at the end of any other text.
+
+    So it is if it begins with a token that is cut out before all else and looks at no neighbour.
+    """
+    core: Any = getattr(tokenizer, "_tokenizer", None)
+    if type(core).__module__ != "tokenizers" or core.encode_special_tokens:
+        return False
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    first = core.get_added_tokens_decoder().get(ids[0]) if ids else None
+    if first is None or not text.startswith(first.content):
+        return False
+    if first.lstrip or first.single_word or first.normalized:
+        return False
+    return all(
+        tokenizer.encode(probe + text, add_special_tokens=False)
+        == tokenizer.encode(probe, add_special_tokens=False) + ids
+        for probe in _PROBES
+    )
+
+
 def quick_decoder(
     tokenizer: Any, skip_special_tokens: bool = True
 ) -> Callable[[Sequence[int]], str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol, TypeAlias
 
-from turnwise.chat.encoding import quick_decoder, quick_encoder
+from turnwise.chat.encoding import quick_decoder, quick_encoder, stands_alone
 from turnwise.chat.frames import Frames
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
@@ -114,12 +114,17 @@ class ChatFormat:
 
     def _num_closed(self, turn_ids: Sequence[int]) -> int:
         """How many of the closing tokens the agent has sampled itself."""
-        closing = self.closing_ids
         if not self.stop_strings:  # a token ends the turn: either it was sampled, or nothing was
-            last = turn_ids[-1] if turn_ids else None
-            return closing.index(last) + 1 if last in self.stop_ids and last in closing else 0
+            return self._closed_by.get(turn_ids[-1], 0) if turn_ids else 0
+        closing = self.closing_ids
         lengths = range(min(len(closing), len(turn_ids)), 0, -1)
         return next((n for n in lengths if list(turn_ids[-n:]) == closing[:n]), 0)
+
+    @cached_property
+    def _closed_by(self) -> dict[int, int]:
+        """How many of the closing tokens are there when a turn ends with this one."""
+        closing = self.closing_ids
+        return {i: closing.index(i) + 1 for i in self.stop_ids if i in closing}
 
     def render(
         self,
@@ -230,9 +235,29 @@ class ChatFormat:
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
     def _encode(self, text: str) -> list[int]:
+        tail, tail_ids = self._tail
+        if tail and text.endswith(tail):
+            return self._encode_cut(text[: -len(tail)]) + tail_ids
+        return self._encode_cut(text)
+
+    def _encode_cut(self, text: str) -> list[int]:
         if _CUT not in text:
             return self._encode_piece(text)
         return [i for piece in text.split(_CUT) for i in self._encode_piece(piece)]
+
+    @cached_property
+    def _tail(self) -> tuple[str, list[int]]:
+        """What stands between a user's message and the agent's turn, and its tokens.
+
+        Always the same, and a good part of what there is to encode. Empty where the tokens might
+        depend on what comes before.
+        """
+        try:
+            text = self.render([{"role": "user", "content": _ANSWER}])
+        except ConfigError:
+            return "", []
+        tail = text[text.index(_ANSWER) + len(_ANSWER) :] if _ANSWER in text else ""
+        return (tail, self._encode_cut(tail)) if stands_alone(self.tokenizer, tail) else ("", [])
 
     @cached_property
     def _encode_piece(self) -> Callable[[str], list[int]]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import EnvironmentFault
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class StepResult:
     """What one step gave, with ending and cutting told apart.
 
@@ -70,15 +72,24 @@ async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
 
 def accepts_seed(env: BaseEnvironment) -> bool:
     """Whether `reset` takes `seed`."""
-    parameters = inspect.signature(env.reset).parameters.values()
+    method = getattr(env.reset, "__func__", None)
+    return _names_seed(env.reset) if method is None else _method_names_seed(method)
+
+
+def _names_seed(reset: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(reset).parameters.values()
     return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+# Reading a signature takes longer than most resets.
+_method_names_seed = lru_cache(maxsize=256)(_names_seed)
 
 
 def checked_step(env: BaseEnvironment, result: object) -> StepResult:
     """Turn what `step` returned into a `StepResult`, or say what is wrong with it."""
     who = type(env).__name__
-    if not isinstance(result, tuple | list) or len(result) != 4:
-        got = f"{len(result)} values" if isinstance(result, tuple | list) else _kind(result)
+    if not isinstance(result, (tuple, list)) or len(result) != 4:
+        got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
         cure = "Return (observation, reward, done, info)."
         if isinstance(result, tuple) and len(result) == 5:
             cure += " For a Gymnasium environment use turnwise.env.GymnasiumEnvironment."

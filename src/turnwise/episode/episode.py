@@ -50,6 +50,7 @@ class Episode:
         self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
         self._status: EpisodeStatus | None = None
         self._agents: dict[str, Agent] = {}
+        self._num_turns = 0
         self._clock = Clock(setup.limits.max_seconds)
         self._parts = Parts(setup.waits)
         self._world: World | None = None
@@ -176,6 +177,7 @@ class Episode:
         with self._parts.part("engine"):
             timeout = self._clock.within(self._setup.limits.generation_timeout)
             turn = await agent.speak(timeout, keep)
+            self._num_turns += 1
             turn.started = started
             if turn.finish_reason is FinishReason.DEADLINE:
                 raise DeadlineExceeded(f"the engine took longer than {timeout:g} s for a turn")
@@ -196,13 +198,8 @@ class Episode:
             self._end(outcome.status)
         elif turn.finish_reason is FinishReason.CONTEXT or agent.room < 1:
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS)
-        elif self._is_out_of_turns():
+        elif (limit := self._setup.limits.max_turns) is not None and self._num_turns >= limit:
             self._end(EpisodeStatus.TRUNCATED_BY_TURNS)
-
-    def _is_out_of_turns(self) -> bool:
-        limit = self._setup.limits.max_turns
-        num_turns = sum(len(agent.record.turns) for agent in self._agents.values())
-        return limit is not None and num_turns >= limit
 
     def _share_rewards(self, actor: Agent, turn: TurnRecord, outcome: Outcome) -> None:
         """`info["rewards"]` is what each player earned; others get theirs on their last turn."""

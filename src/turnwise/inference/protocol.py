@@ -28,7 +28,7 @@ class FinishReason(StrEnum):
     """Called off; what was sampled until then is there."""
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class GenerationRequest:
     """Continue these tokens.
 
@@ -59,7 +59,7 @@ class GenerationRequest:
             raise ConfigError(f"max_tokens got {self.max_tokens}, expected 1 or more")
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class GenerationResult:
     """What was sampled.
 

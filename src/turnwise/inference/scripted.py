@@ -14,16 +14,16 @@ from turnwise.chat.encoding import quick_decoder, quick_encoder
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
-Policy: TypeAlias = Callable[[str], str]
-"""The text so far in, the answer out."""
+Policy: TypeAlias = Callable[[str], str] | str
+"""The text so far in, the answer out; or one answer for whatever is asked."""
 
 
 class ScriptedEngine(BaseInferenceEngine):
     """Answers with what `policy` says, as tokens; to try environments and rewards without a model.
 
-    `policy` gets the decoded prompt. Without one, each answer is random tokens of the vocabulary.
-    Log-probs are 0 for a function, which does not sample, and those of the uniform distribution
-    for chance.
+    `policy` gets the decoded prompt, or is the answer itself. Without one, each answer is random
+    tokens of the vocabulary. Log-probs are 0 for a script, which does not sample, and those of the
+    uniform distribution for chance.
     """
 
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
@@ -38,15 +38,15 @@ class ScriptedEngine(BaseInferenceEngine):
         if self._policy is None:
             ids, log_prob = self._random_ids(request), -math.log(len(self.tokenizer))
         else:
-            ids, log_prob = (
-                self._encode_quickly(self._policy(self._decode(request.prompt_ids))),
-                0.0,
-            )
-            ids = [*ids, *sorted(request.stop_ids)[:1]]
+            ids, log_prob = self._scripted_ids(self._policy, request), 0.0
         kept = list(ids[: request.max_tokens])
         is_stopped = bool(kept) and kept[-1] in request.stop_ids
         reason = FinishReason.STOP if is_stopped else FinishReason.LENGTH
         return GenerationResult(kept, [log_prob] * len(kept), reason, self.weight_version)
+
+    def _scripted_ids(self, policy: Policy, request: GenerationRequest) -> list[int]:
+        answer = policy if isinstance(policy, str) else policy(self._decode(request.prompt_ids))
+        return [*self._encode_quickly(answer), *sorted(request.stop_ids)[:1]]
 
     @cached_property
     def _decode(self) -> Callable[[Sequence[int]], str]:
