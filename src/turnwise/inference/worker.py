@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.helper_threads import send_helpers_away
@@ -28,7 +28,8 @@ class Turn:
 
     request: GenerationRequest
     future: asyncio.Future[GenerationResult]
-    loop: asyncio.AbstractEventLoop
+    mail: Mail
+    """The way back to whoever waits for it."""
     room: int
     """Tokens that the context still holds after the prompt."""
     decode: Callable[[list[int]], str] | None = None
@@ -85,21 +86,68 @@ class Turn:
 
     def settle(self, reason: FinishReason, weight_version: int) -> None:
         """Hand the result to whoever waits, in their own loop."""
-        result = GenerationResult(self.ids, self.log_probs, reason, weight_version)
-        self._hand_over(lambda: self.future.set_result(result))
+        self.mail.to_loop([(self.future, self.result(reason, weight_version))])
 
     def fail(self, error: BaseException) -> None:
-        self._hand_over(lambda: self.future.set_exception(error))
+        self.mail.to_loop([(self.future, error)])
 
-    def _hand_over(self, give: Callable[[], None]) -> None:
-        def give_once() -> None:
-            if not self.future.done():
-                give()
+    def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
+        """What there is of it now."""
+        return GenerationResult(self.ids, self.log_probs, reason, weight_version)
 
-        try:
-            self.loop.call_soon_threadsafe(give_once)
-        except RuntimeError:  # the loop has closed: nobody waits any more
-            return
+
+Outcome: TypeAlias = tuple[asyncio.Future[GenerationResult], GenerationResult | BaseException]
+"""Whoever waits for a turn, and what came of it."""
+
+
+class Mail:
+    """What goes between an event loop and an engine's thread, many at a time.
+
+    Turns tend to end together and to begin together. Were each handed over by itself, the two
+    threads would wake each other for every one, and wait for each other in between.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Turn], None]) -> None:
+        self.loop = loop
+        self._send = send
+        self._leaving: list[Turn] = []
+        self._arriving: deque[Outcome] = deque()
+        self._adding = threading.Lock()
+
+    def to_engine(self, turn: Turn) -> None:
+        """In the loop: with those that others ask for in this round of the loop."""
+        if not self._leaving:
+            self.loop.call_soon(self._send_all)
+        self._leaving.append(turn)
+
+    def _send_all(self) -> None:
+        turns, self._leaving = self._leaving, []
+        for turn in turns:
+            try:
+                self._send(turn)
+            except RuntimeError as error:  # closed since
+                turn.fail(error)
+
+    def to_loop(self, outcomes: Sequence[Outcome]) -> None:
+        """In any thread: what came of some turns."""
+        with self._adding:
+            is_awaited = bool(self._arriving)  # the loop will come for those, and take these too
+            self._arriving.extend(outcomes)
+        if not is_awaited:
+            try:
+                self.loop.call_soon_threadsafe(self._take_all)
+            except RuntimeError:  # the loop has closed: nobody waits any more
+                return
+
+    def _take_all(self) -> None:
+        while self._arriving:
+            future, outcome = self._arriving.popleft()
+            if future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
 
 
 @dataclass(eq=False)
@@ -130,6 +178,7 @@ class WorkerEngine(BaseInferenceEngine):
         self._arrivals: queue.SimpleQueue[Turn | Task[Any] | None] = queue.SimpleQueue()
         self._waiting: deque[Turn] = deque()
         self._tasks: deque[Task[Any]] = deque()
+        self._mail: Mail | None = None
         self._is_closed = False
         self._is_idle = True
         self._starting = threading.Lock()
@@ -144,11 +193,20 @@ class WorkerEngine(BaseInferenceEngine):
         """Turns that have begun and not ended."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise RuntimeError(_CLOSED)
+        mail = self._mail_here()
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        turn = Turn(request, loop.create_future(), loop, self.room(request), decode)
-        self._put(turn)
+        turn = Turn(request, mail.loop.create_future(), mail, self.room(request), decode)
+        mail.to_engine(turn)
         return await turn.future
+
+    def _mail_here(self) -> Mail:
+        """Of the loop that runs in this thread."""
+        loop, mail = asyncio.get_running_loop(), self._mail
+        if mail is None or mail.loop is not loop:
+            mail = self._mail = Mail(loop, self._put)
+        return mail
 
     def close(self) -> None:
         if self._is_closed:

@@ -26,7 +26,7 @@ from turnwise.inference.local.session import Session
 from turnwise.inference.local.steady import SteadyDecode
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.transformers import context_length, plain_scores
-from turnwise.inference.worker import Turn, WorkerEngine
+from turnwise.inference.worker import Mail, Outcome, Turn, WorkerEngine
 
 if TYPE_CHECKING:
     from turnwise.inference.local.graph import DecodeGraphs
@@ -73,6 +73,7 @@ class LocalEngine(WorkerEngine):
         self._max_batch_size = max_batch_size
         self._graphs = None if on_cpu else self._make_graphs()
         self._ended_sessions: deque[Hashable] = deque()
+        self._outcomes: dict[Mail, list[Outcome]] = {}
 
     @property
     def context_length(self) -> int:
@@ -121,10 +122,15 @@ class LocalEngine(WorkerEngine):
         return [session.turn for session in sessions if session.turn is not None]
 
     def _settle(self, turn: Turn, error: Exception | None) -> None:
-        if error is not None:
-            turn.fail(error)
-        else:
-            turn.settle(turn.ending() or FinishReason.ABORTED, self.weight_version)
+        reason = turn.ending() or FinishReason.ABORTED
+        outcome = (turn.future, error or turn.result(reason, self.weight_version))
+        self._outcomes.setdefault(turn.mail, []).append(outcome)
+
+    def _tell_outcomes(self) -> None:
+        """All that ended in this step at once, so that what follows on them comes at once."""
+        outcomes, self._outcomes = self._outcomes, {}
+        for mail, own in outcomes.items():
+            mail.to_loop(own)
 
     @torch.inference_mode()
     def _advance(self, *, may_begin: bool) -> None:
@@ -145,6 +151,8 @@ class LocalEngine(WorkerEngine):
         except Exception as error:  # handed to those who wait; the engine lives on
             for session in list(schedule.running):
                 schedule.end(session, error)
+        finally:
+            self._tell_outcomes()
 
     def _compute(self) -> Iterator[tuple[list[Session], torch.Tensor]]:
         """One step for every turn under way: sessions whose next token can be sampled, logits."""

@@ -108,7 +108,7 @@ class FusedForward:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self._rotations is not None:
             cos, sin = self._rotations
-            return cos[positions], sin[positions]
+            return cos.index_select(0, positions), sin.index_select(0, positions)
         cos, sin = self._body.rotary_emb(stream, position_ids=positions[None])
         cos, sin = self._ops.signed(cos[0], sin[0])
         return cos, sin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -117,9 +116,9 @@ class VLLMInferenceEngine(WorkerEngine):
         check_ids(ids, self._vocabulary_size)
         if start == len(ids):
             return []
-        loop = asyncio.get_running_loop()
-        turn = _Scored(GenerationRequest(list(ids), 1), loop.create_future(), loop, room=1)
-        self._put(turn)
+        mail = self._mail_here()
+        turn = _Scored(GenerationRequest(list(ids), 1), mail.loop.create_future(), mail, room=1)
+        mail.to_engine(turn)
         result = await turn.future
         if result.finish_reason is FinishReason.ABORTED:
             raise RuntimeError("the engine was closed before these tokens were scored")
