@@ -15,7 +15,8 @@ import torch
 from turnwise.inference.base import Overflow
 from turnwise.inference.protocol import FinishReason
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.worker import Turn, WorkerEngine
+from turnwise.inference.turns import Turn
+from turnwise.inference.worker import WorkerEngine
 
 
 class TransformersEngine(WorkerEngine):

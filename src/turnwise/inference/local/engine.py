@@ -26,7 +26,8 @@ from turnwise.inference.local.session import Session
 from turnwise.inference.local.steady import SteadyDecode
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.transformers import context_length, plain_scores
-from turnwise.inference.worker import Mail, Outcome, Turn, WorkerEngine
+from turnwise.inference.turns import Mail, Outcome, Turn
+from turnwise.inference.worker import WorkerEngine
 
 if TYPE_CHECKING:
     from turnwise.inference.local.graph import DecodeGraphs

@@ -17,7 +17,7 @@ from turnwise.inference.local.kernels import sample_and_advance
 from turnwise.inference.local.rows import MOST_STEPS, Row
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.sampling import seed_of
-from turnwise.inference.worker import Turn
+from turnwise.inference.turns import Turn
 
 
 class _State:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.inference.local.session import Session
-from turnwise.inference.worker import Turn
+from turnwise.inference.turns import Turn
 
 MOST_STEPS = 16
 """Steps in the longest burst on a GPU."""

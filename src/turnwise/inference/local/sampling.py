@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.worker import Turn
+from turnwise.inference.turns import Turn
 
 
 def draw_tokens(logits: torch.Tensor, turns: Sequence[Turn]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from turnwise.errors import ConfigError
 from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.openings import Openings, opening_of
 from turnwise.inference.local.session import Session
-from turnwise.inference.worker import Turn
+from turnwise.inference.turns import Turn
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from turnwise.inference.worker import Turn
+from turnwise.inference.turns import Turn
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ import torch
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.turns import Turn
 from turnwise.inference.vllm.process import (
     Seat,
     engine_settings,
@@ -34,7 +35,7 @@ from turnwise.inference.vllm.weights import (
     existing_folder,
     written_folder,
 )
-from turnwise.inference.worker import Turn, WorkerEngine
+from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
 
