@@ -5,6 +5,9 @@
 
 import os
 
+# What takes longest begins first: else one of two processes ends alone with it.
+LONG = ("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py", "scale/")
+
 try:
     from hypothesis import settings
 except ModuleNotFoundError:  # the environments of VERL and vLLM do without it
@@ -13,3 +16,11 @@ else:
     settings.register_profile("same", derandomize=True, database=None)
     settings.register_profile("search", derandomize=False)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_collection_modifyitems(items):
+    def place(item):
+        path = item.path.as_posix()
+        return next((n for n, part in enumerate(LONG) if f"/tests/{part}" in path), len(LONG))
+
+    items.sort(key=place)

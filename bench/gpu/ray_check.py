@@ -54,13 +54,17 @@ def main() -> int:
             trainer = create_trainer(config, "guess-number")
             history = trainer.fit()
             trainer.cleanup()
-        seconds = [row["time/step"] for row in history[2:]]
+        seconds, playing, learning = (
+            median(row[f"time/{part}"] for row in history[2:])
+            for part in ("step", "generate", "update")
+        )
         gap = max(row["gap_max"] for row in history)
         num_episodes = sum(row["num_episodes"] for row in history)
         is_right = len(history) == NUM_STEPS and num_episodes == NUM_STEPS * 64 and gap < MOST_GAP
         is_fine &= is_right
         print(
-            f"{mode or 'one process'}: {len(history)} steps of {median(seconds):.2f} s, "
+            f"{mode or 'one process'}: {len(history)} steps of {seconds:.2f} s "
+            f"(playing {playing:.2f}, update {learning:.2f}), "
             f"{num_episodes:g} episodes, largest log-prob gap {gap:.3f}: "
             f"{'pass' if is_right else 'FAIL'}",
             flush=True,

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
+from itertools import islice
 
 NUM_KEPT = 64
 """Steps that are remembered."""
@@ -42,7 +43,8 @@ class History:
 
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """The values of so many steps, up to `ago` steps before the last; [] if one is missing."""
-        steps = list(self.steps)[: len(self.steps) - ago][-num:]
+        end = max(len(self.steps) - ago, 0)
+        steps = list(islice(self.steps, max(end - num, 0), end))
         if name.startswith(COUNTED):
             values = [step.get(name, 0.0) for step in steps]
         else:

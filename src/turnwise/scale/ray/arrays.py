@@ -32,6 +32,6 @@ def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
     for name, (kind, shape, data) in arrays.items():
         tensor = torch.empty(shape, dtype=getattr(torch, kind))
         if data.size:  # what is empty comes back without a stride
-            tensor.view(-1).view(torch.uint8).copy_(torch.from_numpy(data.copy()))
+            np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
         tensors[name] = tensor
     return tensors

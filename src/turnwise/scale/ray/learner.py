@@ -41,7 +41,7 @@ class RemoteLearner(Learner):
         if self._is_behind:
             self._is_behind = False
             policy = self._policy
-            load_learner_state(self, ray.get(self.group.states))
+            load_learner_state(self, ray.get(self.group.states()))
             self._policy, self._is_ahead = policy, False
         return self._mirror
 
@@ -73,14 +73,14 @@ class RemoteLearner(Learner):
         shared = ray.put(batch)
         options = self.options
         return self._learn(
-            lambda actor, rank: actor.update.options(num_returns=3).remote(shared, options)
+            lambda actor, rank: actor.update.options(num_returns=2).remote(shared, options)
         )
 
     def imitate(self, batch: PPOBatch, learning_rate: float | None = None) -> dict[str, float]:
         shared = ray.put(batch)
         options = self.options
         return self._learn(
-            lambda actor, rank: actor.imitate.options(num_returns=3).remote(
+            lambda actor, rank: actor.imitate.options(num_returns=2).remote(
                 shared, options, learning_rate
             )
         )
@@ -104,10 +104,9 @@ class RemoteLearner(Learner):
 
     def _learn(self, ask: Callable[[Any, int], Any]) -> dict[str, float]:
         self._hand_over()
-        references = self.group.call(ask)
-        told = ray.get([reference for reference, _, _ in references])
-        self.group.states = [state for _, state, _ in references]
-        self._policy = tuple(policy for _, _, policy in references)
+        references = self.group.learn(ask)
+        told = ray.get([reference for reference, _ in references])
+        self._policy = tuple(policy for _, policy in references)
         self._is_behind = True
         self.num_updates += 1
         self.seen_log_probs = torch.from_numpy(sum(seen for _, seen, _ in told))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from turnwise.config import ConfigStore
 from turnwise.errors import import_extra
@@ -22,15 +22,21 @@ from turnwise.scale.ray.learner_worker import LearnerWorker
 
 ray = import_extra("ray", "ray")
 
+Ask: TypeAlias = Callable[[Any, int], Any]
+"""Asks a worker, of this rank, for something."""
+
 _SECONDS_TO_DIE = 20.0
 """The neighbours of a dead learner notice it before Ray does."""
+_MOST_TO_REPEAT = 10
+"""Updates that are done again at most. A state is several times as large as the weights, and to
+hand it over can take longer than an update; what it is computed from is small."""
 
 
 class LearnerGroup:
     """Learner workers that meet in a torch.distributed group.
 
-    A group with a dead member cannot go on: all are replaced and given the last `states`, which
-    lie in the object store, and what was under way is done again.
+    A group with a dead member cannot go on: all are replaced and given the last states, which lie
+    in the object store; they repeat what was learned since, and do again what was under way.
     """
 
     def __init__(
@@ -41,8 +47,10 @@ class LearnerGroup:
         failures: Failures,
     ) -> None:
         self.num_workers = settings.ray.num_learners
-        self.states: Sequence[Any] | None = None
+        self._states: Sequence[Any] | None = None
         """What a new group begins from: a part for each."""
+        self._learned: list[Ask] = []
+        """What was asked of it since."""
         self._cluster = cluster
         self._settings = settings
         self._source = ray.put(source)
@@ -56,10 +64,25 @@ class LearnerGroup:
 
     def load(self, states: Sequence[Any]) -> None:
         """Each becomes the learner with its part of a state."""
-        self.states = states
+        self._states, self._learned = states, []
         self.call(lambda actor, rank: actor.load.remote(states[rank]))
 
-    def call(self, ask: Callable[[Any, int], Any]) -> list[Any]:
+    def learn(self, ask: Ask) -> list[Any]:
+        """Ask for something that changes them."""
+        references = self.call(ask)
+        self._learned.append(ask)
+        if len(self._learned) >= _MOST_TO_REPEAT:
+            self.states()
+        return references
+
+    def states(self) -> Sequence[Any]:
+        """Where their states lie now, a part of each."""
+        if self._states is None or self._learned:
+            self._states = self.call(lambda actor, rank: actor.state.remote())
+            self._learned = []
+        return self._states
+
+    def call(self, ask: Ask) -> list[Any]:
         """Ask every worker; their references, when all of them are done."""
         while True:
             try:
@@ -96,9 +119,11 @@ class LearnerGroup:
             actor.join.remote(address, self._settings, self._source) for actor in self._actors
         ]
         self._wait(joined)
-        if self.states is not None:
-            pairs = zip(self._actors, self.states, strict=True)
+        if self._states is not None:
+            pairs = zip(self._actors, self._states, strict=True)
             self._wait([actor.load.remote(state) for actor, state in pairs])
+        for ask in self._learned:
+            self._wait([ask(actor, rank) for rank, actor in enumerate(self._actors)])
 
     def _wait(self, references: Sequence[Any]) -> None:
         """Until all are done, or one of the workers is gone or does not answer."""

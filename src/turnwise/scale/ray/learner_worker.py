@@ -80,7 +80,7 @@ class LearnerWorker:
         load_learner_state(self._learner, [state])
 
     def update(self, batch: PPOBatch, options: LearnerOptions) -> Any:
-        """Figures, seen log-probs and the log; this one's part of the state, and of the policy."""
+        """Figures, seen log-probs and the log; this one's part of the policy."""
         self._learner.options = options
         figures = self._learner.update(batch)
         return self._outcome(figures)
@@ -93,8 +93,12 @@ class LearnerWorker:
         learner = self._learner
         assert learner.seen_log_probs is not None
         told = (figures, learner.seen_log_probs.cpu().numpy(), self._log.take())
-        (state,) = learner_states(learner, 1)
-        return told, state, to_arrays(own_parts(policy_weights(learner)))
+        return told, to_arrays(own_parts(policy_weights(learner)))
+
+    def state(self) -> State:
+        """This one's part of all that there is to know of the learner."""
+        (state,) = learner_states(self._learner, 1)
+        return state
 
     def score(self, batch: PPOBatch) -> tuple[torch.Tensor | None, ...]:
         found = self._learner.score(batch)
