@@ -28,8 +28,8 @@ test:  ## install, then run the tests
 	@py=$(call env,dev)
 	# Two processes, a thread each: with two they would wait for each other's cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
-		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults -n 2 --dist loadfile --no-loadscope-reorder \
-		--durations 25
+		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults \
+		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 .PHONY: test-examples
 test-examples:  ## every file of examples/ in its quick mode

@@ -63,21 +63,24 @@ class Talk:
         ids: list[int] = []
         log_probs: list[float] = []
         started = time.monotonic()
-        reason: FinishReason | None = None
-        num_shown = 0
+
+        async def answer() -> FinishReason:
+            reason, num_shown = None, 0
+            while reason is None:
+                result = await self.engine.sample(self._request(conversation, ids))
+                ids.extend(result.ids)
+                log_probs.extend(result.log_probs)
+                reason = self._ending(result, ids)
+                visible = self._visible(ids, is_over=reason is not None)
+                show(visible[num_shown:])
+                num_shown = len(visible)
+            return reason
+
         try:
-            with asyncio.Runner() as runner:
-                while reason is None:
-                    result = runner.run(self.engine.sample(self._request(conversation, ids)))
-                    ids += result.ids
-                    log_probs += result.log_probs
-                    reason = self._ending(result, ids)
-                    visible = self._visible(ids, is_over=reason is not None)
-                    show(visible[num_shown:])
-                    num_shown = len(visible)
-        except KeyboardInterrupt:
+            reason = asyncio.run(answer())
+        # asyncio makes the second of a Ctrl-C that comes just as the loop begins.
+        except (KeyboardInterrupt, asyncio.CancelledError):
             reason = FinishReason.ABORTED
-        assert reason is not None
         conversation.answer(ids, log_probs)
         self.answers.append(Answer(len(ids), time.monotonic() - started, reason))
         return self.answers[-1]
