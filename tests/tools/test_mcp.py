@@ -218,7 +218,8 @@ def children() -> list[str]:
             command = (folder / "cmdline").read_text()
         except OSError:
             continue
-        if parent == str(os.getpid()) and ("mcp_server.py\0stdio" in command or "\0-c\0" in command):
+        is_server = "mcp_server.py\0stdio" in command or "\0-c\0" in command
+        if parent == str(os.getpid()) and is_server:
             found.append(command)
     return found
 
