@@ -1,6 +1,8 @@
 """A training step, side by side in one run: ours, TRL's, AgileRL's.
 
     python bench/train_step.py                     tiny model, one turn and six turns
+    python bench/train_step.py --turns twelve      longer conversations: the more history, the more
+                                                   there is to save
     python bench/train_step.py --model smollm2     real weights, fewer episodes
     python bench/train_step.py --quick             small sizes, to see that all of it runs
 
@@ -42,12 +44,30 @@ QUIET = {
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 # The least speed-up over TRL that we hold ourselves to; memory: no more than it takes.
-BARS = {"one turn": 2.0, "six turns": 3.0}
+BARS = {"one turn": 2.0, "six turns": 3.0, "twelve turns": 3.0}
 WORKS = {
-    "tiny": [Work("one turn", 8, 8, 128, 128), Work("six turns", 4, 8, 40, 12, 6, 40)],
-    "smollm2": [Work("one turn", 2, 4, 128, 32), Work("six turns", 1, 4, 40, 12, 6, 40)],
+    "tiny": [
+        Work("one turn", 8, 8, 128, 128),
+        Work("six turns", 4, 8, 40, 12, 6, 40),
+        Work("twelve turns", 4, 8, 40, 12, 12, 40),
+    ],
+    "smollm2": [
+        Work("one turn", 2, 4, 128, 32),
+        Work("six turns", 1, 4, 40, 12, 6, 40),
+        Work("twelve turns", 1, 4, 40, 12, 12, 40),
+    ],
 }
-QUICK = [Work("one turn", 2, 4, 64, 16), Work("six turns", 1, 4, 40, 6, 6, 40)]
+QUICK = [
+    Work("one turn", 2, 4, 64, 16),
+    Work("six turns", 1, 4, 40, 6, 6, 40),
+    Work("twelve turns", 1, 4, 40, 6, 12, 40),
+]
+TURNS = {
+    "one": ["one turn"],
+    "six": ["six turns"],
+    "twelve": ["twelve turns"],
+    "both": ["one turn", "six turns"],
+}
 MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m"}
 
 
@@ -236,7 +256,7 @@ def describe_machine(threads: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Time a training step beside TRL's and AgileRL's.")
     parser.add_argument("--model", choices=MODELS, default="tiny")
-    parser.add_argument("--turns", choices=["one", "six", "both"], default="both")
+    parser.add_argument("--turns", choices=TURNS, default="both")
     parser.add_argument("--steps", type=int, default=8, help="measured, in each process")
     parser.add_argument("--warm-up", type=int, default=2, help="steps before these")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
@@ -257,7 +277,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(options.model, folder)
         for work in works:
-            if options.turns == "both" or work.name.startswith(options.turns):
+            if work.name in TURNS[options.turns]:
                 sides = measure(sides_for(options.sides), work, folder, options)
                 show(sides, work)
                 judge(sides, work, has_bars=not options.quick)

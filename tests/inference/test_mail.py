@@ -68,6 +68,24 @@ def test_several_loops_ask_one_engine():
     assert sum(engine.crowds) == 4 * 20 * 20
 
 
+def test_an_engine_that_breaks_down_tells_everybody():
+    class Broken(Crowd):
+        def _advance(self, *, may_begin):
+            raise AttributeError("no such thing")
+
+    engine = Broken()
+
+    async def ask_twice():
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"broke down: AttributeError: no such thing"):
+                await asyncio.wait_for(engine.sample(GenerationRequest([1], 5)), 10)
+
+    asyncio.run(ask_twice())
+    with pytest.raises(RuntimeError, match="broke down"):
+        engine._in_thread(lambda: 1, drained=True).result(10)
+    engine.close()
+
+
 def test_who_asked_just_before_the_end_is_told():
     engine = Crowd()
 

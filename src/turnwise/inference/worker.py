@@ -110,11 +110,29 @@ class WorkerEngine(BaseInferenceEngine):
         self._arrivals.put(item)
 
     def _work(self) -> None:
-        while not self._is_closed:
-            self._take_in(wait=not (self._under_way() or self._waiting or self._tasks))
-            while self._tasks and not (self._tasks[0].drained and self._under_way()):
-                self._tasks.popleft().run()
-            self._advance(may_begin=not self._tasks)
+        try:
+            while not self._is_closed:
+                self._take_in(wait=not (self._under_way() or self._waiting or self._tasks))
+                while self._tasks and not (self._tasks[0].drained and self._under_way()):
+                    self._tasks.popleft().run()
+                self._advance(may_begin=not self._tasks)
+        except Exception as error:  # a mistake of ours; without an answer all would wait for ever
+            failure = RuntimeError(f"the engine broke down: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._refuse_all(failure)
+
+    def _refuse_all(self, failure: RuntimeError) -> None:
+        """Tell whoever waits, or comes later, until the engine is closed."""
+        while True:
+            for turn in [*self._under_way(), *self._waiting]:
+                turn.fail(failure)
+            for task in self._tasks:
+                task.future.set_exception(failure)
+            self._waiting.clear()
+            self._tasks.clear()
+            if self._is_closed:
+                return
+            self._take_in(wait=True)
 
     def _wait_for_company(self) -> None:
         """Requests come in crowds: an idle engine waits a moment, while more are coming."""
