@@ -34,14 +34,14 @@ function write(params) {
     .replaceAll("%7E", "~");
 }
 
-// `replace` for what is not worth a step of the back button: a cursor that moves.
+// `replace` for what is not worth a step of the back button: a cursor that moves. The view is told at
+// once, where `location.hash = ...` would tell it later: a key pressed in between would find the old.
 export function go(target, { replace = false } = {}) {
   const hash = typeof target === "string" ? target : address(target);
   if (hash === location.hash) return;
-  if (replace) {
-    history.replaceState(null, "", hash);
-    dispatchEvent(new Event("turnwise:route"));
-  } else location.hash = hash;
+  if (replace) history.replaceState(null, "", hash);
+  else history.pushState(null, "", hash);
+  dispatchEvent(new Event("turnwise:route"));
 }
 
 export function withParams(route, changes) {

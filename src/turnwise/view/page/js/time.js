@@ -57,7 +57,6 @@ export function timeView(host) {
   let data = null;
   let steps = [];
   let asked = 0;
-  let ahead = null; // the step that keys have asked for, until the page is there
   const head = h("header", { class: "time-head" });
   const timeline = new Timeline({
     open: (id) => go({ run: route.run, view: "episodes", item: id, params: {} }),
@@ -205,7 +204,6 @@ export function timeView(host) {
         route.item === next.item &&
         route.params.get("kind") === next.params.get("kind");
       route = next;
-      ahead = null;
       if (same) draw();
       else load();
     },
@@ -222,12 +220,9 @@ export function timeView(host) {
     theme: () => data && draw(),
     key(event) {
       if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
-        const at = steps.indexOf(ahead ?? Number(route.item));
+        const at = steps.indexOf(Number(route.item));
         const next = steps[at + (event.key === "ArrowLeft" ? -1 : 1)];
-        if (next !== undefined) {
-          ahead = next;
-          go({ ...route, item: next, params: {} });
-        }
+        if (next !== undefined) go({ ...route, item: next, params: {} });
         return true;
       }
       if (event.key === "Escape" && route.params.get("t")) {
