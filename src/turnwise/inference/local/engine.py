@@ -133,8 +133,14 @@ class LocalEngine(WorkerEngine):
         for mail, own in outcomes.items():
             mail.to_loop(own)
 
-    @torch.inference_mode()
     def _advance(self, *, may_begin: bool) -> None:
+        try:
+            self._step(may_begin)
+        finally:
+            self._tell_outcomes()
+
+    @torch.inference_mode()
+    def _step(self, may_begin: bool) -> None:
         schedule = self._schedule
         schedule.tick()
         if self.model.training:
@@ -152,8 +158,6 @@ class LocalEngine(WorkerEngine):
         except Exception as error:  # handed to those who wait; the engine lives on
             for session in list(schedule.running):
                 schedule.end(session, error)
-        finally:
-            self._tell_outcomes()
 
     def _compute(self) -> Iterator[tuple[list[Session], torch.Tensor]]:
         """One step for every turn under way: sessions whose next token can be sampled, logits."""
