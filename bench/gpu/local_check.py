@@ -1,4 +1,5 @@
-"""The local engine on a GPU: its log-probs against a plain forward, in float32 and bfloat16.
+"""The local engine on a GPU: its log-probs against a plain forward, in float32 and bfloat16, and
+draws that do not depend on how other requests are sampled. Ends with an error if one is off.
 
 python bench/gpu/local_check.py
 """
@@ -10,7 +11,13 @@ import random
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+)
 
 from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_probs
 from turnwise.inference.local import LocalEngine
@@ -27,6 +34,7 @@ SHAPE: dict[str, Any] = {
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig(**SHAPE),
     "qwen3": Qwen3Config(**SHAPE, head_dim=32),
+    "mistral": MistralConfig(**SHAPE, sliding_window=37),
     "gpt2": GPT2Config(vocab_size=2000, n_embd=128, n_layer=3, n_head=4, n_positions=1024),
 }
 SAMPLING = [
@@ -36,6 +44,7 @@ SAMPLING = [
     SamplingParams(top_k=9),
     SamplingParams(top_p=0.8),
 ]
+LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 
 
 def make_requests(number: int, params: list[SamplingParams]) -> list[GenerationRequest]:
@@ -73,6 +82,51 @@ def largest_gap(model: Any, requests: list[GenerationRequest], results: list[Any
     return worst
 
 
+def check_log_probs(name: str, model: Any, kinds: str, params: list[SamplingParams]) -> None:
+    engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768)
+    fused = engine._runner._fused is not None
+    requests = make_requests(100, params)
+    results = run(engine, requests)
+    assert [len(r.ids) for r in results] == [r.max_tokens for r in requests]
+    gap = largest_gap(model, requests, results)
+    again = run(engine, requests)
+    same = sum(list(a.ids) == list(b.ids) for a, b in zip(results, again, strict=True))
+    engine.close()
+    print(f"{name} {model.dtype} {kinds}: fused {fused}, gap {gap:.1e}, {same} of 100 again")
+    assert gap < LARGEST_GAP[model.dtype], "the engine samples from another model"
+
+
+def check_same_bits(name: str, model: Any) -> None:
+    """In deterministic mode a request gets the same bits alone and with 63 others."""
+    engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768, deterministic=True)
+    requests = make_requests(64, SAMPLING[:3])
+    together = run(engine, requests)
+    alone = [run(engine, [request])[0] for request in requests[::9]]
+    bits = [a == b for a, b in zip(alone, together[::9], strict=True)]
+    print(f"{name} {model.dtype} deterministic: sizes {engine._runner.sizes}, same bits {bits}")
+    engine.close()
+    assert all(bits), "a request's bits depend on its neighbours"
+
+
+def check_neighbours(name: str, model: Any, deterministic: bool) -> None:
+    """How its neighbours are sampled must not change what a request draws."""
+    engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768, deterministic=deterministic)
+    mixed = make_requests(50, SAMPLING)
+    together = run(engine, mixed)
+    same = num = 0
+    for k in range(len(SAMPLING)):  # all of one kind: the others are no longer there
+        own = run(engine, mixed[k :: len(SAMPLING)])
+        for a, b in zip(own, together[k :: len(SAMPLING)], strict=True):
+            is_same = a == b if deterministic else list(a.ids) == list(b.ids)
+            same, num = same + is_same, num + 1
+    engine.close()
+    mode = "deterministic" if deterministic else "default"
+    print(f"{name} {model.dtype} {mode}: {same} of {num} the same with other neighbours")
+    # By default other batch sizes may round otherwise, which rarely moves a float32 draw.
+    if deterministic or model.dtype == torch.float32:
+        assert same >= (num if deterministic else 0.9 * num), "draws depend on neighbours"
+
+
 def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for dtype in (torch.float32, torch.bfloat16):
@@ -81,23 +135,11 @@ def main() -> None:
             model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
             model.to("cuda", dtype).eval()
             for kinds, params in (("plain", SAMPLING[:3]), ("all", SAMPLING)):
-                engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768)
-                fused = engine._runner._fused is not None
-                requests = make_requests(100, params)
-                results = run(engine, requests)
-                assert [len(r.ids) for r in results] == [r.max_tokens for r in requests]
-                gap = largest_gap(model, requests, results)
-                again = run(engine, requests)
-                same = sum(list(a.ids) == list(b.ids) for a, b in zip(results, again, strict=True))
-                engine.close()
-                print(f"{name} {dtype} {kinds}: fused {fused}, gap {gap:.1e}, {same} of 100 again")
-            engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768, deterministic=True)
-            requests = make_requests(64, SAMPLING[:3])
-            together = run(engine, requests)
-            alone = [run(engine, [request])[0] for request in requests[::9]]
-            bits = [a == b for a, b in zip(alone, together[::9], strict=True)]
-            print(f"{name} {dtype} deterministic: sizes {engine._runner.sizes}, same bits {bits}")
-            engine.close()
+                check_log_probs(name, model, kinds, params)
+            check_same_bits(name, model)
+            for deterministic in (True, False):
+                check_neighbours(name, model, deterministic)
+    print("all as it should be")
 
 
 if __name__ == "__main__":

@@ -106,9 +106,10 @@ def _limits(
     limit = torch.where(top_k < width, kth, -torch.inf)
     # Top-p, on what top-k left: a token is let in while the mass before it is below p.
     mass = ordered.double().exp_().masked_fill_(ordered < limit, 0.0)
-    total = torch.where(top_k < width, mass.sum(1, keepdim=True), 1.0)
-    wanted = top_p * total
     reached = mass.cumsum(1)
+    # The last running sum, not a sum: it rounds alike however many tokens the neighbours ask for.
+    total = torch.where(top_k < width, reached[:, -1:], 1.0)
+    wanted = top_p * total
     num_kept = (reached - mass < wanted).sum(1, keepdim=True)
     nucleus = ordered.gather(1, (num_kept - 1).clamp(min=0, max=num_seen - 1))
     # Where nothing is asked of top-p, rounding must not drop the last tokens.

@@ -126,7 +126,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         top, where = tl.max(x, 0, return_indices=True)
         best = tl.where(top > largest, block + where, best)
         higher = tl.maximum(largest, top)
-        total = total * tl.exp(largest - higher) + tl.sum(tl.exp(x - higher), 0)
+        # While all words so far are filtered out, the largest is -inf; it must not become NaN.
+        base = tl.where(higher == -float("inf"), 0.0, higher)
+        total = total * tl.exp(largest - base) + tl.sum(tl.exp(x - base), 0)
         largest = higher
     token = best
     if not is_greedy:

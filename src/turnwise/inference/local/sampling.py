@@ -1,4 +1,4 @@
-"""Drawing tokens: one kernel where it can be, the plain functions where filters are asked for."""
+"""Drawing tokens: by one kernel on a GPU, by the plain functions on a CPU."""
 
 from __future__ import annotations
 
@@ -13,22 +13,38 @@ from turnwise.inference.turns import Turn
 def draw_tokens(logits: torch.Tensor, turns: Sequence[Turn]) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each turn from its row of logits [B, V]: (ids [B], their log-probs [B]).
 
-    Each turn draws from its own random stream. The kernel's numbers follow from the seed and the
-    token's place in the turn, so that a GPU can go on without asking; a request draws from either
-    stream, never from both.
+    Each turn draws from its own random stream, and always from the same one: what a request draws
+    must not depend on how its neighbours are sampled.
     """
+    if logits.is_cuda:
+        return _draw_by_kernel(logits, turns)
     params = [turn.request.sampling for turn in turns]
-    if not logits.is_cuda or any(p.is_filtered for p in params):
-        uniforms = [turn.rng.random() for turn in turns]
-        return choose_tokens(sampling_log_probs(logits, params), params, uniforms)
-    from turnwise.inference.local.kernels import sample_rows
-
-    heat = torch.tensor([p.temperature for p in params]).to(logits.device, non_blocking=True)
-    numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])
-    seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
-    return sample_rows(logits, heat, seeds, counts.int())
+    uniforms = [turn.rng.random() for turn in turns]
+    return choose_tokens(sampling_log_probs(logits, params), params, uniforms)
 
 
 def seed_of(turn: Turn) -> int:
     """A request's seed as a kernel takes it."""
     return turn.request.seed & (2**62 - 1)
+
+
+def _draw_by_kernel(
+    logits: torch.Tensor, turns: Sequence[Turn]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The kernel's random numbers follow from the seed and the token's index in the turn alone, so
+    that a captured graph goes on with the same stream."""
+    from turnwise.inference.local.kernels import sample_rows
+
+    params = [turn.request.sampling for turn in turns]
+    temperatures = [p.temperature for p in params]
+    filtered = [i for i, p in enumerate(params) if p.is_filtered]
+    if filtered:
+        # Log-probs that hold temperature and filters are logits of temperature 1.
+        logits = logits.float().clone()
+        logits[filtered] = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
+        for i in filtered:
+            temperatures[i] = 1.0
+    numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])
+    seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
+    scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
+    return sample_rows(logits, scales, seeds, counts.int())
