@@ -14,7 +14,7 @@ SOURCE = Path(turnwise.__file__).parent
 
 # A module imports only from its own row and the rows above it.
 LAYERS = [
-    {"errors", "types", "yaml_files", "config", "deadlines"},
+    {"errors", "types", "yaml_files", "config", "deadlines", "user_code"},
     {"env", "tools", "reward"},
     {"chat"},
     {"models"},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory
-from turnwise.env.catalog import EnvironmentFactory, import_object
+from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import reset_environment
 from turnwise.env.players import Player, expert_player, random_player
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
@@ -20,6 +20,7 @@ from turnwise.trainer.evaluation import GREEDY, held_out_tasks
 from turnwise.trainer.rollout import limits_of, run_tasks
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import PlayerEngine
+from turnwise.user_code import import_object
 
 OnEpisode = Callable[[str, int, int], None]
 """Told who plays, and how many episodes of how many are over."""

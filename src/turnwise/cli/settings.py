@@ -51,8 +51,9 @@ def check_code(config: ConfigStore) -> None:
 
     In brief, without a traceback: it is the user's own code.
     """
-    from turnwise.env.catalog import environment_factory, import_object
+    from turnwise.env.catalog import environment_factory
     from turnwise.env.checker.rig import explain
+    from turnwise.user_code import import_object
 
     target = config.environment.name
     try:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean
+from turnwise.user_code import import_object
 
 EnvironmentFactory: TypeAlias = Callable[[], BaseEnvironment]
 EnvironmentSource: TypeAlias = (
@@ -92,49 +89,6 @@ def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory
         f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
         "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
     )
-
-
-def import_object(target: str) -> Any:
-    """The object that `path.py:Name` or `package.module:Name` means."""
-    place, _, attribute = target.rpartition(":")
-    if place.endswith(".py"):
-        module = _import_file(Path(place))
-    else:
-        try:
-            module = importlib.import_module(place)
-        except ModuleNotFoundError as error:
-            if error.name is None or not place.startswith(error.name):
-                raise
-            raise ConfigError(
-                f"there is no module {place!r} for {target!r}. "
-                "A file is written with its ending: path/to/file.py:ClassName"
-            ) from None
-    if not hasattr(module, attribute):
-        names = [
-            name
-            for name, value in vars(module).items()
-            if _is_environment(value) or getattr(value, "__module__", None) == module.__name__
-        ]
-        raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(attribute, names)}")
-    return getattr(module, attribute)
-
-
-def _is_environment(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, BaseEnvironment)
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    # A stable name, registered, so that objects of the file can be copied and pickled.
-    name = f"turnwise_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _name_of(source: object) -> str:

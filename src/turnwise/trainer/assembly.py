@@ -14,7 +14,7 @@ import torch
 from turnwise.config import ConfigStore
 from turnwise.data import RLHFDataset
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
-from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, import_object
+from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError
@@ -26,6 +26,7 @@ from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
+from turnwise.user_code import import_object
 
 _LOG = logging.getLogger("turnwise")
 SHARING = ("local", "transformers")

@@ -35,6 +35,7 @@ from turnwise.trainer.state import read_state, seed_generators, undone_if_interr
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
 from turnwise.trainer.warm_start import imitation_batches
+from turnwise.user_code import refuse_during_import
 
 _MOST_BROKEN_STEPS = 5
 
@@ -128,6 +129,7 @@ class RayPPOTrainer:
         Without numbers they are those of the settings; an epoch is one pass over the dataset, or
         `training.steps_per_epoch` steps where there is none.
         """
+        refuse_during_import("starts training")
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
         with (

@@ -1,0 +1,139 @@
+"""Importing a user's file or module by name, once, and never so that it starts a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+from turnwise.errors import ConfigError, did_you_mean
+
+GUARD = 'if __name__ == "__main__":'
+
+_importing: list[str] = []
+"""Files that are being imported right now, innermost last."""
+_refused: list[ConfigError] = []
+"""Refusals during the current import: a script may catch them, the import fails all the same."""
+
+
+def import_object(target: str) -> Any:
+    """Return the object that `path.py:Name` or `package.module:Name` means."""
+    place, _, attribute = target.rpartition(":")
+    if not place or not attribute:
+        raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
+    module = import_file(Path(place)) if place.endswith(".py") else _import_module(place, target)
+    found: Any = module
+    for name in attribute.split("."):
+        if not hasattr(found, name):
+            raise ConfigError(f"{place} has no {attribute!r}. {did_you_mean(name, _own(module))}")
+        found = getattr(found, name)
+    return found
+
+
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file under a name of its own; a second call returns the same module.
+
+    The module is imported again only if the file has changed. The script that is running is not
+    imported a second time: its classes exist already.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    resolved = path.resolve()
+    main = sys.modules.get("__main__")
+    if main is not None and _is_file_of(main, resolved):
+        return main
+    # The name is stable and registered, so that objects of the file can be copied and pickled.
+    digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:8]
+    name = f"turnwise_user_{path.stem}_{digest}"
+    stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__turnwise_stamp__", None) == stamp:
+        return known
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _guarded(resolved):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
+    vars(module)["__turnwise_stamp__"] = stamp
+    return module
+
+
+def refuse_during_import(action: str) -> None:
+    """Raise if a user's file is being imported: its top level must not start `action`."""
+    if not _importing:
+        return
+    file = _importing[-1]
+    frame = sys._getframe(1)
+    while frame.f_back is not None and not _is_top_level(frame, file):
+        frame = frame.f_back
+    error = ConfigError(
+        f"{file}:{frame.f_lineno} {action} as soon as the file is imported, and turnwise imports "
+        f"it to find what is defined there. Put that part of the file under the line\n{GUARD}"
+    )
+    _refused.append(error)
+    raise error
+
+
+def _is_top_level(frame: FrameType, file: str) -> bool:
+    return frame.f_code.co_name == "<module>" and frame.f_code.co_filename == file
+
+
+@contextlib.contextmanager
+def _guarded(path: Path) -> Iterator[None]:
+    """Run the top level of a file; nothing in it may train, and leaving it is an error."""
+    _importing.append(str(path))
+    num_refused = len(_refused)
+    try:
+        yield
+    except SystemExit as error:
+        if len(_refused) == num_refused:
+            raise ConfigError(
+                f"{path} ended with {error!r} when it was imported. Put what the file does as a "
+                f"script under the line\n{GUARD}"
+            ) from error
+    finally:
+        _importing.pop()
+        refused = _refused[num_refused:]
+        del _refused[num_refused:]
+    if refused:
+        raise refused[0]
+
+
+def _import_module(place: str, target: str) -> ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        # An import that fails inside the module is not a wrong name of the module.
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+            raise
+        raise ConfigError(
+            f"there is no module {place!r} for {target!r}. "
+            "A file is written with its ending: path/to/file.py:Name"
+        ) from None
+
+
+def _is_file_of(module: ModuleType, path: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and Path(file).resolve() == path
+
+
+def _own(module: ModuleType) -> set[str]:
+    """Names that the module defines itself or offers to others."""
+    defined = {
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", None) == module.__name__
+    }
+    return defined | set(getattr(module, "__all__", ()))

@@ -1,0 +1,112 @@
+"""Where a piece of a user's code comes from, so that a later command can import it again."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, Self, TypeAlias
+
+from turnwise.user_code.fingerprint import fingerprint, is_installed
+
+Origin: TypeAlias = Literal["turnwise", "installed", "file", "script", "notebook", "interactive"]
+"""Who owns the code: this package, an installed package, a file of the user, the script that was
+run, a notebook, or a Python prompt."""
+
+
+@dataclass(frozen=True)
+class CodeReference:
+    """A function, class or object of a user, as a run folder records it.
+
+    >>> reference_to(Path).target
+    'pathlib:Path'
+    """
+
+    name: str
+    """What people call it: `Greenhouse`, `score.<locals>.inner`, `<lambda>`."""
+    origin: Origin
+    target: str | None
+    """`file.py:Name` or `module:Name`, from which it can be imported; None if it cannot be."""
+    folder: str | None
+    """What `target` is relative to: the folder of the file, or the one that holds the module."""
+    fingerprint: str
+    """Changes when the code does something else; see `fingerprint`."""
+
+    @property
+    def why_not(self) -> str:
+        """Why it cannot be imported again, as the end of a sentence."""
+        places = {
+            "notebook": "it was defined in a notebook",
+            "interactive": "it was defined at a Python prompt",
+        }
+        return places.get(self.origin, "it was defined inside a function or is not named there")
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        return cls(**data)
+
+
+def reference_to(value: object) -> CodeReference:
+    """Describe where `value` was defined: a function, a class, a bound method or an instance."""
+    definition = _definition(value)
+    module = sys.modules.get(getattr(definition, "__module__", None) or "")
+    name = str(getattr(definition, "__qualname__", type(definition).__qualname__))
+    origin = _origin(module)
+    target, folder = None, None
+    # An instance is made by code that is not recorded: only its class can be imported.
+    if module is not None and _finds(module, name) is definition:
+        target, folder = _target(module, name, origin)
+    return CodeReference(name, origin, target, folder, fingerprint(value))
+
+
+def _definition(value: Any) -> Any:
+    """The function or class that stands in a file."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    value = inspect.unwrap(value) if callable(value) else value
+    if inspect.ismethod(value):
+        value = value.__func__
+    return value if isinstance(value, type) or inspect.isroutine(value) else type(value)
+
+
+def _finds(module: ModuleType, name: str) -> object:
+    found: object = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return _definition(found) if callable(found) else found
+
+
+def _origin(module: ModuleType | None) -> Origin:
+    if module is None:
+        return "interactive"
+    if module.__name__.split(".")[0] == "turnwise":
+        return "turnwise"
+    file = getattr(module, "__file__", None)
+    if module.__name__ == "__main__":
+        if file is not None and file.endswith(".py"):
+            return "script"
+        return "notebook" if "ipykernel" in sys.modules else "interactive"
+    if file is None or is_installed(Path(file)):
+        return "installed"
+    return "file"
+
+
+def _target(module: ModuleType, name: str, origin: Origin) -> tuple[str | None, str | None]:
+    if origin in ("turnwise", "installed"):
+        return f"{module.__name__}:{name}", None
+    if origin in ("notebook", "interactive"):
+        return None, None
+    file = Path(str(module.__file__)).resolve()
+    if origin == "file" and module.__package__:  # relative imports need the whole package
+        root = file.parents[len(module.__package__.split("."))]
+        return f"{module.__name__}:{name}", str(root)
+    here = Path.cwd()
+    folder = here if file.is_relative_to(here) else file.parent
+    return f"{os.path.relpath(file, folder)}:{name}", str(folder)
