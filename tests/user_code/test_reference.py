@@ -148,6 +148,6 @@ def test_a_script_without_a_guard_is_refused_before_it_trains(tmp_path):
         "trainer = RayPPOTrainer(config, Maze)\n"
         "trainer.fit()\n"
     )
-    with pytest.raises(ConfigError, match=r"train_it.py:17 starts training"):
+    with pytest.raises(ConfigError, match=r"train_it.py:19 starts training"):
         import_object(f"{script}:Maze")
     assert not (tmp_path / "runs").exists()
