@@ -7,7 +7,7 @@ from functools import cache, partial
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from turnwise import ConfigError, CustomEnvDataset, GuessNumberEnvironment, RLHFDataset, collate_fn
 from turnwise.models.tiny import make_tiny_tokenizer
@@ -157,11 +157,38 @@ class TestSubclasses:
         assert batch["state"] == [0, 1, 2]
         assert [item["state"] for item in dataset] == [0, 1, 2]
 
+    def test_it_is_a_torch_dataset(self):
+        assert isinstance(RLHFDataset(["a"]), Dataset)
+        assert [item["prompt"] for item in RLHFDataset(["a", "b"]) + RLHFDataset(["c"])] == [*"abc"]
+
+    def test_one_without_a_length_of_its_own(self):
+        class Cubes(Squares):
+            __len__ = RLHFDataset.__len__
+
+        assert len(Cubes(object())) == 1000
+        assert len(Cubes(["one", "two"])) == 2
+        dataset = Cubes(object(), size=3, tokenizer=tokenizer())
+        assert [item["state"] for item in dataset] == [0, 1, 2]
+        for wrong in ({"size": 0}, {"size": 3, "source": ["a"]}):
+            with pytest.raises(ConfigError, match=r"expected at least 1, and no source"):
+                RLHFDataset(**wrong)
+
+    def test_one_without_a_tokenizer_says_whose_it_takes(self, caplog):
+        dataset = pickle.loads(pickle.dumps(Squares(object())))
+        assert dataset[2]["input_ids"] == tokenizer()("2 squared?")["input_ids"]
+        assert dataset[1]["input_ids"]
+        assert [r.getMessage()[:66] for r in caplog.records] == [
+            "Squares was given no tokenizer and takes that of the built-in mode"
+        ]
+        assert "input_ids" not in RLHFDataset(["a"])[0]
+
     def test_one_that_forgets_to_is_told(self):
         class Forgetful(RLHFDataset):
             pass
 
-        with pytest.raises(ConfigError, match="Forgetful was given no source and has no __len__"):
+        with pytest.raises(
+            ConfigError, match="Forgetful was given no source and has no"
+        ):
             len(Forgetful())
 
 

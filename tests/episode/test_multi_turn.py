@@ -194,13 +194,25 @@ def test_the_harness_gives_trajectories():
     )
     trajectory = harness.run_episode("Explore.")
     assert isinstance(trajectory, Trajectory)
+    assert trajectory["prompts"] == ["Explore."]
+    assert trajectory["states"][0] == CustomGameEnvironment({"max_steps": 3}).reset()
     assert trajectory["num_turns"] == len(trajectory["actions"]) == 2
     assert trajectory["total_reward"] == sum(trajectory["rewards"])
     assert environment.step_count == 2
     batch = harness.run_batch(["One.", "Two.", "Three."])
-    assert len(batch) == 3
+    assert [trajectory["prompts"] for trajectory in batch] == [["One."], ["Two."], ["Three."]]
     assert environment.step_count == 2  # each episode has its own
     assert RewardManager(environment).compute_batch_rewards(batch).shape == (3,)
+
+
+def test_the_harness_takes_its_engine_under_either_name():
+    engine, environment = ScriptedEngine(tokenizer(), str.upper), CustomGameEnvironment()
+    for name in ("inference_engine", "engine"):
+        harness = MultiTurnChatHarness(**{name: engine}, environment=environment)
+        assert harness.inference_engine is engine
+    for arguments in ({}, {"engine": engine}, {"inference_engine": engine, "engine": engine}):
+        with pytest.raises(ConfigError, match="one engine and one environment"):
+            MultiTurnChatHarness(**arguments)
 
 
 def test_the_harness_on_a_real_model():

@@ -62,6 +62,10 @@ def test_its_losses_are_those_of_the_library():
     loss, metrics = trainer.compute_ppo_loss(old, new, advantages, mask)
     assert loss == compute_policy_loss(old, new, advantages, mask, 0.1)[0]
     assert metrics["policy_loss"] == loss
+    ratio = (new - old)[mask].exp()
+    assert metrics["ratio_mean"] == pytest.approx(float(ratio.mean()))
+    assert metrics["ratio_std"] == pytest.approx(float(ratio.std()))
+    assert {type(value) for value in metrics.values()} == {float}
     value_loss, metrics = trainer.compute_value_loss(new, returns, mask)
     expected = 0.5 * (new - returns)[mask].square().mean()
     torch.testing.assert_close(value_loss, expected)
@@ -98,6 +102,38 @@ def test_update_learns_with_one_model_for_both():
     assert largest_difference(before, weights(policy)) > 1e-5
     losses = [trainer.update(batch)["value_loss"] for _ in range(10)]
     assert losses[-1] < losses[0]
+
+
+def test_update_reports_each_epoch_and_the_ratio_of_the_last():
+    policy = make_model()
+    trainer = PPOTrainer(policy, policy, learning_rate=1e-3)
+    batch = sampled(policy)
+    metrics = trainer.update(batch, num_epochs=3)
+    for name in ("policy_loss", "value_loss"):
+        epochs = [metrics[f"epoch_{number}_{name}"] for number in range(3)]
+        assert metrics[name] == pytest.approx(sum(epochs) / 3)
+        assert len(set(epochs)) == 3
+    assert metrics["epoch_2_total_loss"] != metrics["epoch_0_total_loss"]
+    assert "epoch_3_policy_loss" not in metrics
+    # Two steps have moved the policy by the time of the third epoch, and none before the first.
+    assert metrics["ratio_std"] > 1e-4
+    first = PPOTrainer(make_model()).update({**batch, "advantages": torch.ones(8, 6)}, 1)
+    assert (first["ratio_mean"], first["ratio_std"]) == pytest.approx((1.0, 0.0), abs=1e-5)
+
+
+def test_several_epochs_are_the_learners_own_epochs():
+    models = [make_model(), make_model()]
+    batch = {**sampled(models[0]), "advantages": torch.randn(8, 6)}
+    trainer = PPOTrainer(models[0], learning_rate=1e-3, entropy_coef=0.0)
+    found = trainer.update(batch, num_epochs=3)
+    options = LearnerOptions(
+        learning_rate=1e-3, policy_loss_options={"clip_ratio": 0.2}, update_epochs=3
+    )
+    actor = DataParallelPPOActor(models[1], options)
+    expected = actor.update_policy(batch)
+    assert largest_difference(weights(models[0]), weights(models[1])) == 0.0
+    for name in ("policy_loss", "ratio", "kl", "gap_max", "grad_norm", "num_steps"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-6, abs=1e-9), name
 
 
 def test_update_takes_advantages_and_then_needs_no_critic():

@@ -25,6 +25,8 @@ REAL = {
         '**Action:** `buy`\n**Action Input:** {"item": "tea", "quantity": 2}',
         'Action: buy\n\n  Action Input:\n```json\n{"item": "tea", "quantity": 2}\n```',
         'Action: "buy" \r\nAction Input: {"item": "tea",\n "quantity": 2}',
+        'Action: buy\nInput: {"item": "tea", "quantity": 2}',
+        '**Action:** buy\n**Input:** {"item": "tea", "quantity": 2}',
     ],
     "openai": [
         json.dumps(

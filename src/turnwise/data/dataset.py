@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import logging
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from typing import Any, Literal, TypeAlias, get_args
+
+from torch.utils.data import Dataset
 
 from turnwise.chat import ChatFormat
 from turnwise.data.sources import Row, Source, rows_of
 from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError
+from turnwise.models import load_tokenizer
 
 Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
 """About a prompt that is too long: refuse the dataset, leave the row out, or cut the text's
 beginning or end."""
 
 _LOG = logging.getLogger("turnwise")
+_DEFAULT_SIZE = 1000
+_DEFAULT_TOKENIZER = "tiny"
 
 
-class RLHFDataset:
-    """Rows with a `prompt`, each a dict: a map-style dataset, as torch's DataLoader takes them.
+class RLHFDataset(Dataset[dict[str, Any]]):
+    """A map-style torch `Dataset` of dicts, each with a `prompt`.
 
     `source` is a file of the kind .jsonl, .json or .parquet, several of them, a list of texts or
     dicts, or anything that can be counted and indexed, such as a split of a Hugging Face dataset.
@@ -31,8 +36,8 @@ class RLHFDataset:
     >>> dataset[0]["prompt"], dataset[0]["answer"], len(dataset)
     ('6 x 7?', '42', 1)
 
-    A subclass may make its items itself: without a source, it has its own `__len__` and
-    `__getitem__`.
+    A subclass may make its items itself, in a `__getitem__` of its own. Without a source it has
+    `size` rows; if that is not given, as many as its `env` has (`len(self.env)`), else 1000.
     """
 
     def __init__(
@@ -44,7 +49,12 @@ class RLHFDataset:
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
         tokenizer_kwargs: Mapping[str, Any] | None = None,
+        size: int | None = None,
     ) -> None:
+        if size is not None and (size < 1 or source is not None):
+            raise ConfigError(
+                f"size got {size}, expected at least 1, and no source: a source has its own size"
+            )
         if truncation not in get_args(Truncation):
             raise ConfigError(
                 f"truncation got {truncation!r}, expected {', '.join(get_args(Truncation))}"
@@ -54,7 +64,8 @@ class RLHFDataset:
                 f"tokenizer got the text {tokenizer!r}, expected a tokenizer: "
                 f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
             )
-        self.tokenizer = tokenizer
+        self._tokenizer = tokenizer
+        self._size = size
         self.tokenizer_kwargs: dict[str, Any] = dict(tokenizer_kwargs or {})
         """Of the calls of the tokenizer for texts; messages go through the chat template."""
         self.max_prompt_length = max_prompt_length
@@ -67,7 +78,33 @@ class RLHFDataset:
             if max_prompt_length is not None:
                 self._limit(self._rows, max_prompt_length, truncation)
 
+    @property
+    def tokenizer(self) -> Any:
+        """The one that was given. A subclass that makes its items itself always has one."""
+        if self._tokenizer is None and self._makes_items:
+            _LOG.warning(
+                "%s was given no tokenizer and takes that of the built-in model %r. "
+                "Pass tokenizer= for another.",
+                type(self).__name__,
+                _DEFAULT_TOKENIZER,
+            )
+            self._tokenizer = load_tokenizer(_DEFAULT_TOKENIZER)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def _makes_items(self) -> bool:
+        """Whether the items come from a subclass and not from a source."""
+        return self._rows is None and type(self).__getitem__ is not RLHFDataset.__getitem__
+
     def __len__(self) -> int:
+        if self._makes_items:
+            environment = getattr(self, "env", None)
+            own = len(environment) if isinstance(environment, Sized) else _DEFAULT_SIZE
+            return own if self._size is None else self._size
         return len(self._given_rows()) if self._kept is None else len(self._kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -108,8 +145,8 @@ class RLHFDataset:
     def _given_rows(self) -> Sequence[Row]:
         if self._rows is None:
             raise ConfigError(
-                f"{type(self).__name__} was given no source and has no __len__ and __getitem__ of "
-                "its own. Write them, or pass a source: a file, or a list of texts or dicts."
+                f"{type(self).__name__} was given no source and has no __getitem__ of its own. "
+                "Write one, or pass a source: a file, or a list of texts or dicts."
             )
         return self._rows
 

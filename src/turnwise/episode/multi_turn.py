@@ -216,24 +216,35 @@ class MultiTurnInferenceEngine:
 
 
 class MultiTurnChatHarness:
-    """Episodes of one environment, each from a prompt."""
+    """Plays episodes of one environment, each from a prompt.
+
+    `engine` is another name for `inference_engine`. A trajectory's `prompts` is the list of the
+    prompt that the episode began with.
+    """
 
     def __init__(
         self,
-        engine: BaseInferenceEngine,
-        environment: BaseEnvironment,
+        inference_engine: BaseInferenceEngine | None = None,
+        environment: BaseEnvironment | None = None,
         max_turns: int = 5,
         *,
+        engine: BaseInferenceEngine | None = None,
         sampling: SamplingParams | None = None,
         limits: EpisodeLimits | None = None,
         chat_format: ChatFormat | None = None,
         seed: int = 0,
     ) -> None:
-        self.engine = engine
+        chosen = inference_engine if engine is None else engine
+        if chosen is None or environment is None or None not in (inference_engine, engine):
+            raise ConfigError(
+                "MultiTurnChatHarness needs one engine and one environment: "
+                "MultiTurnChatHarness(engine, environment, max_turns=5)"
+            )
+        self.inference_engine = chosen
         self.environment = environment
         self.max_turns = max_turns
         self._collector = EpisodeCollector(
-            engine,
+            chosen,
             environment,
             chat_format=chat_format,
             limits=_with_turns(limits or EpisodeLimits(max_tokens_per_turn=128), max_turns),
@@ -252,7 +263,7 @@ class MultiTurnChatHarness:
                 prompt=initial_prompt,
             ).run()
         )
-        return result.trajectory
+        return _begun_with(initial_prompt, result)
 
     def run_batch(self, prompts: Sequence[str]) -> list[Trajectory]:
         """One episode for each prompt, all at once, each on an environment of its own."""
@@ -260,11 +271,18 @@ class MultiTurnChatHarness:
             EpisodeTask(self._next_seed(), group, prompt=prompt)
             for group, prompt in enumerate(prompts)
         ]
-        return [result.trajectory for result in run_sync(self._collector.play(tasks))]
+        played = run_sync(self._collector.play(tasks))
+        return [_begun_with(*pair) for pair in zip(prompts, played, strict=True)]
 
     def _next_seed(self) -> int:
         self._num_episodes += 1
         return self._num_episodes - 1
+
+
+def _begun_with(prompt: str, result: EpisodeResult) -> Trajectory:
+    trajectory = result.trajectory
+    trajectory.prompts = [prompt]
+    return trajectory
 
 
 def _with_turns(limits: EpisodeLimits, max_turns: int) -> EpisodeLimits:

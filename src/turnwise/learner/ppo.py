@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
+from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.ppo import compute_policy_loss
 from turnwise.algo.losses.tiled import Metrics
 from turnwise.algo.losses.value import compute_value_loss
@@ -20,6 +21,9 @@ from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
 from turnwise.learner.workers import current_workers
+
+_LOSSES = {"policy_loss": "policy_loss", "value_loss": "value_loss", "loss": "total_loss"}
+"""The losses of an update, and what they are called for one epoch."""
 
 
 class PPOTrainer:
@@ -96,12 +100,13 @@ class PPOTrainer:
         new_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         response_mask: torch.Tensor,
-    ) -> tuple[torch.Tensor, Metrics]:
-        """The clipped policy loss, and its metrics."""
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        """The clipped policy loss, and its metrics: among them `ratio_mean` and `ratio_std`."""
         loss, metrics = compute_policy_loss(
             old_log_probs, new_log_probs, advantages, response_mask, self.clip_ratio
         )
-        return loss, {"policy_loss": loss.detach(), **metrics}
+        ratio = _ratio_metrics(old_log_probs, new_log_probs, response_mask)
+        return loss, {**_numbers({"policy_loss": loss, **metrics}), **ratio}
 
     def compute_value_loss(
         self,
@@ -109,7 +114,7 @@ class PPOTrainer:
         returns: torch.Tensor,
         response_mask: torch.Tensor,
         old_values: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, Metrics]:
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         """Half the squared error; clipped around the old values where they are given."""
         clip = self.learner.options.value_clip if old_values is not None else None
         loss, metrics = compute_value_loss(
@@ -119,7 +124,7 @@ class PPOTrainer:
             response_mask,
             float("inf") if clip is None else clip,
         )
-        return loss, {"value_loss": loss.detach(), **metrics}
+        return loss, _numbers({"value_loss": loss, **metrics})
 
     def update(self, batch: PPOBatch | Mapping[str, Any], num_epochs: int = 4) -> dict[str, float]:
         """Learn from a batch of episodes; metrics of all epochs.
@@ -127,11 +132,23 @@ class PPOTrainer:
         It needs `input_ids`, `response_mask` and `old_log_probs`, and either `advantages` or
         `rewards` (a token's, or one number an episode). Values and advantages are computed once,
         before the first epoch: they belong to the policy that sampled.
+
+        Metrics are means over the epochs, `ratio_mean` and `ratio_std` those of the last one;
+        `epoch_0_policy_loss`, `epoch_0_value_loss` and `epoch_0_total_loss` belong to one epoch.
         """
         data = self._with_advantages(_only_log_probs(PPOBatch.of(batch)))
-        learner = self.learner
-        learner.options = dataclasses.replace(learner.options, update_epochs=num_epochs)
-        return learner.update(data)
+        data = data.to(self.learner.model.device)
+        if data.old_log_probs is None and not data.sampler_is_exact:
+            data.old_log_probs = self.learner.score(data).log_probs
+        epochs: list[dict[str, float]] = []
+        ratio: dict[str, float] = {}
+        for _ in range(num_epochs):
+            epochs.append(self.learner.update(data))
+            assert self.learner.seen_log_probs is not None
+            ratio = _ratio_metrics(
+                data.behaviour_log_probs, self.learner.seen_log_probs, data.response_mask
+            )
+        return {**_over_epochs(epochs), **ratio}
 
     def _with_advantages(self, batch: PPOBatch) -> PPOBatch:
         if batch.advantages is not None and (
@@ -193,6 +210,37 @@ class DataParallelPPOActor:
     def update_policy(self, data: PPOBatch | Mapping[str, Any]) -> dict[str, float]:
         """Learn from a batch with advantages; metrics."""
         return self.learner.update(_only_log_probs(PPOBatch.of(data)))
+
+
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    return {name: float(value.detach()) for name, value in metrics.items()}
+
+
+@torch.no_grad()
+def _ratio_metrics(
+    old_log_probs: torch.Tensor, log_probs: torch.Tensor, response_mask: torch.Tensor
+) -> dict[str, float]:
+    """Mean and standard deviation of π_now / π_old over the policy's tokens."""
+    log_ratio = (log_probs.double() - old_log_probs)[response_mask.bool()]
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    spread = ratio.std() if len(ratio) > 1 else torch.zeros(())
+    return {"ratio_mean": float(ratio.mean()), "ratio_std": float(spread)} if len(ratio) else {}
+
+
+def _over_epochs(epochs: list[dict[str, float]]) -> dict[str, float]:
+    """Means over the epochs, sums of counts, and the losses of each epoch by its number."""
+    found: dict[str, float] = {}
+    for name in dict.fromkeys(name for epoch in epochs for name in epoch):
+        values = [epoch[name] for epoch in epochs if name in epoch]
+        if name.startswith("gap_"):  # how far the sampler was from the learner, before any step
+            found[name] = values[0]
+        else:
+            found[name] = sum(values) / (1 if name.startswith("num_") else len(values))
+    for number, epoch in enumerate(epochs):
+        for name, full_name in _LOSSES.items():
+            if name in epoch:
+                found[f"epoch_{number}_{full_name}"] = epoch[name]
+    return found
 
 
 def _joined(policy_model: Any, value_model: Any) -> PolicyValueModel:

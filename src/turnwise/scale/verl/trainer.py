@@ -206,12 +206,13 @@ class CustomRayPPOTrainer:
         if tokenizer is None:
             return
         assert self.run_folder is not None
-        place = tokenizer
-        if not isinstance(tokenizer, str):
-            place = str(self.run_folder / "tokenizer")
+        if isinstance(tokenizer, str):
+            place = model_folder(tokenizer)
+        else:
+            place = str((self.run_folder / "tokenizer").absolute())
             tokenizer.save_pretrained(place)
         for model in (config.actor_rollout_ref.model, config.critic.model):
-            model.tokenizer_path = model_folder(place)
+            model.tokenizer_path = place
 
     def _datasets(self, config: Any, num_steps: int, num_held_out: int) -> tuple[Any, Any]:
         training = self.config.training

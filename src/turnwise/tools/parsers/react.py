@@ -1,4 +1,4 @@
-"""Tool calls as lines of text: Thought, Action, Action Input (arXiv:2210.03629)."""
+"""Tool calls as lines of text: Thought, Action, Action Input or Input (arXiv:2210.03629)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from turnwise.tools.parsers.json_text import (
 from turnwise.tools.parsers.names import read_name, write_name
 from turnwise.tools.parsers.scan import Attempt, FormatParser
 
-_INPUT = re.compile(r"[ \t\r*`]*+\n[\s*]*+Action[ \t]++Input[ \t*]*+:[ \t*]*+")
+_INPUT = re.compile(r"[ \t\r*`]*+\n[\s*]*+(?:Action[ \t]++)?+Input[ \t*]*+:[ \t*]*+")
 _OBSERVATION = re.compile(r"[\s*]*+Observation[ \t*]*+:")
 
 
 class ReActActionParser(FormatParser):
-    """Reads a line `Action: buy` and after it `Action Input: {"item": "tea"}`.
+    """Reads a line `Action: buy` and after it `Action Input: {"item": "tea"}`, or just `Input:`.
 
     A model that goes on with an `Observation:` has made it up; what follows is left in the text.
 
@@ -39,7 +39,7 @@ class ReActActionParser(FormatParser):
         name, end = read_name(text, text.index(":", start) + 1)
         line = _INPUT.match(text, end)
         if not name or line is None:
-            missing = "line with Action Input" if name else "name of a tool"
+            missing = "line with Action Input (or Input)" if name else "name of a tool"
             return Attempt(end, problem=f"there is no {missing} after Action")
         value, end, problem = read_json(text, skip_fence(text, line.end()))
         call = make_call(name, value) if problem is None else problem
