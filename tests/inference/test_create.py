@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BloomConfig, BloomForCausalLM
+from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from turnwise import ConfigError, create_inference_engine, load_model
 from turnwise.inference import FinishReason, LocalEngine, ScriptedEngine, TransformersEngine
@@ -54,8 +54,24 @@ def test_local_is_the_default():
         assert isinstance(engine, LocalEngine)
 
 
+@pytest.fixture(scope="module")
+def small_folder(loaded, tmp_path_factory):
+    """So small that a precision which the processor has to emulate costs nothing."""
+    place = tmp_path_factory.mktemp("small")
+    config = LlamaConfig(
+        vocab_size=loaded.model.config.vocab_size,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(place)
+    loaded.tokenizer.save_pretrained(place)
+    return place
+
+
 @pytest.mark.parametrize("backend", ["local", "transformers"])
-def test_options_reach_model_and_engine(backend):
+def test_options_reach_model_and_engine(backend, small_folder):
     config = {
         "dtype": "bfloat16",
         "device": "cpu",
@@ -65,13 +81,13 @@ def test_options_reach_model_and_engine(backend):
         "overflow": "truncate",
         "max_batch_size": 3,
     }
-    with create_inference_engine("tiny", backend, config) as engine:
+    with create_inference_engine(small_folder, backend, config) as engine:
         assert engine.model.dtype is torch.bfloat16
         assert engine.context_length == 32
         output = engine.generate("x" * 30, max_tokens=9, temperature=0)
         assert output.finish_reasons == [FinishReason.CONTEXT]
     with (
-        create_inference_engine("tiny", backend, {**config, "overflow": "error"}) as engine,
+        create_inference_engine(small_folder, backend, {**config, "overflow": "error"}) as engine,
         pytest.raises(ConfigError, match="holds 32"),
     ):
         engine.generate("x" * 30, max_tokens=9)

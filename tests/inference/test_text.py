@@ -16,8 +16,11 @@ PROMPTS = ["Hello", "A longer prompt, 12", "ß"]
 @pytest.fixture(scope="module")
 def loaded():
     model = load_model("tiny", device="cpu")
-    for parameter in model.model.parameters():  # larger than usual, so that choices differ
-        parameter.data.mul_(3.0)
+    # Larger than usual, so that choices differ; not the norms, or every layer multiplies rounding:
+    # a plain forward in float32 is then 3e-4 from the same in float64.
+    for name, parameter in model.model.named_parameters():
+        if "norm" not in name:
+            parameter.data.mul_(3.0)
     return model
 
 

@@ -15,6 +15,7 @@ from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.scripted import Policy, ScriptedEngine
 from turnwise.inference.transformers import TransformersEngine
 from turnwise.models import load_model, load_tokenizer, model_folder
+from turnwise.models.dtypes import warn_if_emulated
 
 _log = logging.getLogger(__name__)
 
@@ -161,6 +162,7 @@ def _loaded(order: _Order, keywords: Iterable[str]) -> tuple[Any, Any, dict[str,
             f"{' and '.join(too_late)} cannot be chosen for a model that is loaded already. "
             "Move it with model.to(...), or give its name."
         )
+    warn_if_emulated(order.model)
     return order.model, order.tokenizer, own
 
 

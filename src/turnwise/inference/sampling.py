@@ -83,19 +83,34 @@ def _filtered(log_probs: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     # row asks for more of them, or for more mass than they have.
     most = max(p.top_k for p in params)
     few = log_probs.topk(min(max(_FEW, most), width)).values
-    limit, is_found = _limits(few, params, width)
+    # Not taken for 1: the fast exp in log_softmax on Arm leaves a mass of up to 1 + 2e-6, which
+    # would move the edge of top-p by more than a token of its tail.
+    total = _total_mass(log_probs)
+    limit, is_found = _limits(few, params, total, width)
     for row in (~is_found).nonzero().flatten().tolist():
-        ordered = log_probs[row : row + 1].sort(descending=True).values
-        limit[row] = _limits(ordered, params[row : row + 1], width)[0]
+        only = slice(row, row + 1)
+        ordered = log_probs[only].sort(descending=True).values
+        limit[row] = _limits(ordered, params[only], total[only], width)[0]
     return torch.log_softmax(log_probs.masked_fill(log_probs < limit, -torch.inf), -1)
 
 
+def _total_mass(log_probs: torch.Tensor) -> torch.Tensor:
+    """What all tokens of each row have together [B, 1], to float64's precision.
+
+    In blocks, whose sums round alike however many rows there are.
+    """
+    mass = torch.nn.functional.pad(log_probs.exp(), (0, -log_probs.shape[1] % _BLOCK))
+    sums = mass.view(len(mass), -1, _BLOCK).sum(2, dtype=torch.float64)
+    return sums.cumsum(1)[:, -1:]
+
+
 def _limits(
-    ordered: torch.Tensor, params: Sequence[SamplingParams], width: int
+    ordered: torch.Tensor, params: Sequence[SamplingParams], total: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-prob that a token needs to be let in [B, 1], from the likeliest tokens in order.
 
-    And whether so many were enough to know it [B]; `width` is how many there are in all.
+    And whether so many were enough to know it [B]. `total` [B, 1] is the mass of all tokens,
+    `width` their number.
     """
     device, num_seen = ordered.device, ordered.shape[1]
     top_k = torch.tensor([min(p.top_k or width, width) for p in params], device=device)[:, None]
@@ -108,7 +123,7 @@ def _limits(
     mass = ordered.double().exp_().masked_fill_(ordered < limit, 0.0)
     reached = mass.cumsum(1)
     # The last running sum, not a sum: it rounds alike however many tokens the neighbours ask for.
-    total = torch.where(top_k < width, reached[:, -1:], 1.0)
+    total = torch.where(top_k < width, reached[:, -1:], total)
     wanted = top_p * total
     num_kept = (reached - mass < wanted).sum(1, keepdim=True)
     nucleus = ordered.gather(1, (num_kept - 1).clamp(min=0, max=num_seen - 1))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.helper_threads import send_helpers_away
+from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.turns import Mail, Turn
 
@@ -106,7 +106,7 @@ class WorkerEngine(BaseInferenceEngine):
                 self._thread.start()
         if self._is_idle:
             self._is_idle = False
-            send_helpers_away()  # whoever computed here before, now it is the engine's turn
+            release_openmp_threads()  # whoever computed here before, now it is the engine's turn
         self._arrivals.put(item)
 
     def _work(self) -> None:
@@ -145,7 +145,7 @@ class WorkerEngine(BaseInferenceEngine):
     def _take_in(self, *, wait: bool) -> None:
         items: list[Turn | Task[Any] | None] = []
         if wait:
-            send_helpers_away()
+            release_openmp_threads()
             self._is_idle = True
             items.append(self._arrivals.get())
             self._is_idle = False

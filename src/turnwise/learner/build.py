@@ -13,6 +13,7 @@ from turnwise.learner.lora import add_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
+from turnwise.models.dtypes import warn_if_emulated
 
 
 def make_learner(
@@ -29,6 +30,7 @@ def make_learner(
     the model as it is now becomes it, by a copy, and only if a KL term needs one. `make` takes
     what `Learner` takes.
     """
+    warn_if_emulated(model)
     training = config.training
     if training.lora_rank and not has_adapters(model):
         add_lora(model, training.lora_rank)

@@ -15,6 +15,7 @@ import torch
 from turnwise import __version__
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models.cache import cached_folder
+from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.smollm2 import smollm2_folder
 from turnwise.models.tiny import RECIPE, make_tiny, make_tiny_tokenizer
 
@@ -59,7 +60,8 @@ def load_model(
     kind = _dtype(dtype, place)
     if name_or_path == "tiny":
         made, tokenizer = make_tiny()
-        return LoadedModel(made.to(place, kind), tokenizer)
+        warn_if_emulated(made.to(place, kind))
+        return LoadedModel(made, tokenizer)
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
@@ -67,8 +69,9 @@ def load_model(
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code
         )
+    warn_if_emulated(model.to(place))
     tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
-    return LoadedModel(model.to(place).eval(), tokenizer)
+    return LoadedModel(model.eval(), tokenizer)
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
