@@ -6,73 +6,33 @@ user namespace. (Without root both are the second.) After each, nothing may be l
 
 import os
 import platform
-import re
 import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from turnwise.tools.python_code import CodeLimits, CodeRun, run_code, runner, why_not_isolated
-from turnwise.tools.python_code.jail import syscalls
-
-REASON = why_not_isolated()
-pytestmark = pytest.mark.skipif(
-    REASON is not None, reason=f"the tool refuses on this machine: {REASON}"
+from tools.jailed import (
+    WITHOUT_RIGHTS,
+    contained,
+    in_both_ways,
+    needs_isolation,
+    nothing_is_left as nothing_is_left,
+    program,
+    run,
+    separate_processes,
+    wait_until,
+    way_in as way_in,
 )
+from turnwise.tools.python_code import CodeLimits, CodeRun, run_code, runner
+
+pytestmark = [needs_isolation, in_both_ways]
 
 SECRET = "the-secret-of-this-test"
-# Root without CAP_SYS_ADMIN may make namespaces only as everybody may.
-WITHOUT_RIGHTS = """
-import ctypes, struct
-_libc = ctypes.CDLL(None, use_errno=True)
-_header = struct.pack("=Ii", 0x20080522, 0)
-_rights = ctypes.create_string_buffer(24)
-_libc.capget(_header, _rights)
-_words = [word & ~(1 << 21) if i < 3 else word
-          for i, word in enumerate(struct.unpack("=6I", _rights.raw))]
-assert _libc.capset(_header, struct.pack("=6I", *_words)) == 0
-"""
-# `attempt(name, function)` prints the name if the function did not fail.
-PRELUDE = """
-import ctypes, os, sys
-libc = ctypes.CDLL(None, use_errno=True)
-
-def attempt(name, function):
-    try:
-        function()
-    except (OSError, MemoryError, RuntimeError, ValueError):
-        return
-    print("ESCAPED:", name)
-
-def check(name, result):
-    if result not in (-1, None):
-        print("ESCAPED:", name, result)
-"""
-
-
-@pytest.fixture(autouse=True, params=["root", "user namespace"])
-def way_in(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "user namespace":
-        monkeypatch.setattr(runner, "_BOOT", WITHOUT_RIGHTS + runner._BOOT)
-    return str(request.param)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(way_in: str) -> Iterator[None]:
-    mounts, num_files, num_threads = _mounts(), _open_files(), threading.active_count()
-    yield
-    assert not separate_processes()
-    assert not _temporary_files()
-    assert _mounts() == mounts
-    assert _open_files() <= num_files
-    assert threading.active_count() <= num_threads
 
 
 @pytest.fixture
@@ -80,22 +40,6 @@ def secret(tmp_path: Path) -> Path:
     path = tmp_path / "secret.txt"
     path.write_text(SECRET)
     return path
-
-
-def program(code: str) -> str:
-    return PRELUDE + textwrap.dedent(code)
-
-
-def run(code: str, **limits: float) -> CodeRun:
-    chosen = {"seconds": 20.0, "memory_mb": 256, "disk_mb": 4, "num_files": 50, **limits}
-    return run_code(program(code), CodeLimits(**chosen))  # type: ignore[arg-type]
-
-
-def contained(code: str, **limits: float) -> None:
-    """The program reaches its end, and none of its attempts worked."""
-    result = run(textwrap.dedent(code) + "\nprint('END')", **limits)
-    assert result.output == "END\n", result
-    assert result.ok
 
 
 def test_the_same_attempts_work_where_nothing_is_isolated(secret: Path) -> None:
@@ -219,8 +163,6 @@ def test_no_process_can_be_started() -> None:
         attempt("pool", lambda: multiprocessing.get_context("fork").Process(target=print).start())
         check("fork", libc.fork())
         check("vfork", libc.vfork())
-        for number in (56, 57, 58, 59, 322, 435):  # of x86_64; on another machine, others
-            check(f"syscall {number}", libc.syscall(number, 17, 0, 0, 0, 0))
     """)
 
 
@@ -246,24 +188,27 @@ def test_a_thread_that_does_not_end_ends_with_its_time() -> None:
 def test_threads_are_limited() -> None:
     result = run(
         """
-        import threading
-        threading.stack_size(65536)
+        import threading, time
+        threading.stack_size(256 << 10)
         started = 0
         release = threading.Event()
         try:
             while True:
                 threading.Thread(target=release.wait).start()
                 started += 1
+                time.sleep(0.001)
         except RuntimeError:
             print(started)
         release.set()
         """,
-        memory_mb=512,
+        memory_mb=1024,
         num_threads=16,
     )
-    # Root's own user has no limit on threads, so there the memory is what ends them.
-    expected = 15 if os.getuid() or WITHOUT_RIGHTS not in runner._BOOT else 20_000
-    assert 0 < int(result.output) <= expected
+    # The kernel does not limit the threads of root's own user; then the one that watches does.
+    if os.getuid() == 0 and WITHOUT_RIGHTS in runner._BOOT:
+        assert result.exceeded == "threads", result
+    else:
+        assert 0 < int(result.output) <= 15
 
 
 @pytest.mark.parametrize(
@@ -368,7 +313,7 @@ def test_endless_output_is_stopped() -> None:
         "import time\nwhile True: time.sleep(1000)",
         "import signal\nfor n in range(1, 65):\n    try: signal.signal(n, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
-        "libc.prctl(1, 0)\nlibc.syscall(157, 1, 0)\nwhile True: pass",
+        "libc.prctl(1, 0)\nwhile True: pass",
         "os.close(0); os.close(1); os.close(2)\nwhile True: pass",
         "10 ** 10 ** 8 % 7",
         "__import__('re').match('(a+)+$', 'a' * 60 + 'b')",
@@ -391,8 +336,8 @@ def test_nobody_outside_can_be_killed() -> None:
             for target in ({os.getpid()}, {os.getppid()}, {bystander.pid}, -{os.getpgrp()}):
                 for number in (9, 15, 19):
                     attempt(f"kill {{target}}", lambda: os.kill(target, number))
-                check("tgkill", libc.syscall(234, target, target, 9))
-                check("pidfd", libc.syscall(434, target, 0))
+                check("tgkill", libc.tgkill(target, target, 9))
+                check("pidfd", libc.syscall(434, target, 0))  # pidfd_open, on every processor
             attempt("killpg", lambda: os.killpg({os.getpgrp()}, 9))
             os.kill(0, 19)  # its own group, in which nobody else is
         """)
@@ -474,11 +419,6 @@ def test_the_kernel_gives_no_way_around() -> None:
         check("sethostname", libc.sethostname(b"x", 1))
         check("reboot", libc.reboot(0))
         check("setpriority", libc.setpriority(0, 0, 5))
-        # userfaultfd, bpf, io_uring_setup, keyctl, perf_event_open, add_key, open_by_handle_at,
-        # kexec_load, init_module, fsopen, pidfd_getfd, process_madvise, seccomp, landlock (x86_64)
-        for number in (323, 321, 425, 250, 298, 248, 304, 246, 175, 430, 438, 440, 317, 444):
-            check(f"syscall {{number}}", libc.syscall(number, 0, 0, 0, 0, 0, 0))
-        check("newer than us", libc.syscall(470, 0, 0, 0, 0, 0, 0))
         status = ctypes.create_string_buffer(24)
         libc.capget(ctypes.create_string_buffer(b"\\x22\\x05\\x08\\x20" + bytes(4), 8), status)
         if any(status.raw):
@@ -550,23 +490,6 @@ def test_the_machine_has_no_name() -> None:
     """)
 
 
-def test_the_table_of_calls_agrees_with_the_kernels_headers() -> None:
-    header = Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h")
-    generic = Path("/usr/include/asm-generic/unistd.h")
-    if not (header.exists() and generic.exists()):
-        pytest.skip("the headers of Linux are not installed")
-    texts = {"x86_64": header.read_text(), "aarch64": generic.read_text()}
-    for machine, text in texts.items():
-        found = {
-            name: int(number)
-            for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)\b", text)
-        }
-        found.setdefault("newfstatat", found.get("fstatat", -1))
-        for table in (syscalls._ALLOWED, syscalls._CONDITIONAL):
-            for name, number in syscalls._read(table, machine).items():
-                assert found[name] == number, (machine, name)
-
-
 def test_two_runs_do_not_see_each_other() -> None:
     results: list[CodeRun] = []
     code = "import time\nopen('mine', 'w').close()\ntime.sleep(0.3)\nprint(os.listdir())"
@@ -576,37 +499,3 @@ def test_two_runs_do_not_see_each_other() -> None:
     for thread in threads:
         thread.join()
     assert [result.output for result in results] == ["['mine']\n"] * 3
-
-
-def wait_until(condition: object, seconds: float = 20.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-
-
-def separate_processes(owner: int | None = None) -> list[int]:
-    """The separate processes that this one (or another) has started, wherever they hang now."""
-    mark = str(owner or os.getpid()).encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"from jail.main" in b" ".join(command) and mark in command:
-            found.append(int(folder.name))
-    return found
-
-
-def _mounts() -> str:
-    return Path("/proc/self/mounts").read_text()
-
-
-def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def _temporary_files() -> list[str]:
-    return [name for name in os.listdir("/tmp") if name.startswith(f"turnwise-code-{os.getpid()}")]

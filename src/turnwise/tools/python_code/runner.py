@@ -54,6 +54,8 @@ class CodeRun:
     """Whether it was stopped because its time was over."""
     printed_too_much: bool = False
     """Whether it was stopped because it printed without end."""
+    exceeded: str | None = None
+    """The limit for which it was stopped: memory, threads."""
     problem: str | None = None
     """Why it could not be started at all."""
     seconds: float = 0.0
@@ -138,16 +140,29 @@ def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
     """Stop whatever still runs, and wait until it is gone. May be called twice."""
     if process.returncode is not None:
         return
-    # Not process.terminate(): that would collect the process, and its number could be another's.
-    if isolated:
-        os.kill(process.pid, signal.SIGTERM)  # the one that watches takes the program along
-        ended = os.pidfd_open(process.pid)
-        select.select([ended], [], [], _END_SECONDS)
+    try:
+        if isolated:
+            # Not process.terminate(): that would collect it, and its number could be another's.
+            os.kill(process.pid, signal.SIGTERM)  # the one that watches takes the program along
+            _wait_for_end(process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _wait_for_end(pid: int) -> None:
+    try:
+        ended = os.pidfd_open(pid)
+    except OSError:
+        return  # no file can be opened any more; whoever is killed takes the program along too
+    try:
+        poll = select.poll()  # not select.select, which takes no number from 1024 on
+        poll.register(ended, select.POLLIN)
+        poll.poll(_END_SECONDS * 1000)
+    finally:
         os.close(ended)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 class _Watch:
@@ -201,5 +216,7 @@ class _Watch:
             return result(timed_out=self._timed_out, printed_too_much=self._flooded)
         # The one that watches tells how the program ended; without one the process is the program.
         kind, _, number = self._told.decode().splitlines()[-1].partition(" ")
+        if kind == "exceeded":
+            return result(exceeded=number)
         code = return_code if kind == "ready" else int(number) * (-1 if kind == "signal" else 1)
         return result(exit_code=code) if code >= 0 else result(signal=-code)

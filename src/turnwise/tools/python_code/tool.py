@@ -102,6 +102,8 @@ class PythonCodeTool(Tool):
             end = f"The program was stopped after {self.limits.seconds:g} seconds."
         elif run.printed_too_much:
             end = "The program was stopped: it printed without end."
+        elif run.exceeded is not None:
+            end = f"The program was stopped: it used more {run.exceeded} than it may."
         elif run.signal is not None:
             end = f"The program was ended by {_signal_name(run.signal)}."
         else:

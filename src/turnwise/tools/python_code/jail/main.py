@@ -2,8 +2,8 @@
 
 With isolation there are two: the one that was started makes the namespaces and waits, its child is
 alone in them and runs the code. The request comes as JSON on stdin; how far we got goes out as
-lines on the status pipe: `ready` or `failed <why>`, and at the end `exit <code>` or
-`signal <number>`.
+lines on the status pipe: `ready` or `failed <why>`, and at the end `exit <code>`,
+`signal <number>` or `exceeded <limit>`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _MAX_STATUS = 500
+_MAX_SIGNALS = 64
+_GLANCE_MS = 50
 
 
 def main(status: int, parent: int) -> NoReturn:
@@ -47,6 +49,7 @@ def main(status: int, parent: int) -> NoReturn:
 
 def _watch(request: dict[str, Any], status: int) -> NoReturn:
     """Make the namespaces, start the one process in them, and tell how it ended."""
+    calls = _step(status, "system calls", lambda: build_filter(os.uname().machine))
     user = _step(status, "namespaces", namespaces.leave_the_world)
     child = 0
 
@@ -59,22 +62,63 @@ def _watch(request: dict[str, Any], status: int) -> NoReturn:
     signal.signal(signal.SIGTERM, end)
     # The child holds the other end: as long as we live, it is open.
     lifeline, ours = os.pipe()
+    processes = os.open("/proc", os.O_PATH)  # the child takes the root away from us too
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(ours)
-        _lock_up(request, status, user, lifeline)
+        _lock_up(request, status, user, lifeline, calls)
         run_program(request["code"], request["packages"])
     os.close(lifeline)
     os.close(1)
     os.close(2)
+    exceeded = _follow(child, processes, request["limits"])
     _, ended = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(ended)
-    _tell(status, f"exit {code}" if code >= 0 else f"signal {-code}")
+    if exceeded and code == -signal.SIGKILL:
+        _tell(status, f"exceeded {exceeded}")
+    else:
+        _tell(status, f"exit {code}" if code >= 0 else f"signal {-code}")
     os._exit(0)
 
 
-def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int) -> None:
+def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
+    """Wait for the child's end. What it used too much of, if that had to be its end.
+
+    Its address space is limited by the kernel, but the page tables for it are not: a program that
+    uses one page here and one there needs many times its own memory for them. And threads are not
+    limited for a user who is root.
+    """
+    poll = select.poll()
+    poll.register(os.pidfd_open(child), select.POLLIN)
+    while not poll.poll(_GLANCE_MS):
+        used = _usage(child, processes)
+        if used.get("VmRSS", 0) + used.get("VmPTE", 0) > limits["memory_bytes"] >> 10:
+            exceeded = "memory"
+        elif used.get("Threads", 0) > limits["num_threads"]:
+            exceeded = "threads"
+        else:
+            continue
+        os.kill(child, signal.SIGKILL)
+        return exceeded
+    return None
+
+
+def _usage(child: int, processes: int) -> dict[str, int]:
+    """Lines of /proc/<child>/status that are numbers, memory in KiB."""
+    try:
+        file = os.open(f"{child}/status", os.O_RDONLY, dir_fd=processes)
+    except OSError:
+        return {}  # it has ended, or /proc shows nothing of it; what else limits it holds
+    try:
+        lines = os.read(file, 1 << 14).decode().splitlines()
+    finally:
+        os.close(file)
+    words = [line.split() for line in lines]
+    return {w[0].rstrip(":"): int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
+
+
+def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int, calls: bytes) -> None:
     limits = request["limits"]
     os.setsid()
     _prefer_to_be_killed()
@@ -89,13 +133,14 @@ def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int) -> 
     _step(status, "rights", lambda: namespaces.become_nobody(user))
     # After the change of user, which would undo it.
     system.prctl(system.PR_SET_PDEATHSIG, signal.SIGKILL)
-    if select.select([lifeline], [], [], 0)[0]:
+    poll = select.poll()
+    poll.register(lifeline, select.POLLIN)
+    if poll.poll(0):
         os._exit(1)  # the one that watches us was killed before it could take us along
     system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
-    program = build_filter(os.uname().machine)
     os.closerange(3, status)
-    os.closerange(status + 1, limits["open_files"])
-    _step(status, "system calls", lambda: system.install_filter(program))
+    os.closerange(status + 1, max(limits["open_files"], status + 1))
+    _step(status, "system calls", lambda: system.install_filter(calls))
     _tell(status, "ready")
     os.close(status)
 
@@ -109,8 +154,12 @@ def _limit(limits: dict[str, Any], own_user: bool) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
     ]
-    if own_user:  # it counts all that a user runs
-        wanted.append((resource.RLIMIT_NPROC, limits["num_threads"]))
+    if own_user:  # these count all that a user runs
+        wanted += [
+            (resource.RLIMIT_NPROC, limits["num_threads"]),
+            (resource.RLIMIT_SIGPENDING, _MAX_SIGNALS),
+            (resource.RLIMIT_MSGQUEUE, 0),
+        ]
     for kind, value in wanted:
         _, most = resource.getrlimit(kind)
         allowed = value if most == resource.RLIM_INFINITY else min(value, most)

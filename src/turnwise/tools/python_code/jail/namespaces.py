@@ -7,6 +7,7 @@ place to write, of limited size. All of it ends with the process, also if we are
 from __future__ import annotations
 
 import os
+import stat
 import sys
 
 from . import WORK_FOLDER, system
@@ -32,6 +33,9 @@ _SYSTEM_PATHS = (
     "/etc/ld.so.cache",
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
+_READ_ONLY = system.ATTR_RDONLY | system.ATTR_NOSUID | system.ATTR_NODEV
+# While the root is built: a folder that an overlay is made of. An overlay needs two; one is empty.
+_LOWER, _EMPTY = "/lower", "/empty"
 
 
 def leave_the_world() -> int:
@@ -58,14 +62,21 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
     """Replace the root by an empty one with what Python needs."""
     # Looked up now: an absolute symlink would lead elsewhere once the root has changed.
     sources = {path: os.path.realpath(path) for path in _wanted(packages)}
+    composed = [path for path, source in sources.items() if _holds_mounts(source)]
     safe = system.MS_NOSUID | system.MS_NODEV
     system.mount("none", "/", "", system.MS_REC | system.MS_PRIVATE)
     system.mount("tmpfs", "/tmp", "tmpfs", safe, "size=1m,mode=755")
     os.mkdir("/tmp/old")
     system.pivot_root("/tmp", "/tmp/old")
     os.chdir("/")
+    for folder in (_LOWER, _EMPTY):
+        os.mkdir(folder)
     for path, source in sources.items():
-        _show(path, f"/old{source}", system.ATTR_RDONLY | system.ATTR_NOSUID | system.ATTR_NODEV)
+        if path in composed or not _show_copy(path, f"/old{source}"):
+            _show(path, f"/old{source}", _READ_ONLY)
+            for package in packages:
+                if f"{package}/".startswith(f"{path}/"):
+                    _refuse_doors(package)
     for name in _DEVICES:
         _show(f"/dev/{name}", f"/old/dev/{name}", system.ATTR_NOSUID)
     os.mkdir(WORK_FOLDER)
@@ -75,6 +86,7 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
         os.symlink(WORK_FOLDER, "/tmp")
     system.unmount("/old")
     os.rmdir("/old")
+    os.rmdir(_LOWER)
     system.set_mount_attributes("/", system.ATTR_RDONLY, recursive=False)
     os.chdir(WORK_FOLDER)
 
@@ -104,8 +116,38 @@ def _wanted(packages: list[str]) -> list[str]:
     return wanted
 
 
+def _holds_mounts(folder: str) -> bool:
+    """Whether something else is mounted somewhere below; an overlay would not show it."""
+    with open("/proc/self/mountinfo") as file:
+        places = [line.split()[4] for line in file]
+    return any(place.startswith(f"{folder}/") for place in places)
+
+
+def _show_copy(path: str, source: str) -> bool:
+    """Show a folder as an overlay; False where the kernel makes none of it.
+
+    In an overlay each file is another one than the host's as far as pipes, sockets, locks and
+    leases are concerned: a named pipe in it does not lead to those who wait at the host's.
+    """
+    if not os.path.isdir(source):
+        return False
+    # By a name without the characters that mean something in the options.
+    system.mount(source, _LOWER, "", system.MS_BIND)
+    os.makedirs(path)
+    flags = system.MS_RDONLY | system.MS_NOSUID | system.MS_NODEV
+    options = f"lowerdir={_LOWER}:{_EMPTY},redirect_dir=nofollow,metacopy=off"
+    try:
+        system.mount("overlay", path, "overlay", flags, options)
+    except OSError:
+        os.rmdir(path)
+        return False
+    finally:
+        system.unmount(_LOWER)
+    return True
+
+
 def _show(path: str, source: str, attributes: int) -> None:
-    """Put something of the old root into the new one."""
+    """Put something of the old root into the new one, as it is."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.isdir(source):
         os.mkdir(path)
@@ -113,6 +155,16 @@ def _show(path: str, source: str, attributes: int) -> None:
         os.close(os.open(path, os.O_CREAT))
     system.mount(source, path, "", system.MS_BIND | system.MS_REC)
     system.set_mount_attributes(path, attributes, recursive=True)
+
+
+def _refuse_doors(folder: str) -> None:
+    """Refuse a folder with named pipes or sockets, which lead out also where it is read-only."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            file = os.path.join(place, name)
+            kind = stat.S_IFMT(os.lstat(file).st_mode)
+            if kind in (stat.S_IFIFO, stat.S_IFSOCK):
+                raise OSError(f"packages: {file} is a named pipe or a socket. Remove it")
 
 
 def _write(path: str, text: str) -> None:

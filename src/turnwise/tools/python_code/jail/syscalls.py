@@ -1,7 +1,9 @@
 """Which system calls a Python program may make: what computing, files and threads need.
 
 Not among them, so refused: starting processes and programs, sockets, other processes' memory,
-mounts, namespaces, and everything that the kernel will learn after this was written.
+mounts, namespaces, memory that the kernel would keep for the program outside its address space
+(memfd, shared memory, message queues, timers, inotify, io_uring, larger socket and pipe buffers),
+and everything that the kernel will learn after this was written.
 """
 
 from __future__ import annotations
@@ -18,12 +20,12 @@ chdir 80 49, fchdir 81 50, rename 82 -, renameat 264 38, renameat2 316 276, mkdi
 mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, symlink 88 -, symlinkat 266 36, link 86 -,
 linkat 265 37, chmod 90 -, fchmod 91 52, fchmodat 268 53, truncate 76 45, ftruncate 77 46,
 fallocate 285 47, fsync 74 82, fdatasync 75 83, utime 132 -, utimes 235 -, futimesat 261 -,
-utimensat 280 88, getdents 78 -, getdents64 217 61, dup 32 23, dup2 33 -, dup3 292 24, fcntl 72 25,
-flock 73 32, pipe 22 -, pipe2 293 59, sendfile 40 71, copy_file_range 326 285, umask 95 166,
-statfs 137 43, fstatfs 138 44, fadvise64 221 223, ioctl 16 29,
+utimensat 280 88, getdents 78 -, getdents64 217 61, dup 32 23, dup2 33 -, dup3 292 24, pipe 22 -,
+pipe2 293 59, sendfile 40 71, copy_file_range 326 285, umask 95 166, statfs 137 43, fstatfs 138 44,
+fadvise64 221 223,
 
 mmap 9 222, munmap 11 215, mprotect 10 226, mremap 25 216, brk 12 214, madvise 28 233, msync 26 227,
-mincore 27 232, membarrier 324 283,
+membarrier 324 283,
 
 set_robust_list 273 99, get_robust_list 274 100, rseq 334 293, futex 202 98, set_tid_address 218 96,
 gettid 186 178, sched_yield 24 124, sched_getaffinity 204 123, exit 60 93, exit_group 231 94,
@@ -45,12 +47,13 @@ getegid 108 177, getresuid 118 148, getresgid 120 150, getgroups 115 158, getpgi
 getpgrp 111 -, getsid 124 156, sysinfo 99 179, getcpu 309 168, getrandom 318 278, getrlimit 97 163,
 prlimit64 302 261, getpriority 140 141,
 
-recvfrom 45 207, sendto 44 206, shutdown 48 210, getsockname 51 204, getpeername 52 205,
-getsockopt 55 209, setsockopt 54 208
+recvfrom 45 207, shutdown 48 210, getsockname 51 204, getpeername 52 205, getsockopt 55 209
 """
 
-# Allowed for some values of their first argument.
-_CONDITIONAL = "clone 56 220, socketpair 53 199, prctl 157 167"
+# Allowed for some values of an argument; `seccomp.py` says which.
+_CONDITIONAL = """
+clone 56 220, prctl 157 167, socketpair 53 199, sendto 44 206, fcntl 72 25, flock 73 32, ioctl 16 29
+"""
 
 CLONE3 = 435
 LAST_KNOWN = 450
