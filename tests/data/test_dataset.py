@@ -186,9 +186,7 @@ class TestSubclasses:
         class Forgetful(RLHFDataset):
             pass
 
-        with pytest.raises(
-            ConfigError, match="Forgetful was given no source and has no"
-        ):
+        with pytest.raises(ConfigError, match="Forgetful was given no source and has no"):
             len(Forgetful())
 
 
