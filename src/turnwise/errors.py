@@ -73,3 +73,23 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
     if near:
         return f"Did you mean {near[0]!r}?"
     return f"Known: {', '.join(known)}." if known else "None exist."
+
+
+def describe_error(error: BaseException) -> str:
+    """An exception in words: its type and its message. It never raises, whatever the exception.
+
+    >>> describe_error(ValueError("no such move"))
+    'ValueError: no such move'
+    >>> describe_error(SystemExit())
+    'SystemExit'
+    """
+    message = error_message(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+def error_message(error: BaseException) -> str:
+    """What an exception says; its `__str__` is other people's code and may itself raise."""
+    try:
+        return str(error)
+    except BaseException as broken:
+        return f"its message could not be read: __str__ raised {type(broken).__name__}"

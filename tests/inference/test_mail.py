@@ -1,11 +1,16 @@
 """Turns go to an engine's thread, and come back, many at a time and none lost."""
 
 import asyncio
+import contextlib
+import queue
+import sys
 import threading
+import time
 
 import pytest
 
-from turnwise.inference import FinishReason, GenerationRequest
+from turnwise.inference import FinishReason, GenerationRequest, worker
+from turnwise.inference.turns import Mail
 from turnwise.inference.worker import WorkerEngine
 
 
@@ -99,3 +104,155 @@ def test_who_asked_just_before_the_end_is_told():
             await engine.sample(GenerationRequest([1], 5))
 
     asyncio.run(ask_and_close())
+
+
+def test_a_task_that_nobody_waits_for_any_more_breaks_nothing():
+    engine = Crowd()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold():
+        begun.set()
+        go_on.wait(10)
+
+    engine._in_thread(hold, drained=False)
+    assert begun.wait(10)
+    called_off = engine._in_thread(lambda: 1, drained=False)
+    assert called_off.cancel()
+    go_on.set()
+    assert engine._in_thread(lambda: 2, drained=False).result(10) == 2
+    engine.close()
+
+
+def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
+    monkeypatch.setattr(worker, "_CLOSING_SECONDS", 0.05)
+    release = threading.Event()
+
+    class Stuck(Crowd):
+        def _advance(self, *, may_begin):
+            release.wait(30)
+
+    engine = Stuck()
+
+    async def ask_and_close():
+        turn = asyncio.ensure_future(engine.sample(GenerationRequest([1], 5)))
+        await asyncio.sleep(0.01)
+        engine.close()
+        result = await asyncio.wait_for(turn, 10)
+        assert result.finish_reason is FinishReason.ABORTED
+
+    asyncio.run(ask_and_close())
+    assert "did not end within 0.05 s" in caplog.text
+    release.set()
+
+
+@pytest.fixture
+def hasty_threads():
+    """Threads that take turns after every few operations: what may interleave does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def run_together(*functions, seconds=60):
+    """Each in a thread of its own; none may still be at work afterwards."""
+    failures = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    assert not any(thread.is_alive() for thread in threads), "stuck"
+    assert not failures, failures
+
+
+def test_results_that_come_while_the_loop_takes_others_are_delivered():
+    """The loop comes for the first result exactly while the second is being added."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        mail = Mail(loop, lambda turn: None)
+        futures = [loop.create_future() for _ in range(3)]
+
+        class Slow(list):
+            def __iter__(self):
+                time.sleep(0.1)  # longer than the loop needs to come, if it may
+                return super().__iter__()
+
+        def deliver():
+            mail.to_loop([(futures[0], 0)])
+            mail.to_loop(Slow([(futures[1], 1)]))
+            mail.to_loop([(futures[2], 2)])
+
+        threading.Thread(target=deliver, daemon=True).start()
+        assert await asyncio.wait_for(asyncio.gather(*futures), 10) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("hasty_threads")
+class TestContention:
+    def test_no_result_is_lost(self):
+        """Several threads deliver to a loop that is taking what came before."""
+
+        async def deliver(num_rounds, num_threads):
+            loop = asyncio.get_running_loop()
+            mail = Mail(loop, lambda turn: None)
+            asked = queue.SimpleQueue()
+
+            def answer():
+                while (future := asked.get()) is not None:
+                    mail.to_loop([(future, future)])
+
+            async def ask():
+                for _ in range(num_rounds):
+                    future = loop.create_future()
+                    asked.put(future)
+                    assert await future is future
+
+            threads = [threading.Thread(target=answer, daemon=True) for _ in range(num_threads)]
+            for thread in threads:
+                thread.start()
+            await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8))), 50)
+            for _ in threads:
+                asked.put(None)
+            assert len(asyncio.all_tasks()) == 1
+
+        for num_threads in (1, 2, 3):
+            asyncio.run(deliver(1500, num_threads))
+
+    def test_an_engine_answers_several_loops(self):
+        engine = Crowd()
+
+        async def ask_often():
+            async def ask_in_turn():
+                for _ in range(150):
+                    await engine.sample(GenerationRequest([1], 5))
+
+            await asyncio.wait_for(asyncio.gather(*(ask_in_turn() for _ in range(10))), 50)
+            assert len(asyncio.all_tasks()) == 1
+
+        run_together(*[lambda: asyncio.run(ask_often())] * 3)
+        engine.close()
+        assert sum(engine.crowds) == 3 * 10 * 150
+
+    def test_whoever_asks_while_it_closes_is_answered(self):
+        async def ask_until_closed(engine):
+            reason = None
+            with contextlib.suppress(RuntimeError):
+                while reason is not FinishReason.ABORTED:
+                    reason = (await engine.sample(GenerationRequest([1], 5))).finish_reason
+
+        for _ in range(60):
+            engine = Crowd()
+            asking = [lambda e=engine: asyncio.run(ask_until_closed(e))] * 3
+            run_together(*asking, engine.close, seconds=20)
+            with pytest.raises(RuntimeError, match="closed"):
+                engine._in_thread(lambda: 1, drained=False)

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from turnwise.errors import describe_error
+
 S = TypeVar("S")
 T = TypeVar("T")
+
+_CLOSING_SECONDS = 60.0
+"""For what closing waits for; afterwards the thread, a daemon, is left behind."""
+_CANCEL_SECONDS = 5.0
+_LOG = logging.getLogger("turnwise")
 
 
 class LoopThread(Generic[S]):
@@ -48,9 +56,15 @@ class LoopThread(Generic[S]):
             if self.is_closed:
                 return
             self.is_closed = True
-        asyncio.run_coroutine_threadsafe(self._finish(farewell(), grace), self.loop).result()
+        ending = asyncio.run_coroutine_threadsafe(self._finish(farewell(), grace), self.loop)
+        try:
+            ending.result(grace + _CLOSING_SECONDS)
+        except TimeoutError:
+            _LOG.warning("%s: calls under way did not end; they are left", self._thread.name)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        self._thread.join(_CLOSING_SECONDS)
+        if self._thread.is_alive():
+            _LOG.warning("%s: it does not end, and is left behind", self._thread.name)
 
     async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
@@ -67,18 +81,27 @@ class LoopThread(Generic[S]):
             _, late = await asyncio.wait(set(self._calls), timeout=grace)
             for call in late:
                 call.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            if late:  # one that ignores its cancellation is not waited for
+                await asyncio.wait(late, timeout=_CANCEL_SECONDS)
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             begun = self._begin()
-        except BaseException as error:  # goes to whoever waits for it
-            self._end()
-            self.loop.close()
-            self._begun.set_exception(error)
+        except BaseException as error:  # goes to whoever waits for it, also if `end` fails
+            try:
+                self._finally()
+            finally:
+                self._begun.set_exception(error)
             return
         self._begun.set_result(begun)
         self.loop.run_forever()
-        self._end()
-        self.loop.close()
+        self._finally()
+
+    def _finally(self) -> None:
+        try:
+            self._end()
+        except Exception as error:  # nobody is left who could act on it
+            _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(error))
+        finally:
+            self.loop.close()

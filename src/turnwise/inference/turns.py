@@ -7,7 +7,6 @@ import math
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -104,8 +103,9 @@ class Mail:
         self.loop = loop
         self._send = send
         self._leaving: list[Turn] = []
-        self._arriving: deque[Outcome] = deque()
-        self._adding = threading.Lock()
+        self._arriving: list[Outcome] = []
+        self._lock = threading.Lock()
+        """Whether the loop has been woken is what `_arriving` says: test and change it together."""
 
     def to_engine(self, turn: Turn) -> None:
         """In the loop: with those that others ask for in this round of the loop."""
@@ -123,18 +123,19 @@ class Mail:
 
     def to_loop(self, outcomes: Sequence[Outcome]) -> None:
         """In any thread: what came of some turns."""
-        with self._adding:
-            is_awaited = bool(self._arriving)  # the loop will come for those, and take these too
+        with self._lock:
+            is_woken = bool(self._arriving)  # the loop will come for those, and take these too
             self._arriving.extend(outcomes)
-        if not is_awaited:
+        if not is_woken:
             try:
                 self.loop.call_soon_threadsafe(self._take_all)
             except RuntimeError:  # the loop has closed: nobody waits any more
                 return
 
     def _take_all(self) -> None:
-        while self._arriving:
-            future, outcome = self._arriving.popleft()
+        with self._lock:
+            outcomes, self._arriving = self._arriving, []
+        for future, outcome in outcomes:
             if future.done():
                 continue
             if isinstance(outcome, BaseException):

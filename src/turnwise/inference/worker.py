@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import queue
 import threading
 import time
@@ -13,12 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from turnwise.errors import describe_error
 from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.turns import Mail, Turn
 
 T = TypeVar("T")
+_LOG = logging.getLogger("turnwise")
 
 
 @dataclass(eq=False)
@@ -31,9 +35,17 @@ class Task(Generic[T]):
     future: Future[T] = field(default_factory=Future)
 
     def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
         try:
-            self.future.set_result(self.function())
+            result = self.function()
         except BaseException as error:  # goes to whoever asked for it
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)
 
 
@@ -52,7 +64,8 @@ class WorkerEngine(BaseInferenceEngine):
         self._mail: Mail | None = None
         self._is_closed = False
         self._is_idle = True
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
+        """Held for closing and for putting: nothing is put after the end."""
         self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
 
     @abstractmethod
@@ -80,17 +93,22 @@ class WorkerEngine(BaseInferenceEngine):
         return mail
 
     def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        self._arrivals.put(None)  # wakes the thread
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._arrivals.put(None)  # wakes the thread
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(_CLOSING_SECONDS)
+            if self._thread.is_alive():  # it is left behind; those who wait for it are not
+                _LOG.warning(
+                    "the engine's thread did not end within %g s of closing", _CLOSING_SECONDS
+                )
         self._take_in(wait=False)
         for turn in [*self._under_way(), *self._waiting]:
             turn.settle(FinishReason.ABORTED, self.weight_version)
         for task in self._tasks:
-            task.future.set_exception(RuntimeError(_CLOSED))
+            task.fail(RuntimeError(_CLOSED))
 
     def _in_thread(self, function: Callable[[], T], *, drained: bool) -> Future[T]:
         """Have the engine's thread call `function` between its steps."""
@@ -99,15 +117,15 @@ class WorkerEngine(BaseInferenceEngine):
         return task.future
 
     def _put(self, item: Turn | Task[Any]) -> None:
-        if self._is_closed:
-            raise RuntimeError(_CLOSED)
-        with self._starting:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(_CLOSED)
             if self._thread.ident is None:
                 self._thread.start()
-        if self._is_idle:
-            self._is_idle = False
-            release_openmp_threads()  # whoever computed here before, now it is the engine's turn
-        self._arrivals.put(item)
+            if self._is_idle:
+                self._is_idle = False
+                release_openmp_threads()  # whoever computed here before, now it is the engine's turn
+            self._arrivals.put(item)
 
     def _work(self) -> None:
         try:
@@ -116,8 +134,8 @@ class WorkerEngine(BaseInferenceEngine):
                 while self._tasks and not (self._tasks[0].drained and self._under_way()):
                     self._tasks.popleft().run()
                 self._advance(may_begin=not self._tasks)
-        except Exception as error:  # a mistake of ours; without an answer all would wait for ever
-            failure = RuntimeError(f"the engine broke down: {type(error).__name__}: {error}")
+        except BaseException as error:  # without an answer all would wait for ever
+            failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error
             self._refuse_all(failure)
 
@@ -127,7 +145,7 @@ class WorkerEngine(BaseInferenceEngine):
             for turn in [*self._under_way(), *self._waiting]:
                 turn.fail(failure)
             for task in self._tasks:
-                task.future.set_exception(failure)
+                task.fail(failure)
             self._waiting.clear()
             self._tasks.clear()
             if self._is_closed:
@@ -150,8 +168,9 @@ class WorkerEngine(BaseInferenceEngine):
             items.append(self._arrivals.get())
             self._is_idle = False
             self._wait_for_company()
-        while not self._arrivals.empty():
-            items.append(self._arrivals.get())
+        with contextlib.suppress(queue.Empty):
+            while True:
+                items.append(self._arrivals.get_nowait())
         for item in items:
             if isinstance(item, Turn):
                 self._waiting.append(item)
@@ -159,4 +178,6 @@ class WorkerEngine(BaseInferenceEngine):
                 self._tasks.append(item)
 
 
+_CLOSING_SECONDS = 30.0
+"""For the step under way to end; a GPU that hangs never does."""
 _CLOSED = "this engine is closed. Make a new one."

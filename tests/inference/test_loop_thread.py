@@ -1,0 +1,100 @@
+"""An event loop in a thread of its own: it starts, answers and ends, whatever is called in it."""
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+
+from turnwise.inference import loop_thread
+from turnwise.inference.loop_thread import LoopThread
+
+
+async def nothing():
+    pass
+
+
+def test_what_begin_raises_is_told_also_if_end_fails_too(caplog):
+    def begin():
+        raise LookupError("no such server")
+
+    def end():
+        raise AttributeError("never connected")
+
+    thread = LoopThread("test", begin, end)
+    outcome = []
+
+    def start():
+        with pytest.raises(LookupError, match="no such server"):
+            thread.start()
+        outcome.append("told")
+
+    starting = threading.Thread(target=start, daemon=True)
+    starting.start()
+    starting.join(10)
+    assert outcome == ["told"]
+    assert "AttributeError: never connected" in caplog.text
+
+
+def test_a_call_that_ignores_its_cancellation_does_not_hold_up_closing(monkeypatch):
+    monkeypatch.setattr(loop_thread, "_CANCEL_SECONDS", 0.05)
+    over = threading.Event()
+
+    async def stubborn():
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.2)
+
+    thread = LoopThread("test", lambda: None, lambda: None)
+    thread.start()
+    thread.call(stubborn())
+    closing = threading.Thread(target=lambda: thread.close(nothing, 0.05), daemon=True)
+    closing.start()
+    closing.join(10)
+    over.set()
+    assert not closing.is_alive()
+
+
+def test_a_call_that_blocks_the_loop_does_not_hold_up_closing(monkeypatch, caplog):
+    monkeypatch.setattr(loop_thread, "_CLOSING_SECONDS", 0.05)
+    over = threading.Event()
+
+    async def block():
+        over.wait(30)
+
+    thread = LoopThread("test", lambda: None, lambda: None)
+    thread.start()
+    thread.call(block())
+    closing = threading.Thread(target=lambda: thread.close(nothing, 0.0), daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert "left behind" in caplog.text
+    over.set()
+
+
+def test_calls_from_many_threads_while_it_closes_are_answered_or_refused():
+    async def answer(number):
+        await asyncio.sleep(0)
+        return number
+
+    for _ in range(30):
+        thread = LoopThread("test", lambda: None, lambda: None)
+        thread.start()
+        answered, refused = [], []
+
+        def ask(thread=thread, answered=answered, refused=refused):
+            try:
+                for number in range(1000):
+                    answered.append(thread.call(answer(number)).result(10) == number)
+            except RuntimeError as error:
+                refused.append(error)
+
+        asking = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+        for one in asking:
+            one.start()
+        thread.close(nothing, 1.0)
+        for one in asking:
+            one.join(10)
+        assert len(refused) == 3
+        assert all(answered)
