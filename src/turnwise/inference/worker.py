@@ -124,7 +124,7 @@ class WorkerEngine(BaseInferenceEngine):
                 self._thread.start()
             if self._is_idle:
                 self._is_idle = False
-                release_openmp_threads()  # whoever computed here before, now it is the engine's turn
+                release_openmp_threads()  # of whoever computed here before
             self._arrivals.put(item)
 
     def _work(self) -> None:
