@@ -16,7 +16,7 @@ import os
 import tempfile
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -29,6 +29,7 @@ from turnwise.yaml_files import dump, parse_value, read_yaml
 
 Positive = Annotated[int, Ge(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
+Seconds = Annotated[float, Gt(0)]
 LossAggregation = Literal[
     "token-mean",
     "token-sum",
@@ -193,9 +194,7 @@ class EnvironmentConfig(Section):
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
     max_steps: Positive | None = setting(None, "Most actions; none: the environment's own limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
-    reward: str | None = setting(
-        None, "A reward function as path.py:function; none: the sum of the step rewards."
-    )
+    reward: str | None = setting(None, "The former place of the setting `reward`.")
 
     @classmethod
     def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:
@@ -228,6 +227,49 @@ class EnvironmentConfig(Section):
 
     def __contains__(self, key: object) -> bool:
         return key in self.params or key in {f.name for f in dataclasses.fields(self)}
+
+
+@dataclass
+class DatasetConfig(Section):
+    """Rows of a dataset: prompts, or the tasks of an environment."""
+
+    path: str | list[str] | None = setting(
+        None, "Files of the kind .jsonl, .json or .parquet, or a folder that holds the splits."
+    )
+    split: str | None = setting(None, "Which split of a folder, for example train.")
+    prompt_key: str = setting("prompt", "The column that holds the prompt, without environment.")
+    columns: dict[str, str] = setting({}, "New names of columns: {new name: name in the file}.")
+    max_rows: Positive | None = setting(None, "Use only the first rows; null: all of them.")
+
+
+@dataclass
+class LimitsConfig(Section):
+    """Limits and deadlines of one episode; null: no limit."""
+
+    max_turns: Positive | None = setting(None, "Turns of an episode; null: inference.max_turns.")
+    max_tokens_per_turn: Positive | None = setting(
+        None, "Tokens of one turn; null: inference.max_tokens."
+    )
+    max_tokens: Positive | None = setting(
+        None, "Tokens of the whole conversation, observations included; null: the model's context."
+    )
+    max_tool_calls: Annotated[int, Ge(0)] | None = setting(100, "Tool calls in an episode.")
+    max_seconds: Seconds | None = setting(1800.0, "Duration of an episode.")
+    max_observation: Positive | None = setting(50_000, "Characters of one observation.")
+    reset_timeout: Seconds | None = setting(120.0, "Seconds to make and reset an environment.")
+    step_timeout: Seconds | None = setting(60.0, "Seconds for one step.")
+    tool_timeout: Seconds | None = setting(600.0, "Seconds for one tool call.")
+    generation_timeout: Seconds | None = setting(600.0, "Seconds for one turn of the model.")
+    reward_timeout: Seconds | None = setting(60.0, "Seconds for the reward function.")
+    close_timeout: Seconds | None = setting(10.0, "Seconds to close an environment.")
+
+
+@dataclass
+class RewardItem(Section):
+    """One function of a weighted reward."""
+
+    function: str | None = setting(None, "path.py:function; null: the sum of the step rewards.")
+    weight: float = setting(1.0, "Its weight in the sum.")
 
 
 @dataclass
@@ -271,6 +313,20 @@ class ConfigStore(Section):
     training: TrainingConfig = field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    reward: str | list[RewardItem] | None = setting(
+        None,
+        "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
+    )
+    tools: list[str | dict[str, Any]] = setting(
+        [],
+        "Tools of the agent: calculator, python, path.py:name, {mcp: command or URL}; "
+        "{tool: name, option: value} sets options.",
+    )
+    parser: str = setting("auto", "How tool calls are written; auto: as the chat template has it.")
+    system_prompt: str | None = setting(None, "Put before the environment's own system prompt.")
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    eval_dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
@@ -321,13 +377,55 @@ class ConfigStore(Section):
         lines: list[str] = []
         for section in dataclasses.fields(self):
             values = getattr(self, section.name)
+            if "help" in section.metadata:  # a setting of its own
+                lines += [*_yaml_lines(section, values), ""]
+                continue
             lines += [f"# {(type(values).__doc__ or '').splitlines()[0]}", f"{section.name}:"]
             for item in dataclasses.fields(values):
-                text = dump({item.name: getattr(values, item.name)})
-                lines.append(f"  # {item.metadata['help']}")
-                lines += [f"  {line}" if line else "" for line in text.rstrip("\n").split("\n")]
+                shown = _yaml_lines(item, getattr(values, item.name))
+                lines += [f"  {line}" if line else "" for line in shown]
             lines.append("")
         return "\n".join(lines)
+
+    def settings(self) -> Iterator[tuple[str, Any]]:
+        """Every setting by its dotted name, `training.gamma` or `parser`, with its value."""
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if "help" in item.metadata:
+                yield item.name, value
+            else:
+                yield from (
+                    (f"{item.name}.{inner.name}", getattr(value, inner.name))
+                    for inner in dataclasses.fields(value)
+                )
+
+
+def setting_types() -> dict[str, tuple[str, Any]]:
+    """Every setting by its dotted name: its line of help, and its type."""
+    found: dict[str, tuple[str, Any]] = {}
+    kinds = typing.get_type_hints(ConfigStore)
+    for item in dataclasses.fields(ConfigStore):
+        kind = kinds[item.name]
+        if "help" in item.metadata:
+            found[item.name] = (item.metadata["help"], kind)
+            continue
+        hints = typing.get_type_hints(kind)
+        for inner in dataclasses.fields(kind):
+            found[f"{item.name}.{inner.name}"] = (inner.metadata["help"], hints[inner.name])
+    return found
+
+
+def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
+    """One setting under its line of help."""
+    if isinstance(value, list):
+        value = [dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for v in value]  # type: ignore[arg-type]
+    return [f"# {item.metadata['help']}", *dump({item.name: value}).rstrip("\n").split("\n")]
+
+
+_SINGLE = frozenset(f.name for f in dataclasses.fields(ConfigStore) if "help" in f.metadata)
+"""Settings that belong to no section."""
+_SHORT = ("dataset", "eval_dataset")
+"""Sections that may be written as their path alone."""
 
 
 def find_config(folder: str | Path | None, name: str | None) -> Path | None:
@@ -342,7 +440,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     """Put one `section.name=value` into the nested mapping."""
     key, equals, raw = override.partition("=")
     path = key.strip().lstrip("+").split(".")
-    if not equals or len(path) < 2 or not all(path):
+    may_be_alone = path[0] in {*_SINGLE, *_SHORT}
+    if not equals or not all(path) or (len(path) == 1 and not may_be_alone):
         raise ConfigError(
             f"cannot read the override {override!r}. Write section.name=value, "
             "for example training.learning_rate=3e-5"
@@ -362,10 +461,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
 
 
 def _takes_text(path: list[str]) -> bool:
-    hints = typing.get_type_hints(ConfigStore).get(path[0])
-    if hints is None or len(path) != 2:
-        return False
-    hint = typing.get_type_hints(hints).get(path[1])
+    hint = setting_types().get(".".join(path), ("", None))[1]
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     return hint is str or (is_union and str in typing.get_args(hint))
 
@@ -382,19 +478,29 @@ def _checked(data: dict[str, Any], source: str) -> ConfigStore:
     """A `ConfigStore` from nested mappings, or one error that names every problem."""
     from pydantic import ValidationError
 
-    data = {name: {} if section is None else section for name, section in data.items()}
+    data = {name: _section_data(name, section) for name, section in data.items()}
     try:
         store: ConfigStore = _adapter().validate_python(data)
     except ValidationError as error:
-        problems = [_explain(problem) for problem in error.errors()]
-        raise ConfigError(f"{source}: " + "\n".join(problems)) from None
+        problems = [_explain(problem, data) for problem in error.errors()]
+        raise ConfigError(f"{source}: " + "\n".join(dict.fromkeys(problems))) from None
     return store
 
 
-def _explain(problem: Any) -> str:
+def _section_data(name: str, value: Any) -> Any:
+    """What a YAML file says of a section: nothing, or a short form of it."""
+    if name in _SHORT and isinstance(value, str | list):
+        return {"path": value}
+    return {} if value is None and name not in _SINGLE else value
+
+
+def _explain(problem: Any, data: Mapping[str, Any]) -> str:
     """One line about one bad value: the field, what it got, what it takes."""
     where = [str(part) for part in problem["loc"]]
     name = ".".join(where[:2])
+    if where[0] in _SINGLE:  # a union has a problem for each of its types: the help says it better
+        help_line = setting_types()[where[0]][0]
+        return f"{where[0]} got {data[where[0]]!r}. Expected: {help_line}"
     if problem["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
         owner: Any = ConfigStore if len(where) == 1 else _section_class(where[0])
         known = [f.name for f in dataclasses.fields(owner)]

@@ -1,6 +1,5 @@
 """Settings: files, overrides, and errors that name the field, what it got and what it takes."""
 
-import dataclasses
 import math
 import string
 
@@ -9,7 +8,7 @@ import yaml
 from hypothesis import given, settings, strategies as st
 
 from turnwise import ConfigError, ConfigStore, EnvironmentConfig
-from turnwise.config import find_config
+from turnwise.config import RewardItem, find_config, setting_types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(string.ascii_letters + string.digits + "_-/. ", min_size=1, max_size=20)
@@ -71,15 +70,62 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path, text):
 
 def test_the_defaults_are_valid_and_every_field_has_help():
     config = ConfigStore().validate()
-    fields = [
-        f
-        for section in dataclasses.fields(config)
-        for f in dataclasses.fields(section.type and getattr(config, section.name))
-    ]
-    assert len(fields) <= 66
-    for field in fields:
-        assert field.metadata["help"].endswith((".", "...")), field.name
-        assert "\n" not in field.metadata["help"]
+    described = setting_types()
+    assert list(described) == [name for name, _ in config.settings()]
+    assert len(described) <= 100
+    for name, (help_line, _) in described.items():
+        assert help_line.endswith((".", "...")), name
+        assert "\n" not in help_line
+
+
+def test_settings_outside_the_sections_are_read_and_written(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "dataset: rows.jsonl\n"
+        "eval_dataset: {path: data, split: test, columns: {answer: solution}}\n"
+        "tools: [calculator, {mcp: python server.py, prefix: web_}]\n"
+        "parser: hermes\n"
+        "reward: [{function: r.py:score, weight: 2}, {weight: 0.5}]\n"
+        "limits: {step_timeout: 5, max_seconds: null}\n"
+    )
+    config = ConfigStore.load(file, ["system_prompt=7", "limits.max_turns=3"])
+    assert config.dataset.path == "rows.jsonl"
+    assert (config.eval_dataset.split, config.eval_dataset.columns) == (
+        "test",
+        {"answer": "solution"},
+    )
+    assert config.tools == ["calculator", {"mcp": "python server.py", "prefix": "web_"}]
+    assert (config.parser, config.system_prompt) == ("hermes", "7")
+    assert config.reward == [RewardItem("r.py:score", 2.0), RewardItem(None, 0.5)]
+    assert (config.limits.step_timeout, config.limits.max_seconds, config.limits.max_turns) == (
+        5.0,
+        None,
+        3,
+    )
+    config.save(tmp_path / "d.yaml")
+    assert ConfigStore.load(tmp_path / "d.yaml") == config
+    assert (
+        ConfigStore.load(overrides=["dataset=a.jsonl", "reward=r.py:f"]).dataset.path == "a.jsonl"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("parser: 3", ["parser", "3", "auto"]),
+        ("tools: calculator", ["tools", "'calculator'", "Tools of the agent"]),
+        ("reward: [{weigth: 1}]", ["reward"]),
+        ("limits: {step_timeout: 0}", ["limits.step_timeout", "0", "greater than 0"]),
+        ("dataset: {pth: a}", ["dataset.pth", "path"]),
+        ("toolz: []", ["toolz", "tools"]),
+    ],
+)
+def test_bad_values_outside_the_sections_are_named(tmp_path, text, words):
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ConfigStore.load(tmp_path / "c.yaml")
+    for word in words:
+        assert word in str(caught.value)
 
 
 def test_the_fields_that_the_documents_name_exist():

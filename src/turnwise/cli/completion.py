@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import get_args, get_origin
 
 Offer = tuple[str, str]
 """A word, and one line about it; some shells show it."""
@@ -33,7 +32,9 @@ def settings(incomplete: str) -> Iterator[Offer]:
     for file in (*_files(incomplete, "*.yaml"), *_files(incomplete, "*.yml")):
         yield file, "configuration"
     yield from runs(incomplete)
-    for name, (about, _) in _settings().items():
+    from turnwise.config import setting_types
+
+    for name, (about, _) in setting_types().items():
         if name.startswith(incomplete):
             yield f"{name}=", about
 
@@ -65,27 +66,13 @@ def metrics(incomplete: str) -> Iterator[Offer]:
     yield from ((name, "") for name in (*names, *evaluated) if name.startswith(incomplete))
 
 
-def _settings() -> dict[str, tuple[str, Any]]:
-    """Every setting by its dotted name: its line of help, and its type."""
-    from typing import get_type_hints
-
-    from turnwise.config import ConfigStore
-
-    found = {}
-    sections = get_type_hints(ConfigStore)
-    for section in dataclasses.fields(ConfigStore):
-        kind = sections[section.name]
-        hints = get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            found[f"{section.name}.{field.name}"] = (field.metadata["help"], hints[field.name])
-    return found
-
-
 def _choices(key: str) -> list[str]:
     """The values of a setting that has a few."""
     from typing import Literal
 
-    kind = _settings().get(key.lstrip("+"), ("", None))[1]
+    from turnwise.config import setting_types
+
+    kind = setting_types().get(key.lstrip("+"), ("", None))[1]
     if kind is bool:
         return ["true", "false"]
     return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []

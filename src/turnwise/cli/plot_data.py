@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,10 +118,9 @@ def _read_run(file: Path) -> Run:
         return Run(name, rows, {"run": name}, None)
     config = ConfigStore.load(folder.config_file)
     settings = {
-        f"{section}.{key}": value
-        for section, values in dataclasses.asdict(config).items()
-        for key, value in values.items()
-        if section not in _NO_DIFFERENCE_SECTIONS and f"{section}.{key}" not in _NO_DIFFERENCE
+        name: value
+        for name, value in config.settings()
+        if name.partition(".")[0] not in _NO_DIFFERENCE_SECTIONS and name not in _NO_DIFFERENCE
     }
     settings["environment"] = folder.status.get("environment", config.environment.name)
     return Run(name, rows, settings, config.training.seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import json
 import logging
@@ -199,11 +198,9 @@ def _is_held(folder: RunFolder) -> bool:
 
 def _settings(config: ConfigStore) -> Mapping[str, Any]:
     return {
-        f"{section}.{name}": value
-        for section, values in dataclasses.asdict(config).items()
-        if section not in _FREE_SECTIONS
-        for name, value in values.items()
-        if f"{section}.{name}" not in _FREE
+        name: value
+        for name, value in config.settings()
+        if name.partition(".")[0] not in _FREE_SECTIONS and name not in _FREE
     }
 
 

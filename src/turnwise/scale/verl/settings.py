@@ -5,7 +5,6 @@ A setting that VERL has no place for is an error, unless it has its default.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,12 +81,8 @@ def _refuse_what_verl_lacks(config: ConfigStore) -> None:
 
 def _fields(config: ConfigStore) -> Iterator[tuple[str, Any, Any]]:
     """(dotted name, value, default) of every setting."""
-    standard = ConfigStore()
-    for section in dataclasses.fields(config):
-        values, defaults = getattr(config, section.name), getattr(standard, section.name)
-        for field in dataclasses.fields(values):
-            name = f"{section.name}.{field.name}"
-            yield name, getattr(values, field.name), getattr(defaults, field.name)
+    defaults = dict(ConfigStore().settings())
+    yield from ((name, value, defaults[name]) for name, value in config.settings())
 
 
 def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
