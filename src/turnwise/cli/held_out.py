@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
-from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import reset_environment
 from turnwise.env.players import Player, expert_player, random_player
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
-from turnwise.inference import SamplingParams, create_inference_engine
+from turnwise.inference import create_inference_engine
 from turnwise.models import LoadedModel
+from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.evaluation import GREEDY, held_out_tasks
-from turnwise.trainer.rollout import limits_of, run_tasks
+from turnwise.trainer.rollout import run_tasks
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import PlayerEngine
-from turnwise.user_code import import_object
 
 OnEpisode = Callable[[str, int, int], None]
 """Told who plays, and how many episodes of how many are over."""
@@ -35,37 +36,33 @@ def play_held_out(
     on_episode: OnEpisode,
 ) -> dict[str, Sequence[EpisodeResult]]:
     """By who played: `model`, and `expert` and `random` where the environment has them."""
-    settings, factory = (
-        config.inference,
-        environment_factory(config.environment.name, config.environment),
-    )
-    reward = config.environment.reward
-    tasks = held_out_tasks(num_episodes, config.training.seed)
-    with create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine:
-        collector = EpisodeCollector(
-            engine,
-            factory,
-            limits=limits_of(config),
-            sampling=GREEDY
-            if is_greedy
-            else SamplingParams(settings.temperature, top_p=settings.top_p),
-            reward_fn=None if reward is None else import_object(reward),
-            seed=config.training.seed,
-        )
+    parts = UserParts().filled_from(config)
+    factory = parts.factory(config)
+    rows = parts.dataset if parts.eval_dataset is None else parts.eval_dataset
+    tasks = held_out_tasks(num_episodes, config.training.seed, rows)
+    with (
+        contextlib.ExitStack() as closing,
+        create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine,
+    ):
+        options = parts.episode_options(config, closing)
+        if is_greedy:
+            options["sampling"] = GREEDY
+        collector = EpisodeCollector(engine, factory, **options)
         played: dict[str, Sequence[EpisodeResult]] = {
             "model": run_tasks(
                 collector, tasks, stop, lambda done, total: on_episode("model", done, total)
             )
         }
-        for who in _players_of(factory):
+        for who in _players_of(factory, tasks[0].task):
             if not stop.is_wanted:
                 played[who] = _play_as(who, collector, factory, tasks, stop, on_episode)
     return played
 
 
-def _players_of(factory: EnvironmentFactory) -> list[str]:
+def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> list[str]:
     """Which of them can act in a fresh episode; none where an episode cannot even begin."""
     env = factory()
+    env.task = task
     try:
         run_sync(reset_environment(env, 0))
         can = {
@@ -99,7 +96,9 @@ def _play_as(
             setup = copy.copy(collector.setup)
             setup.engine = engine
             setup.reward_limit = None
-            results.append(await Episode(setup, engine.making(factory), seed=task.seed).run())
+            results.append(
+                await Episode(setup, engine.making(factory), seed=task.seed, task=task.task).run()
+            )
             on_episode(who, len(results), len(tasks))
         return results
 

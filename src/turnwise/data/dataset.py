@@ -30,7 +30,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     `source` is a file of the kind .jsonl, .json or .parquet, several of them, a list of texts or
     dicts, or anything that can be counted and indexed, such as a split of a Hugging Face dataset.
     With a tokenizer an item has `input_ids` and `attention_mask` too, lists of ints: a text as it
-    is, messages by the chat template.
+    is, messages by the chat template. With `prompt_key=None` the rows are tasks of an environment
+    and need no prompt.
 
     >>> dataset = RLHFDataset([{"question": "6 x 7?", "answer": "42"}], prompt_key="question")
     >>> dataset[0]["prompt"], dataset[0]["answer"], len(dataset)
@@ -45,7 +46,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         source: Source | None = None,
         tokenizer: Any = None,
         *,
-        prompt_key: str = "prompt",
+        prompt_key: str | None = "prompt",
         max_prompt_length: int | None = None,
         truncation: Truncation = "error",
         tokenizer_kwargs: Mapping[str, Any] | None = None,
@@ -73,6 +74,11 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         self._rows: Sequence[Row] | None = None
         self._kept: list[int] | None = None
         self._cut: dict[int, str] = {}
+        if prompt_key is None and (tokenizer is not None or max_prompt_length is not None):
+            raise ConfigError(
+                "rows without a prompt (prompt_key=None) cannot be tokenized or limited. Leave out "
+                "the tokenizer and max_prompt_length, or say which column is the prompt."
+            )
         if source is not None:
             self._rows = rows_of(source, prompt_key)
             if max_prompt_length is not None:

@@ -27,8 +27,11 @@ class Indexed(Protocol):
 Source: TypeAlias = str | Path | Sequence[str | Path | Mapping[str, Any]] | Indexed
 
 
-def rows_of(source: Source, prompt_key: str) -> Sequence[Row]:
-    """The rows of a source, each checked: at once if they are here already, else when asked for."""
+def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
+    """The rows of a source, each checked: at once if they are here already, else when asked for.
+
+    Without a `prompt_key` the rows are taken as they are: an environment reads them.
+    """
     if isinstance(source, str | Path):
         source = [Path(source)]
     rows: Sequence[Row]
@@ -56,7 +59,7 @@ def rows_of(source: Source, prompt_key: str) -> Sequence[Row]:
 class LazyRows(Sequence[Row]):
     """Rows of somebody else's dataset, read and checked when they are asked for."""
 
-    def __init__(self, source: Indexed, prompt_key: str) -> None:
+    def __init__(self, source: Indexed, prompt_key: str | None) -> None:
         self._source = source
         self._prompt_key = prompt_key
         if len(source) > 0:
@@ -88,15 +91,17 @@ class LazyRows(Sequence[Row]):
         return read_row(value, self._prompt_key, place)
 
 
-def read_row(value: object, prompt_key: str, place: str) -> Row:
+def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     """A row with its `prompt` in place, a text or messages that an episode can open with."""
     if isinstance(value, str):
-        value = {prompt_key: value}
+        value = {prompt_key or "prompt": value}
     if not isinstance(value, Mapping):
         raise ConfigError(
             f"{place} is {value!r:.100} ({type(value).__name__}), expected a text or a dict"
         )
     row = dict(value)
+    if prompt_key is None:
+        return row
     if prompt_key not in row:
         raise ConfigError(
             f"{place} has no {prompt_key!r}. {did_you_mean(prompt_key, map(str, row))} "

@@ -26,6 +26,9 @@ BUILT_IN: dict[str, str] = {
     "custom-game": "turnwise.env.games.custom:CustomGameEnvironment",
 }
 
+PROMPTS = "prompts"
+"""The environment of a dataset of prompts: it cannot be played without one."""
+
 # "gym:CartPole-v1" is CartPole-v1 of the adapter named gym; the rest of the name goes to it.
 ADAPTERS: dict[str, str] = {
     "gym": "turnwise.env.adapters.gymnasium:GymnasiumEnvironment",
@@ -83,6 +86,8 @@ def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory
         return lambda: adapter(rest, config)
     if colon:
         return environment_factory(import_object(name), config)
+    if name == PROMPTS:
+        return environment_factory(import_object("turnwise.env.prompts:PromptEnvironment"), config)
     if name in BUILT_IN:
         return environment_factory(import_object(BUILT_IN[name]), config)
     raise ConfigError(

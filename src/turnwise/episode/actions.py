@@ -24,6 +24,7 @@ from turnwise.tools import (
     ToolResult,
     get_parser,
 )
+from turnwise.tools.base import marked_tools
 from turnwise.types import EpisodeStatus
 
 ParserChoice: TypeAlias = ActionParser | str
@@ -84,9 +85,11 @@ class Actions:
 
     def begin(self) -> None:
         """The environment is there: its own tools join the others."""
-        if self._tools is None:
-            return
         environment = None if self._world is None else self._world.environment
+        if self._tools is None:
+            if environment is None or not marked_tools(environment):
+                return
+            self._tools = ToolRegistry()
         if environment is not None:
             self._tools = self._tools.bind(environment)
         self.definitions = self._tools.definitions

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import RLHFDataset
+from turnwise.data.by_name import dataset_by_name
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
-from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
+from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import EpisodeCollector, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError
@@ -22,11 +25,12 @@ from turnwise.inference import BaseInferenceEngine, SamplingParams, create_infer
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
 from turnwise.models import load_tokenizer
 from turnwise.reward import RewardFn
+from turnwise.reward.by_name import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
-from turnwise.user_code import import_object
 
 _LOG = logging.getLogger("turnwise")
 SHARING = ("local", "transformers")
@@ -42,17 +46,39 @@ class UserParts:
     dataset: Any = None
     eval_dataset: Any = None
     tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None
-    parser: ParserChoice = "auto"
+    parser: ParserChoice | None = None
     system_prompt: str | None = None
     tokenizer: Any = None
     model: Any = None
     limits: EpisodeLimits | None = None
 
-    def environment_name(self, config: ConfigStore) -> str:
+    def filled_from(self, config: ConfigStore) -> UserParts:
+        """Return the same, with what Python did not give taken from the settings."""
+        environment = self.environment
+        if environment is None:
+            environment = config.environment.name
+            has_rows = self.dataset is not None or config.dataset.path is not None
+            if has_rows and environment == EnvironmentConfig().name:
+                environment = PROMPTS
+        are_prompts = environment in (PROMPTS, PromptEnvironment)
+        reward = config.environment.reward if config.reward is None else config.reward
+        return dataclasses.replace(
+            self,
+            environment=environment,
+            dataset=_rows(self.dataset, config.dataset, are_prompts),
+            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts),
+            reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
+            parser=config.parser if self.parser is None else self.parser,
+            system_prompt=config.system_prompt
+            if self.system_prompt is None
+            else self.system_prompt,
+            limits=self.limits or limits_of(config),
+        )
+
+    @property
+    def environment_name(self) -> str:
         """What the environment is called."""
         source = self.environment
-        if source is None:
-            return "prompts" if self.dataset is not None else config.environment.name
         if isinstance(source, str):
             return source
         kind = type(source) if isinstance(source, BaseEnvironment) else source
@@ -60,31 +86,16 @@ class UserParts:
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """What makes a fresh environment."""
-        source = self.environment
-        if source is None:
-            source = PromptEnvironment if self.dataset is not None else config.environment.name
-        return environment_factory(source, config.environment)
+        assert self.environment is not None
+        return environment_factory(self.environment, config.environment)
 
-    def reward(self, config: ConfigStore) -> RewardFn | None:
-        """The reward function that was given, or that the settings name."""
-        if self.reward_fn is not None or config.environment.reward is None:
-            return self.reward_fn
-        function: RewardFn = import_object(config.environment.reward)
-        if not callable(function):
-            raise ConfigError(
-                f"environment.reward got {config.environment.reward!r}, which is no function"
-            )
-        return function
-
-    def rows(self, dataset: Any) -> Rows | None:
-        """A dataset's rows; lists and files become one."""
-        if dataset is None:
-            return None
-        rows: Any = RLHFDataset(dataset) if isinstance(dataset, list | str | Path) else dataset
-        if not len(rows):
-            raise ConfigError("the dataset has no rows")
-        found: Rows = rows
-        return found
+    def registry(
+        self, config: ConfigStore, closing: contextlib.ExitStack | None = None
+    ) -> ToolRegistry | None:
+        """The agent's tools, or None; `closing` ends the servers that this starts."""
+        if self.tools is None:
+            return tools_by_name(config.tools, closing) if config.tools else None
+        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
 
     def model_and_tokenizer(self, config: ConfigStore) -> tuple[Any, Any]:
         """Those that were given, or those that the settings name."""
@@ -97,15 +108,17 @@ class UserParts:
                 raise ConfigError("model= needs tokenizer= beside it")
         return model, load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
 
-    def episode_options(self, config: ConfigStore) -> dict[str, Any]:
+    def episode_options(
+        self, config: ConfigStore, closing: contextlib.ExitStack | None = None
+    ) -> dict[str, Any]:
         """How episodes are played: the options of an `EpisodeCollector`."""
         return {
-            "limits": self.limits or limits_of(config),
+            "limits": self.limits,
             "sampling": SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
-            "tools": self.tools,
-            "parser": self.parser,
+            "tools": self.registry(config, closing),
+            "parser": self.parser or "auto",
             "system_prompt": self.system_prompt,
-            "reward_fn": self.reward(config),
+            "reward_fn": self.reward_fn,
             "seed": config.training.seed,
             "on_error": config.training.on_error,
         }
@@ -124,13 +137,16 @@ class Machinery:
     shares_weights: bool
     """Whether the engine takes the learner's weights by itself: it samples from its modules."""
     rollout: type[Rollout] = Rollout
+    closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """What ends with the run besides the engine: servers of tools."""
 
     def publish_weights(self) -> None:
         """The engine samples from the learner's weights as they are now."""
         self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
 
     def close(self) -> None:
-        self.engine.close()
+        with self.closing:
+            self.engine.close()
 
 
 def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
@@ -146,12 +162,28 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     # The learner first: adapters change the modules that the engine samples from.
     learner = make_learner(config, model, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
-    collector = EpisodeCollector(engine, factory, **parts.episode_options(config))
+    closing = contextlib.ExitStack()
+    collector = EpisodeCollector(engine, factory, **parts.episode_options(config, closing))
     advantages = Advantages(
         config.training, learner, sampler_is_exact=samples_exactly(config, learner)
     )
     shares = config.inference.backend in SHARING
-    return Machinery(tokenizer, learner, engine, collector, factory, advantages, shares)
+    return Machinery(
+        tokenizer, learner, engine, collector, factory, advantages, shares, closing=closing
+    )
+
+
+def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:
+    """The rows of a dataset that was given (lists and files become one), or that has a name."""
+    rows: Any = dataset_by_name(named, are_prompts=are_prompts) if dataset is None else dataset
+    if rows is None:
+        return None
+    if isinstance(dataset, list | str | Path):
+        rows = RLHFDataset(dataset, prompt_key="prompt" if are_prompts else None)
+    if not len(rows):
+        raise ConfigError("the dataset has no rows")
+    found: Rows = rows
+    return found
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:

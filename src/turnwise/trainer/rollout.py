@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import random
@@ -185,11 +186,13 @@ def group_size(config: ConfigStore) -> int:
 
 
 def limits_of(config: ConfigStore) -> EpisodeLimits:
-    """The limits that the settings name; the others are as they are."""
-    inference = config.inference
+    """The limits that the settings name."""
+    inference, limits = config.inference, dataclasses.asdict(config.limits)
+    turns = limits.pop("max_turns") or inference.max_turns
     return EpisodeLimits(
-        max_turns=inference.max_turns if inference.multi_turn else 1,
-        max_tokens_per_turn=inference.max_tokens,
+        max_turns=turns if inference.multi_turn else 1,
+        max_tokens_per_turn=limits.pop("max_tokens_per_turn") or inference.max_tokens,
+        **limits,
     )
 
 

@@ -30,7 +30,7 @@ from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
 from turnwise.trainer.figures import episode_figures, staleness
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
-from turnwise.trainer.rollout import Rollout
+from turnwise.trainer.rollout import Rollout, Rows
 from turnwise.trainer.state import read_state, seed_generators, undone_if_interrupted, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
@@ -60,7 +60,7 @@ class RayPPOTrainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-        parser: ParserChoice = "auto",
+        parser: ParserChoice | None = None,
         system_prompt: str | None = None,
         tokenizer: Any = None,
         model: Any = None,
@@ -88,14 +88,14 @@ class RayPPOTrainer:
             tokenizer,
             model,
             limits,
-        )
-        self._name = self._parts.environment_name(self.config)
-        self._rows = self._parts.rows(self._parts.dataset)
+        ).filled_from(self.config)
+        self._name = self._parts.environment_name
+        self._rows: Rows | None = self._parts.dataset
         self._curriculum = curriculum
         self._reporter = reporter or LogReporter()
         self._resume = resume
         self._machinery: Machinery | None = None
-        self._eval_rows = self._parts.rows(eval_dataset) or self._rows
+        self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._is_loaded = False
         self._num_broken_steps = 0
         self._num_imitated = 0

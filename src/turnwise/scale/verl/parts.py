@@ -45,7 +45,8 @@ def parts_of(
 ) -> EpisodeParts:
     """What a user gave, and what a multi-turn engine of theirs says about a conversation."""
     limits = parts.limits or limits_of(config)
-    tools, parser, system_prompt = parts.tools, parts.parser, parts.system_prompt
+    tools: Any = parts.registry(config)
+    parser, system_prompt = parts.parser or "auto", parts.system_prompt
     if engine is not None:
         limits = dataclasses.replace(limits, max_turns=engine.max_turns)
         system_prompt = system_prompt or engine._setup.system_prompt or None
@@ -54,7 +55,7 @@ def parts_of(
     on_error = config.training.on_error
     return EpisodeParts(
         parts.factory(config),
-        parts.reward(config),
+        parts.reward_fn,
         tools,
         parser,
         system_prompt,

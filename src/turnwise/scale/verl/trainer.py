@@ -29,6 +29,7 @@ from turnwise.scale.verl.settings import to_verl_config
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.reporter import Metrics
+from turnwise.trainer.rollout import Rows
 
 _EVALUATED = 32
 _LOGGED = "verl-metrics.jsonl"
@@ -52,7 +53,7 @@ class CustomRayPPOTrainer:
         train_dataset: Any = None,
         eval_dataset: Any = None,
         tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-        parser: ParserChoice = "auto",
+        parser: ParserChoice | None = None,
         system_prompt: str | None = None,
         tokenizer: Any = None,
         limits: EpisodeLimits | None = None,
@@ -75,14 +76,14 @@ class CustomRayPPOTrainer:
             tokenizer,
             None,
             limits,
-        )
+        ).filled_from(self.config)
         self._multi_turn = multi_turn_engine
         self._resume = resume
         self._overrides = list(verl_overrides)
-        self._rows = self._parts.rows(self._parts.dataset)
-        self._eval_rows = self._parts.rows(eval_dataset) or self._rows
+        self._rows: Rows | None = self._parts.dataset
+        self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         # The same environment by its class and by `path.py:Class` is the same run.
-        name = self._parts.environment_name(self.config)
+        name = self._parts.environment_name
         self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"
         self._resume_from: Path | None = None
         self._run: LegacyRun | NewerRun | None = None
@@ -216,7 +217,8 @@ class CustomRayPPOTrainer:
 
     def _datasets(self, config: Any, num_steps: int, num_held_out: int) -> tuple[Any, Any]:
         training = self.config.training
-        source = self._parts.environment or self.config.environment.name
+        source = self._parts.environment
+        assert source is not None
         size = config.data.train_batch_size
         options: dict[str, Any] = {"seed": training.seed, "name": self._name}
         # One step more than there is: VERL does not resume a loader that had come to its end.

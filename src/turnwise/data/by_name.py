@@ -1,0 +1,58 @@
+"""A dataset from a configuration file: files or a folder of splits, columns, how many rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import DatasetConfig
+from turnwise.data.dataset import RLHFDataset
+from turnwise.data.files import FILE_KINDS
+from turnwise.data.sources import Row, rows_of
+from turnwise.errors import ConfigError, did_you_mean
+
+
+def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> RLHFDataset | None:
+    """Return the rows that the settings name, or None if they name no file.
+
+    Rows that are not prompts are the tasks of an environment, as they stand in the file.
+    """
+    if config.path is None:
+        return None
+    paths = [config.path] if isinstance(config.path, str) else config.path
+    files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
+    rows = [_renamed(row, config.columns) for row in rows_of(files, None)]
+    prompt_key = config.prompt_key if are_prompts else None
+    return RLHFDataset(rows[: config.max_rows], prompt_key=prompt_key)
+
+
+def _files(path: Path, split: str | None) -> list[Path]:
+    """The file itself, or those of a folder that belong to the split."""
+    if not path.is_dir():
+        if split is not None:
+            raise ConfigError(
+                f"dataset.split got {split!r}, and {path} is no folder: expected one that holds "
+                f"{split}.jsonl or the like"
+            )
+        return [path]
+    splits: dict[str, list[Path]] = {}
+    for file in sorted(path.iterdir()):
+        if file.suffix in FILE_KINDS:  # train.jsonl, or train-00000-of-00002.parquet
+            splits.setdefault(file.name.partition(".")[0].partition("-")[0], []).append(file)
+    if split is None and len(splits) == 1:
+        return next(iter(splits.values()))
+    if split not in splits:
+        kinds = ", ".join(FILE_KINDS)
+        hint = did_you_mean(split or "", splits) if splits else f"It has no file of {kinds}."
+        raise ConfigError(f"dataset.split got {split!r} for the folder {path}. {hint}")
+    return splits[split]
+
+
+def _renamed(row: Row, columns: dict[str, str]) -> Row:
+    found: dict[str, Any] = dict(row)
+    for new, old in columns.items():
+        if old not in row:
+            raise ConfigError(f"dataset.columns names {old!r}. {did_you_mean(old, map(str, row))}")
+        found.pop(old, None)
+        found[new] = row[old]
+    return found

@@ -1,0 +1,94 @@
+"""Tools from a configuration file: built-in names, a user's `file.py:name`, MCP servers."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.tools.base import Tool
+from turnwise.tools.registry import ToolRegistry
+from turnwise.user_code import import_object
+
+ToolEntry: TypeAlias = str | Mapping[str, Any]
+"""`calculator`, `tools.py:search`, `{tool: python, limits: {seconds: 2}}` or `{mcp: command}`."""
+
+# The one line where a built-in tool is named.
+BUILT_IN: dict[str, str] = {
+    "calculator": "turnwise.tools.calculator:CalculatorTool",
+    "python": "turnwise.tools.python_code:PythonCodeTool",
+}
+
+
+def tools_by_name(
+    entries: Sequence[ToolEntry], closing: contextlib.ExitStack | None = None
+) -> ToolRegistry:
+    """Return the tools that the entries name; `closing` ends the servers that were started.
+
+    Without it there must be none: a connection to a server cannot go to another process.
+    """
+    registry = ToolRegistry()
+    for entry in entries:
+        options = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
+        if ("mcp" in options) == ("tool" in options):
+            raise ConfigError(
+                f"tools got {entry!r}, expected a name, {{tool: name, option: value}} or "
+                "{mcp: command or URL}"
+            )
+        if "mcp" in options:
+            if closing is None:
+                raise ConfigError(
+                    f"tools got {entry!r}: MCP servers are reached from one process only. Train "
+                    "without Ray and VERL, or call the server in a tool of your own."
+                )
+            registry.register_all(_from_server(options.pop("mcp"), options, closing))
+        else:
+            registry.register_all(_from_target(str(options.pop("tool")), options))
+    return registry
+
+
+def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable[..., Any]]:
+    if name not in BUILT_IN and ":" not in name:
+        raise ConfigError(
+            f"there is no tool {name!r}. {did_you_mean(name, BUILT_IN)} "
+            "Your own is written path/to/file.py:name."
+        )
+    found = import_object(BUILT_IN.get(name, name))
+    if isinstance(found, ToolRegistry | list | tuple) and not options:
+        return list(found)
+    is_tool_class = isinstance(found, type) and issubclass(found, Tool)
+    if is_tool_class or (options and callable(found)):
+        return [_made(found, name, options)]
+    if options:
+        raise ConfigError(f"tool {name!r} takes no options, got {', '.join(options)}")
+    return [found]
+
+
+def _made(kind: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
+    if name == "python" and isinstance(options.get("limits"), Mapping):
+        from turnwise.tools.python_code import CodeLimits
+
+        options = {**options, "limits": CodeLimits(**options["limits"])}
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"tool {name!r} cannot be made with {options}: {error}") from None
+    return kind(**options)
+
+
+def _from_server(
+    server: object, options: dict[str, Any], closing: contextlib.ExitStack
+) -> Sequence[Tool]:
+    from turnwise.tools.mcp_source import MCPTools
+
+    words = shlex.split(server) if isinstance(server, str) else server
+    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
+        raise ConfigError(f"mcp got {server!r}, expected a command or a URL of a server")
+    if words[0].startswith(("http://", "https://")):
+        source = MCPTools.http(words[0], **options)
+    else:
+        source = MCPTools.stdio(words[0], words[1:], **options)
+    return closing.enter_context(source).tools
