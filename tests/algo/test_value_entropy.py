@@ -24,9 +24,7 @@ SMALL_MASK = torch.tensor([[1, 0, 1, 1], [0, 0, 0, 0], [0, 1, 0, 0], [1, 1, 1, 1
 def test_equals_the_reference(case: Case) -> None:
     for kind in MASKS:
         batch = make_batch(kind)
-        # Of 117 tokens of some 2 each the undivided sum has no more digits.
-        tolerance = 2e-5 if "token-sum" in case.label else 1e-5
-        assert_close(case.run(batch), case.expected(batch), tolerance)
+        assert_close(case.run(batch), case.expected(batch), 1e-5)
 
 
 @each([*VALUE_LOSSES, *ENTROPIES, *EXPLAINED])

@@ -150,7 +150,8 @@ def _accepts(
     place, _, kind = name.rpartition("_")
     divergence = keep(_DIVERGENCES[kind](difference), mask)
     if place == "seq_max":
-        divergence = divergence.amax(1, keepdim=True)
+        # Divergences of these kinds are never negative.
+        divergence = torch.nn.functional.pad(divergence, (0, 1)).amax(1, keepdim=True)
     elif place != "token":
         divergence = divergence.sum(1, keepdim=True)
         if place == "seq_mean":

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from turnwise.algo.masked import ROUNDING
 from turnwise.errors import ConfigError
 
 GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
@@ -29,10 +30,18 @@ class Groups:
     sizes: torch.Tensor
     """[B], the size of each episode's own group."""
     num_groups: int
+    resolution: float
+    """Differences of up to this share of a group's largest number are rounding, and count as 0."""
 
     @classmethod
-    def of(cls, index: GroupIndex, rows: torch.Tensor) -> Groups:
-        """The groups of the rows of a tensor [B, ...], on its device."""
+    def of(
+        cls, index: GroupIndex, rows: torch.Tensor, precision: torch.dtype = torch.float64
+    ) -> Groups:
+        """The groups of the rows of a tensor [B, ...], on its device.
+
+        `precision` is the type in which the numbers to compare were given, whatever type they are
+        computed in.
+        """
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if labels.shape != (len(rows),):
             raise ConfigError(
@@ -45,6 +54,7 @@ class Groups:
             ids=torch.from_numpy(inverse).to(rows.device),
             sizes=torch.from_numpy(counts[inverse]).to(rows.device),
             num_groups=len(names),
+            resolution=ROUNDING * torch.finfo(torch.promote_types(precision, torch.float32)).eps,
         )
 
     @property
@@ -66,8 +76,20 @@ class Groups:
         return self.sum(x) / self.sizes
 
     def centred(self, x: torch.Tensor) -> torch.Tensor:
-        """x minus its group's mean; exactly 0 for an episode that is alone."""
-        return torch.where(self.is_alone, 0.0, x - self.mean(x))
+        """x minus its group's mean; exactly 0 for an episode that is alone, and for equal ones."""
+        return torch.where(self.is_alone, 0.0, self.without_rounding(x - self.mean(x), x))
+
+    def without_rounding(self, differences: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Differences between the x of a group, [B, ...], with 0 for what is only rounding.
+
+        Dividing by a spread that is nothing but rounding would make advantages of it.
+        """
+        ids = self.ids.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+        largest = torch.zeros(self.num_groups, *x.shape[1:], dtype=x.dtype, device=x.device)
+        largest.scatter_reduce_(0, ids, x.abs(), "amax")
+        return torch.where(
+            differences.abs() > self.resolution * largest[self.ids], differences, 0.0
+        )
 
     def std(self, x: torch.Tensor) -> torch.Tensor:
         """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 when alone."""

@@ -62,9 +62,9 @@ class RowMask:
         """0 and 1 as floats."""
         return self._bytes.to(self._dtype)
 
-    def numbers_backwards(self) -> torch.Tensor:
-        """The same, each row from its end; a new tensor each time."""
-        return self._bytes.flip(1).to(self._dtype)
+    def bytes_backwards(self) -> torch.Tensor:
+        """0 and 1 as bytes, each row from its end."""
+        return self._bytes.flip(1)
 
     def keep(self, x: torch.Tensor) -> torch.Tensor:
         """`x` where the mask is set, 0 elsewhere."""
@@ -118,51 +118,92 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
 
+ROUNDING = 4
+"""Differences of up to this many units in the last place of the numbers compared are rounding."""
+
+
 class Moments:
-    """Mean and variance of the unmasked tokens, gathered tile by tile (Chan et al., 1979)."""
+    """Mean and variance of the unmasked tokens, accumulated tile by tile (Chan et al., 1979)."""
 
     def __init__(self, device: torch.device) -> None:
-        self.count, self.mean, self.squares = torch.zeros(
-            3, dtype=torch.float64, device=device
+        self.count, self.mean, self.squares, self._sizes = torch.zeros(
+            4, dtype=torch.float64, device=device
         ).unbind()
 
-    def add(self, x: torch.Tensor, numbers: torch.Tensor) -> None:
-        """Take in a tile whose masked tokens are 0; `numbers` is its mask as 0 and 1."""
+    def add(
+        self, x: torch.Tensor, numbers: torch.Tensor, minuends: torch.Tensor | None = None
+    ) -> None:
+        """Add a tile whose masked tokens are 0; `numbers` is its mask as 0 and 1.
+
+        `minuends` are the numbers that x is a difference of: they say how far x is rounded, which
+        is x itself if none are given.
+        """
         tile_count = numbers.sum().double()
-        tile_mean = x.sum().double() / tile_count.clamp(min=1)
-        centred = torch.addcmul(x, numbers, -tile_mean.to(x.dtype)).reshape(-1)
+        # A rough mean is enough to centre with; what it misses is measured and added.
+        rough = (x.sum().double() / tile_count.clamp(min=1)).to(x.dtype)
+        centred = torch.addcmul(x, numbers, -rough)
+        rest = centred.sum().double() / tile_count.clamp(min=1)
+        spread = (_sum_of_squares(centred) - tile_count * rest.square()).clamp(min=0)
+        tile_mean = rough.double() + rest
         shift = tile_mean - self.mean
         total = (self.count + tile_count).clamp(min=1)
-        self.squares += centred.dot(centred) + shift.square() * self.count * tile_count / total
+        self.squares += spread + shift.square() * self.count * tile_count / total
         self.mean += shift * tile_count / total
         self.count += tile_count
+        if minuends is not None:
+            self._sizes += _sum_of_squares(minuends)
 
     @property
     def variance(self) -> torch.Tensor:
         """Unbiased; 0 for a single token."""
         return self.squares / (self.count - 1).clamp(min=1)
 
+    def scale(self, dtype: torch.dtype) -> torch.Tensor:
+        """1 / √(variance + 1e-8); 0 where rounding in `dtype` alone explains the variance."""
+        mean_square = torch.maximum(
+            self.mean.square() + self.variance, self._sizes / self.count.clamp(min=1)
+        )
+        rounding = (ROUNDING * torch.finfo(dtype).eps) ** 2 * mean_square
+        return torch.where(self.variance > rounding, torch.rsqrt(self.variance + 1e-8), 0.0)
+
+
+def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
+    """Σ x², in float64 where the squares are too large for x's own type."""
+    flat = x.reshape(-1)
+    if not x.is_cuda:
+        total = flat.dot(flat).double()
+        if bool(total.isfinite()):
+            return total
+    return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+
 
 @torch.no_grad()
-def masked_whiten_(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def masked_whiten_(
+    x: torch.Tensor, mask: torch.Tensor, minuends: torch.Tensor | None = None
+) -> torch.Tensor:
     """Bring the unmasked tokens of the whole batch to mean 0 and variance 1, in place.
 
-    (x − mean) / √(variance + 1e-8); masked tokens become 0. A single token is only centred.
+    (x − mean) / √(variance + 1e-8); masked tokens become 0. A single token is only centred. Tokens
+    that differ by rounding alone become 0: see `Moments.add` for what `minuends` says about that.
     """
     moments = Moments(x.device)
     for rows in row_tiles(x):
         tile = RowMask(mask[rows], x.dtype)
-        moments.add(tile.keep_(x[rows]), tile.numbers)
+        sizes = None if minuends is None else minuends[rows]
+        moments.add(tile.keep_(x[rows]), tile.numbers, sizes)
     return whiten_kept_(x, mask, moments)
 
 
 def whiten_kept_(x: torch.Tensor, mask: torch.Tensor, moments: Moments) -> torch.Tensor:
     """The second half of `masked_whiten_`, for who has gathered the moments along the way."""
-    scale = torch.rsqrt(moments.variance + 1e-8)
-    shift, scale = (-moments.mean * scale).to(x.dtype), scale.to(x.dtype)
+    scale = moments.scale(x.dtype)
+    # x − mean before anything else: x · scale alone can have no digits left of the difference.
+    mean = moments.mean.to(x.dtype)
+    rest = ((moments.mean - mean.double()) * scale).to(x.dtype)
+    scale = scale.to(x.dtype)
     for rows in row_tiles(x):
         numbers = mask[rows].view(torch.uint8).to(x.dtype)
-        x[rows].mul_(scale).addcmul_(numbers, shift)
+        x[rows].addcmul_(numbers, -mean).mul_(scale).addcmul_(numbers, -rest)
     return x
 
 

@@ -10,10 +10,8 @@ from torch.nn.functional import pad
 from turnwise.algo.masked import RowMask, as_mask
 from turnwise.algo.tiling import row_tiles
 
-# Weights inside one block span at most this factor, so that float32 neither over- nor underflows.
-_BLOCK_RANGE = 1e30
-# Longest block for which a count times the first factor of `_powers` is exact in float32.
-_LONGEST_BLOCK = 8192
+# Weights inside one block span at most this factor: terms of up to 1e25 do not overflow float32.
+_BLOCK_RANGE = 1e12
 # Below it, what follows a token is lost in the token's own rounding, and powers of it underflow.
 _SMALLEST_DECAY = 1e-30
 
@@ -60,29 +58,28 @@ def suffix_sum_tile(x: torch.Tensor, mask: RowMask, decay: float) -> torch.Tenso
     padding = num_blocks * block - length
     shape = (num_rows, num_blocks, block)
     sums = (pad(backwards, (0, padding)) if padding else backwards).view(shape)
-    counts = mask.numbers_backwards()
-    counts = (pad(counts, (0, padding)) if padding else counts).view(shape)
-    weights = _powers(decay, torch.cumsum(counts, 2, out=counts))
+    counted = mask.bytes_backwards()
+    counted = (pad(counted, (0, padding)) if padding else counted).view(shape)
+    weights = _powers(decay, counted.cumsum(2, dtype=torch.int32), x.dtype)
     torch.cumsum(sums.div_(weights), 2, out=sums).mul_(weights)
     _carry_over(sums, weights)
     return sums.view(num_rows, -1)[:, :length].flip(1)
 
 
-def _powers(decay: float, counts: torch.Tensor) -> torch.Tensor:
-    """decay^count, to the last digit or two.
+def _powers(decay: float, counts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """decay^count, rounded once.
 
-    exp(count · log decay) would be off by as many roundings as the exponent is large. So the
-    logarithm is split: its first 11 bits times a count is exact, and the rest is small.
+    Looked up, since no block has more different counts than tokens: on an Arm core an exponential
+    takes as long as ten additions, and would have to be taken twice to be as accurate.
     """
-    mantissa, exponent = math.frexp(math.log(decay))
-    coarse = math.ldexp(round(mantissa * 2048) / 2048, exponent)
-    fine = math.log(decay) - coarse
-    return (counts * fine).exp_().mul_(counts.mul_(coarse).exp_())
+    exponents = torch.arange(counts.shape[2] + 1, dtype=torch.float64, device=counts.device)
+    table = torch.pow(decay, exponents).to(dtype)
+    return table.index_select(0, counts.view(-1)).view(counts.shape)
 
 
 def _blocks(length: int, decay: float) -> tuple[int, int]:
     """Number and size of the blocks; sizes that divide the row are taken, to save padding."""
-    longest = min(_LONGEST_BLOCK, max(1, int(math.log(_BLOCK_RANGE) / -math.log(decay))))
+    longest = max(1, int(math.log(_BLOCK_RANGE) / -math.log(decay)))
     fewest = -(-length // longest)
     number = next((n for n in range(fewest, 2 * fewest) if length % n == 0), fewest)
     return number, -(-length // number)

@@ -165,9 +165,8 @@ class PPOBatch:
 
 def on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """Scores of whole episodes [B], put on the last policy token of each: [B, T]."""
-    column = torch.arange(response_mask.shape[1], device=response_mask.device)
-    last = torch.where(response_mask, column, -1).amax(1)
-    is_last = response_mask & (column == last[:, None])
+    counted = response_mask.cumsum(1)
+    is_last = response_mask & (counted == response_mask.sum(1, keepdim=True))
     return torch.where(is_last, scores[:, None], torch.zeros((), dtype=scores.dtype))
 
 

@@ -57,7 +57,8 @@ def compute_gae_advantage_return(
         kept = tile.keep_(_gae_tile(*inputs, mask[rows], tile, gamma, lam, advantages[rows]))
         tile.keep_(torch.add(kept, inputs[1], out=returns[rows]))
         if whiten:
-            moments.add(kept, tile.numbers)
+            # An advantage is a difference of return and value, and rounded as these are.
+            moments.add(kept, tile.numbers, minuends=returns[rows])
     if whiten:
         whiten_kept_(advantages, mask, moments)
     return advantages, returns
@@ -96,6 +97,8 @@ def estimate_advantages(
     Returns advantages and returns [B, T], not whitened.
     """
     num_rows, row_length = rewards.shape
+    if not rewards.numel():
+        return wide(rewards).clone(), wide(rewards).clone()
     ends = as_mask(dones)
     before = torch.zeros_like(ends)
     before[:, 1:] = ends[:, :-1]
@@ -118,9 +121,7 @@ def estimate_advantages(
 
 def _with_bootstrap(rewards: torch.Tensor, mask: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
     """The rewards with `extra` [B] added on each row's last policy token."""
-    position = torch.arange(mask.shape[1], device=mask.device)
-    last = torch.where(mask, position, -1).amax(1)
-    is_last = mask & (position == last[:, None])
+    is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
     return rewards + torch.where(is_last, extra[:, None], 0.0)
 
 

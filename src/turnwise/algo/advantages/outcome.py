@@ -2,8 +2,9 @@
 
 An episode's score s_i is the sum of its rewards on the policy's tokens (VERL adds those on masked
 tokens too); its advantage is the same on each of its tokens, and 0 on masked ones. Means and
-spreads are taken in float64, so that equal scores give exactly 0 (in float32, eight scores of 0.3
-can leave a spread that is nothing but rounding, and dividing by it makes an advantage of 0.03).
+spreads are taken in float64, and scores that differ by rounding alone count as equal (in float32,
+eight scores of 0.3 can leave a spread that is nothing but rounding, and dividing by it makes an
+advantage of 0.03).
 
 An episode that is alone in its group gets 0: with nothing to compare it with, a raw score would
 only push by the arbitrary zero of the reward scale. (VERL gives it its raw score, except in
@@ -49,7 +50,7 @@ def compute_grpo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    relative = Groups.of(index, scores).relative(scores, norm_by_std, epsilon)
+    relative = _groups(index, scores, token_level_rewards).relative(scores, norm_by_std, epsilon)
     return _on_tokens(relative, mask, token_level_rewards)
 
 
@@ -80,12 +81,13 @@ def compute_grpo_passk_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores)
+    groups = _groups(index, scores, token_level_rewards)
     if bool(groups.is_alone.any()):
         raise ConfigError("grpo_passk needs at least 2 episodes in each group, got a group of 1")
     best, second = groups.best_two(scores)
     margin = torch.zeros_like(scores)
     margin[best] = scores[best] - scores[second]
+    margin = groups.without_rounding(margin, scores)
     if norm_by_std:
         margin /= groups.std(scores) + epsilon
     return _on_tokens(margin, mask, token_level_rewards)
@@ -114,6 +116,7 @@ def compute_gdpo_advantage(
         part_weights: D weights; 1 each if not given.
     """
     mask = as_mask(response_mask)
+    precision = token_level_rewards.dtype if reward_parts is None else reward_parts.dtype
     if reward_parts is None:
         reward_parts = _scores(token_level_rewards, mask)[:, None]
     reward_parts = reward_parts.double().cpu()
@@ -122,7 +125,7 @@ def compute_gdpo_advantage(
         raise ConfigError(
             f"gdpo got {len(weights)} part_weights for {reward_parts.shape[1]} reward parts"
         )
-    groups = Groups.of(index, reward_parts)
+    groups = Groups.of(index, reward_parts, precision)
     total = torch.zeros_like(reward_parts[:, 0])
     for part, weight in zip(reward_parts.unbind(1), weights, strict=True):
         total += weight * groups.relative(part, norm_by_std, epsilon)
@@ -141,7 +144,7 @@ def compute_rloo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores)
+    groups = _groups(index, scores, token_level_rewards)
     scale = groups.sizes.double() / (groups.sizes - 1).clamp(min=1)
     return _on_tokens(groups.centred(scores) * scale, mask, token_level_rewards)
 
@@ -158,12 +161,11 @@ def compute_opo_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    groups = Groups.of(index, scores)
+    groups = _groups(index, scores, token_level_rewards)
     lengths = mask.sum(1).cpu()
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
-    return _on_tokens(
-        torch.where(groups.is_alone, 0.0, scores - baseline), mask, token_level_rewards
-    )
+    relative = groups.without_rounding(scores - baseline, scores)
+    return _on_tokens(torch.where(groups.is_alone, 0.0, relative), mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -181,7 +183,7 @@ def compute_gpg_advantage(
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
     alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1).double()
-    groups = Groups.of(index, scores)
+    groups = _groups(index, scores, token_level_rewards)
     return _on_tokens(alpha * groups.centred(scores) / f_norm, mask, token_level_rewards)
 
 
@@ -208,7 +210,9 @@ def compute_reinforce_plus_plus_baseline_advantage(
     """
     mask = as_mask(response_mask)
     scores = _scores(token_level_rewards, mask)
-    return _whitened_on_tokens(Groups.of(index, scores).centred(scores), mask, token_level_rewards)
+    return _whitened_on_tokens(
+        _groups(index, scores, token_level_rewards).centred(scores), mask, token_level_rewards
+    )
 
 
 @torch.no_grad()
@@ -247,6 +251,11 @@ def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tens
     them on a GPU does.
     """
     return masked_row_sum(token_level_rewards, mask).double().cpu()
+
+
+def _groups(index: GroupIndex, scores: torch.Tensor, rewards: torch.Tensor) -> Groups:
+    """The groups of episodes whose scores are sums of these rewards."""
+    return Groups.of(index, scores, rewards.dtype)
 
 
 def _on_tokens(

@@ -63,7 +63,9 @@ class Turns:
         position = torch.where(self.mask, position, length)
         first = torch.full_like(self.exists, length, dtype=torch.long)
         first.scatter_reduce_(1, self.ids, position, "amin")
-        return keep(x.double().gather(1, first.clamp(max=length - 1)), self.exists)
+        # Behind the last column there is one more, for turns that do not exist.
+        padded = torch.nn.functional.pad(x.double(), (0, 1))
+        return keep(padded.gather(1, first), self.exists)
 
     def on_tokens(self, x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """Each turn's number on each of its tokens: [B, K] -> [B, T], of the type of `like`."""
@@ -103,9 +105,10 @@ def compute_turn_gae_advantage_return(
         whiten=False,
     )
     on_tokens = turns.on_tokens(advantages, token_level_rewards)
+    returns = turns.on_tokens(returns, token_level_rewards)
     if whiten:
-        masked_whiten_(on_tokens, turns.mask)
-    return on_tokens, turns.on_tokens(returns, token_level_rewards)
+        masked_whiten_(on_tokens, turns.mask, minuends=returns)
+    return on_tokens, returns
 
 
 @torch.no_grad()
@@ -143,13 +146,14 @@ def compute_turn_grpo_advantage(
     """
     turns = Turns.of(as_mask(response_mask), turn_ids)
     to_go = discounted_suffix_sum(turns.sum(token_level_rewards), turns.exists, gamma)
-    groups = Groups.of(index, to_go)
+    groups = Groups.of(index, to_go, token_level_rewards.dtype)
     last = (turns.exists.sum(1) - 1).clamp(min=0)
     turn = torch.arange(turns.exists.shape[1], device=to_go.device)
     standing = to_go.gather(1, torch.minimum(turn, last[:, None]))
     others = (groups.sizes - 1).clamp(min=1)[:, None]
     baseline = (groups.sum(standing) - standing) / others
-    advantages = torch.where(groups.is_alone[:, None], 0.0, standing - baseline)
+    relative = groups.without_rounding(standing - baseline, standing)
+    advantages = torch.where(groups.is_alone[:, None], 0.0, relative)
     if norm_by_std:
         advantages /= groups.std(standing[:, 0])[:, None] + epsilon
     return (
@@ -193,12 +197,13 @@ def compute_gigpo_advantage(
     """
     turns = Turns.of(as_mask(response_mask), turn_ids)
     rewards = turns.sum(token_level_rewards)
-    groups = Groups.of(index, rewards)
+    precision = token_level_rewards.dtype
+    groups = Groups.of(index, rewards, precision)
     advantages = groups.relative(rewards.sum(1), norm_by_std, epsilon)[:, None]
 
     to_go = discounted_suffix_sum(rewards, turns.exists, gamma)
     taken = to_go[turns.exists]
-    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken)
+    anchors = Groups.of(_anchor_labels(anchor_states, groups, turns), taken, precision)
     step = torch.zeros_like(to_go)
     step[turns.exists] = anchors.relative(taken, norm_by_std, epsilon)
     combined = advantages + step_weight * step

@@ -1,0 +1,149 @@
+"""Rewards of any size: equal ones, huge ones, tiny ones, and none at all."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from algo.reference import reference_of
+from turnwise import algo
+from turnwise.algo import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
+from turnwise.algo.choose import compute_advantages
+
+# What these give is a comparison: of equal scores nothing is left.
+COMPARING = sorted(set(ADVANTAGE_ESTIMATORS) - {"remax", "optimal_token_baseline"})
+WHITENING = ["gae", "turn_gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gdpo"]
+NORMALISING = [*WHITENING, "grpo", "grpo_passk", "turn_grpo", "gigpo"]
+LARGEST = 2.0**80
+SIZES = st.floats(-LARGEST, LARGEST, width=32) | st.floats(-1e3, 1e3, width=32)
+
+
+def make_batch(scores: torch.Tensor, length: int = 1, turns: bool = False) -> dict[str, Any]:
+    """Episodes of these scores [B], each on its last token; all in one group."""
+    num_rows = len(scores)
+    rewards = torch.zeros(num_rows, length, dtype=scores.dtype)
+    if length:
+        rewards[:, -1] = scores
+    mask = torch.ones(num_rows, length, dtype=torch.bool)
+    if turns and length > 2:
+        mask[:, 1] = False
+    return {
+        "token_level_rewards": rewards,
+        "response_mask": mask,
+        "values": torch.zeros_like(rewards),
+        "old_log_probs": torch.full_like(rewards, -1.0),
+        "sum_pi_squared": torch.full_like(rewards, 0.5),
+        "bootstrap_values": torch.zeros_like(scores),
+        "reward_baselines": torch.zeros_like(scores),
+        "index": [0] * num_rows,
+        "anchor_states": [["start"] * (length + 1)] * num_rows,
+        "gamma": 1.0,
+        "lam": 0.95,
+    }
+
+
+def advantages_of(name: str, batch: dict[str, Any], **options: Any) -> torch.Tensor:
+    if name == "turn_grpo":
+        return algo.compute_turn_grpo_advantage(
+            batch["token_level_rewards"], batch["response_mask"], batch["index"], norm_by_std=True
+        )[0]
+    return compute_advantages(name, {**batch, **options})[0]
+
+
+@pytest.mark.parametrize("name", COMPARING)
+@given(score=SIZES, num_rows=st.integers(2, 40), turns=st.booleans())
+@settings(deadline=None, max_examples=15)
+def test_equal_scores_of_any_size_teach_nothing(
+    name: str, score: float, num_rows: int, turns: bool
+) -> None:
+    # Lambda 1: else GAE tells tokens apart by how far the reward is.
+    for dtype in (torch.float32, torch.float64):
+        batch = make_batch(torch.full((num_rows,), score, dtype=dtype), 3, turns)
+        assert torch.all(advantages_of(name, batch, lam=1.0) == 0)
+
+
+@pytest.mark.parametrize("name", WHITENING)
+def test_many_equal_returns_whiten_to_nothing(name: str) -> None:
+    for score in (0.3, 1000.3, -12345.678, 1e20):
+        batch = make_batch(torch.full((257,), score))
+        assert torch.all(advantages_of(name, batch) == 0)
+
+
+@pytest.mark.parametrize("name", NORMALISING)
+@given(
+    score=st.floats(2.0**-10, LARGEST, width=32), up=st.lists(st.booleans(), min_size=3, max_size=9)
+)
+@settings(deadline=None, max_examples=15)
+def test_scores_that_differ_by_rounding_alone_count_as_equal(
+    name: str, score: float, up: list[bool]
+) -> None:
+    """0.1 + 0.2 and 0.3 are the same reward; dividing by their spread would tell them apart."""
+    scores = torch.full((len(up),), score)
+    infinity = torch.full_like(scores, float("inf"))
+    scores = torch.where(torch.tensor(up), torch.nextafter(scores, infinity), scores)
+    assert torch.all(advantages_of(name, make_batch(scores)) == 0)
+
+
+def test_a_perfect_critic_leaves_nothing_to_whiten() -> None:
+    """Advantages are then the rounding of returns and values, at whatever size these are."""
+    random = torch.Generator().manual_seed(0)
+    rewards = 1000 * torch.rand(16, 50, generator=random)
+    mask = torch.ones(16, 50, dtype=torch.bool)
+    for gamma, lam in ((1.0, 1.0), (0.99, 0.95), (1.0, 0.5), (0.99, 0.05)):
+        values = algo.discounted_suffix_sum(rewards.double(), mask, gamma).float()
+        advantages, _ = algo.compute_gae_advantage_return(rewards, values, mask, gamma, lam)
+        assert torch.all(advantages == 0)
+
+
+@pytest.mark.parametrize("name", WHITENING)
+@given(power=st.integers(-4, 70), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=15)
+def test_whitening_does_not_depend_on_the_unit_of_the_rewards(
+    name: str, power: int, seed: int
+) -> None:
+    scores = torch.randn(12, generator=torch.Generator().manual_seed(seed)) * 16
+    plain = advantages_of(name, make_batch(scores, 3))
+    scaled = advantages_of(name, make_batch(scores * 2.0**power, 3))
+    assert torch.allclose(plain, scaled, rtol=1e-4, atol=1e-4)
+    assert float(scaled.double().std()) == pytest.approx(1.0, abs=1e-3)
+
+
+@given(
+    size=st.sampled_from([1e-20, 1.0, 1e8, 1e16, LARGEST]),
+    decay=st.sampled_from([0.1, 0.5, 0.94, 0.999]),
+    length=st.sampled_from([7, 400, 1500]),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=25)
+def test_discounted_sums_of_any_size_are_accurate(
+    size: float, decay: float, length: int, seed: int
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, length, generator=random) * size
+    mask = torch.rand(2, length, generator=random) < 0.8
+    expected = reference_of("discounted_suffix_sum")(x.double().tolist(), mask.tolist(), decay)
+    found = algo.discounted_suffix_sum(x, mask, decay).double()
+    assert float((found - torch.tensor(expected).double()).abs().max()) < 2e-6 * size * 20
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (0, 0)])
+@pytest.mark.parametrize("with_turn_ids", [False, True])
+def test_an_empty_batch_gives_an_empty_result(shape: tuple[int, int], with_turn_ids: bool) -> None:
+    batch = make_batch(torch.zeros(shape[0]), shape[1])
+    if with_turn_ids:
+        batch["turn_ids"] = torch.zeros(shape, dtype=torch.long)
+    for name in ADVANTAGE_ESTIMATORS:
+        advantages, returns = compute_advantages(name, batch)
+        assert advantages.shape == returns.shape == shape
+    x, mask = batch["values"], batch["response_mask"]
+    for loss in POLICY_LOSSES.values():
+        variable = x.clone().requires_grad_()
+        value, _ = loss(x, variable, x, mask)
+        value.backward()
+        assert float(value.detach()) == 0
+        assert variable.grad is not None
+    assert algo.estimate_advantages(x, x, x, 0.9, 0.9)[0].shape == shape
+    assert float(algo.compute_value_loss(x, x, x, mask)[0]) == 0
+    assert algo.compute_rejection_mask(x, x, mask, {"seq_max_k2": 1.0})[0].shape == shape
+    assert algo.compute_importance_weights(x, x, mask, normalize=True)[0].shape == shape
