@@ -174,7 +174,8 @@ def _sum_of_squares(x: torch.Tensor) -> torch.Tensor:
         total = flat.dot(flat).double()
         if bool(total.isfinite()):
             return total
-    return torch.linalg.vector_norm(flat, dtype=torch.float64).square()
+    norm: torch.Tensor = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    return norm.square()
 
 
 @torch.no_grad()
