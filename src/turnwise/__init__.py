@@ -97,6 +97,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     "turnwise.reward": (
         "LLMJudge",
         "Reward",
+        "RewardBatch",
         "RewardFailure",
         "RewardFn",
         "RewardManager",
@@ -372,6 +373,7 @@ if TYPE_CHECKING:
     from turnwise.reward import (
         LLMJudge as LLMJudge,
         Reward as Reward,
+        RewardBatch as RewardBatch,
         RewardFailure as RewardFailure,
         RewardFn as RewardFn,
         RewardManager as RewardManager,

@@ -100,6 +100,7 @@ def _play_as(
                 await Episode(setup, engine.making(factory), seed=task.seed, task=task.task).run()
             )
             on_episode(who, len(results), len(tasks))
+        await collector.score_together(results)
         return results
 
     return run_sync(play_all())

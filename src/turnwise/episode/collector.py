@@ -18,6 +18,7 @@ from turnwise.deadlines import run_sync
 from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.actions import ParserChoice
+from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
 from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.seeds import derive_seed
@@ -31,7 +32,7 @@ from turnwise.inference.protocol import Engine
 from turnwise.reward import RewardFn
 from turnwise.reward.compute import DEFAULT_CONCURRENCY
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.types import RolloutData
+from turnwise.types import RolloutData, Trajectory
 
 ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
@@ -84,9 +85,14 @@ class Collection(Sequence[EpisodeResult]):
         return f"<{len(self.results)} episodes, {len(self.dropped)} dropped>"
 
     @property
+    def trajectories(self) -> list[Trajectory]:
+        """What reward functions see: one trajectory for each agent."""
+        return [agent.trajectory for result in self.results for agent in result.agents]
+
+    @property
     def rollout(self) -> RolloutData:
         """The same as text, for reward functions: one trajectory for each agent."""
-        return RolloutData([agent.trajectory for r in self.results for agent in r.agents])
+        return RolloutData(self.trajectories)
 
     @property
     def summary(self) -> EpisodeSummary:
@@ -144,6 +150,7 @@ class EpisodeCollector:
             reward_fn=reward_fn,
             environment_calls=environment_calls,
         )
+        self._batch_reward = BatchReward.of(reward_fn, self.setup)
         self._make: EnvironmentFactory = environment_factory(environment, config)
         self._max_concurrency = max_concurrency
         # A plain reward function may keep state that is not safe to share.
@@ -208,7 +215,17 @@ class EpisodeCollector:
             async with self._watched():
                 await together(work() for _ in range(min(self._max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
+        await self.score_together(played)
         return Collection(played) if self._on_error != "drop_group" else without_failed(played)
+
+    async def score_together(self, results: Sequence[EpisodeResult]) -> None:
+        """Score these by a reward function of batches; any other has scored each at its end."""
+        if self._batch_reward is None:
+            return
+        await self._batch_reward.score(results)
+        failed = next((result for result in results if result.status.is_error), None)
+        if failed is not None and self._on_error == "fail":
+            raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
     async def _play(self, task: EpisodeTask) -> EpisodeResult:
         """One episode, as often as the policy allows."""

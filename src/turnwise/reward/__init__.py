@@ -1,5 +1,6 @@
 """Rewards: scoring episodes with a user's function, by rules, by a judge, or by a mixture."""
 
+from turnwise.reward.batches import RewardBatch, batch_type
 from turnwise.reward.combine import WeightedReward
 from turnwise.reward.completions import openai_complete
 from turnwise.reward.compute import (
@@ -16,12 +17,14 @@ from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
 __all__ = [
     "LLMJudge",
     "Reward",
+    "RewardBatch",
     "RewardFailure",
     "RewardFn",
     "RewardManager",
     "RewardOutcome",
     "RewardWeights",
     "WeightedReward",
+    "batch_type",
     "compute_reward",
     "compute_reward_async",
     "openai_complete",

@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
+from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward.compute import TrajectoryBatch, check_scorable, list_trajectories
+from turnwise.reward.responses import carried_trajectories, is_batch, play_responses
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from turnwise.env.base import BaseEnvironment
+    from turnwise.reward.batches import RewardBatch
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,21 @@ class RewardManager:
     6.9
 
     A manager is itself a reward function: `RayPPOTrainer(..., reward_fn=RewardManager(env))`.
+    Called with a `DataProto` of VERL's or a `RewardBatch` it scores the episodes that the batch
+    carries, or else each response as the first action of a fresh copy of the environment;
+    `tokenizer` reads responses that are token ids.
     """
 
-    def __init__(self, environment: BaseEnvironment, weights: RewardWeights | None = None) -> None:
+    def __init__(
+        self,
+        environment: BaseEnvironment,
+        weights: RewardWeights | None = None,
+        *,
+        tokenizer: Any = None,
+    ) -> None:
         self.environment = environment
         self.weights = weights or RewardWeights()
+        self.tokenizer = tokenizer
 
     def score(self, trajectory: Trajectory | Mapping[str, Any]) -> Reward:
         """The reward with its four parts, each step's own share on its turn."""
@@ -94,12 +107,23 @@ class RewardManager:
     @overload
     def __call__(self, data: Trajectory | Mapping[str, Any]) -> Reward: ...
     @overload
-    def __call__(self, data: TrajectoryBatch) -> torch.Tensor: ...
+    def __call__(self, data: TrajectoryBatch | RewardBatch) -> torch.Tensor: ...
     def __call__(self, data: Any) -> Reward | torch.Tensor:
         """The rewards of a batch, float32 [B]; of a single episode, its `Reward`."""
         if isinstance(data, Trajectory | Mapping):
             return self.score(data)
+        if is_batch(data):
+            return self.compute_batch_rewards(self._episodes(data))
         return self.compute_batch_rewards(data)
+
+    def _episodes(self, data: Any) -> list[Trajectory]:
+        from turnwise.env import environment_factory
+
+        carried = carried_trajectories(data)
+        if carried is not None:
+            return carried
+        make = environment_factory(self.environment)
+        return run_sync(play_responses(make, data, self.tokenizer))
 
     def _num_steps_saved(self, num_turns: int) -> int:
         if not self.weights.efficiency:

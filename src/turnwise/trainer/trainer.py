@@ -7,6 +7,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +39,16 @@ from turnwise.trainer.warm_start import imitation_batches
 from turnwise.user_code import refuse_during_import
 
 _MOST_BROKEN_STEPS = 5
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """The episodes of a step, before anything is learned from them."""
+
+    played: Collection
+    figures: Metrics
+    baselines: Mapping[int, float] | None = None
+    """The reward of the greedy episode of each group, for estimators that ask for it."""
 
 
 class RayPPOTrainer:
@@ -102,6 +113,8 @@ class RayPPOTrainer:
         """Steps of the warm start that are done."""
         self._unwritten: Metrics | None = None
         """The metrics of a step that waits for its evaluation."""
+        self._by_hand: PlayedStep | None = None
+        """What `rollout` played last."""
 
     @property
     def machinery(self) -> Machinery:
@@ -149,7 +162,7 @@ class RayPPOTrainer:
                     self._unwritten = {
                         "step": self.step,
                         "epoch": -(-self.step // per_epoch),
-                        **{name: x for name, x in metrics.items() if math.isfinite(x)},
+                        **_finite(metrics),
                     }
                 ends_epoch = self.step % per_epoch == 0
                 if ends_epoch or self.step == num_steps:
@@ -178,22 +191,32 @@ class RayPPOTrainer:
         self, rollout: Rollout, stop: StopRequest, clock: Stopwatch
     ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
         """Play, score, update, publish: one step of reinforcement learning."""
-        parts = self.machinery
-        learner = parts.learner
         with clock.timing("play"), undone_if_interrupted():
-            played = rollout.play(self.step, stop, self._episode_progress)
-            baselines = rollout.baselines(stop) if parts.advantages.needs_baselines else None
+            step = self._play_step(rollout, stop)
+        return self._learn(step, clock)
+
+    def _play_step(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
+        played = rollout.play(self.step, stop, self._episode_progress)
+        needs_baselines = self.machinery.advantages.needs_baselines
+        baselines = rollout.baselines(stop) if needs_baselines else None
         figures = episode_figures(played)
         if rollout.zero_variance is not None:
             figures["zero_variance"] = rollout.zero_variance
             figures["num_resampled"] = rollout.num_resampled
+        return PlayedStep(played, figures, baselines)
+
+    def _learn(
+        self, step: PlayedStep, clock: Stopwatch
+    ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
+        parts, played, figures = self.machinery, step.played, dict(step.figures)
+        learner = parts.learner
         figures |= staleness(played, parts.engine.weight_version)
         rows = trained_rows(played)
         columns: Mapping[str, torch.Tensor] = {}
         if rows:
             batch = make_batch(rows)
             with clock.timing("log_probs"):
-                figures |= parts.advantages.fill(batch, rows, baselines)
+                figures |= parts.advantages.fill(batch, rows, step.baselines)
             with clock.timing("update"):
                 figures |= learner.update(batch)
                 parts.publish_weights()
@@ -217,6 +240,43 @@ class RayPPOTrainer:
         else:
             why = "no episode could be learned from. Look at the errors in log.txt."
         raise TrainingStopped(f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}")
+
+    # ---- a step by hand ----
+
+    def rollout(self) -> Collection:
+        """Play the episodes of the next step; they are scored, and not yet learned from."""
+        if self._machinery is None and not self._is_loaded:
+            seed_generators(self.config.training.seed)
+        with self._rollout(self.step + 1) as rollout:
+            self._by_hand = self._play_step(rollout, StopRequest(self._reporter.say))
+        return self._by_hand.played
+
+    def train_step(self, episodes: Collection | None = None) -> Metrics:
+        """Learn once from what `rollout` gave, or from episodes that it plays itself; metrics.
+
+        `fit` is a loop of such steps with a run folder around it. By hand nothing is written:
+        `save_checkpoint(path)` saves.
+        """
+        clock = Stopwatch()
+        with clock.timing("play"):
+            if episodes is None:
+                episodes = self.rollout()
+        step = self._by_hand
+        if step is None or step.played is not episodes:
+            if self.machinery.advantages.needs_baselines:
+                raise ConfigError(
+                    f"{self.config.training.adv_estimator} needs the greedy episodes that "
+                    "rollout() plays beside the others. Pass what the last rollout() gave."
+                )
+            step = PlayedStep(episodes, episode_figures(episodes))
+        figures, _, _ = self._learn(step, clock)
+        # What was learned here is not to be replaced by a run that lies in the folder.
+        self._by_hand, self._is_loaded = None, True
+        self.step += 1
+        epoch = -(-self.step // self._steps_per_epoch())
+        metrics = {"step": self.step, "epoch": epoch, **_finite(figures)}
+        self.metrics_history.append(metrics)
+        return metrics
 
     # ---- before and between the steps ----
 
@@ -418,3 +478,7 @@ class RayPPOTrainer:
 
     def __exit__(self, *_: object) -> None:
         self.cleanup()
+
+
+def _finite(metrics: Metrics) -> Metrics:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}

@@ -15,6 +15,7 @@ from typing import Any
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner import make_learner
+from turnwise.reward import batch_type
 from turnwise.scale.ray.ahead import AheadRollout
 from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
@@ -50,7 +51,10 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
         cluster = Cluster(config.ray, num_bytes)
         stack.callback(cluster.close)
         failures = Failures(config.ray.max_failures)
-        spec = EpisodeSpec(source.config, source, tokenizer, factory, options)
+        # A reward function of batches is called here, with the episodes of all workers.
+        scores_here = batch_type(options["reward_fn"]) is not None
+        played_with = {**options, "reward_fn": None} if scores_here else options
+        spec = EpisodeSpec(source.config, source, tokenizer, factory, played_with)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, failures)
         make = functools.partial(RemoteLearner, group=group)

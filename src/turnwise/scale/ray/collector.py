@@ -87,4 +87,5 @@ class RemoteCollector(EpisodeCollector):
         played = await self._remote.pool.play(
             list(tasks), setup.sampling, setup.seed, weights, on_result
         )
+        await self.score_together(played)
         return Collection(played) if self._on_error != "drop_group" else without_failed(played)

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from turnwise.deadlines import run_sync
-from turnwise.env import environment_factory, reset_environment, step_environment
+from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.errors import ConfigError
-from turnwise.reward import RewardFn, compute_reward_async
+from turnwise.reward import Reward, RewardBatch, RewardFn, compute_reward, compute_reward_async
+from turnwise.reward.responses import (
+    carried_trajectories,
+    play_response,
+    response_texts,
+    starts,
+)
 from turnwise.types import Trajectory
 
 
 class EnvironmentRewardWrapper:
     """What the environment and `reward_fn` give for what VERL has sampled.
 
-    Called with a batch of VERL's it gives one reward a row: the one that the episode earned in
-    the agent loop, or else, for a batch that some other rollout made, what the environment says
-    to the response as its first action. `compute_score` is the same for one response, with the
-    arguments of VERL's custom reward functions.
+    Called with a batch of VERL's it gives one reward a row: the one that the episode earned in the
+    agent loop, or else, for a batch that some other rollout made, what the environment says to the
+    response as its first action. Responses are texts, or token ids that `tokenizer` reads.
+    `compute_score` is the same for one response, with the arguments of VERL's custom reward
+    functions; a single trajectory is scored by `reward_fn`, so it can be a trainer's too.
     """
 
     def __init__(
@@ -36,19 +42,26 @@ class EnvironmentRewardWrapper:
         self._reward_fn = reward_fn
         self._tokenizer = tokenizer
 
-    def __call__(self, data: Any) -> torch.Tensor:
-        """Rewards [B] of a `DataProto`."""
+    @overload
+    def __call__(self, data: Trajectory, environment: BaseEnvironment | None = None) -> Reward: ...
+    @overload
+    def __call__(self, data: RewardBatch) -> torch.Tensor: ...
+    def __call__(
+        self, data: Any, environment: BaseEnvironment | None = None
+    ) -> Reward | torch.Tensor:
+        """Rewards [B] of a `DataProto` or a `RewardBatch`; of one trajectory, its `Reward`."""
+        if isinstance(data, Trajectory):
+            return compute_reward(data, environment, self._reward_fn)
         if "rm_scores" in data.batch:
             earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
             return earned
-        if self._tokenizer is None:
-            raise ConfigError("to score responses, EnvironmentRewardWrapper needs tokenizer=")
-        responses = data.batch["responses"]
-        mask = data.batch["attention_mask"][:, -responses.shape[1] :].bool()
-        rows = data.non_tensor_batch.get("extra_info", [{}] * len(responses))
+        carried = carried_trajectories(data)
+        if carried is not None:
+            return torch.tensor([self(trajectory).total for trajectory in carried])
+        texts = response_texts(data, self._tokenizer)
+        rows = starts(data, len(texts))
         rewards = [
-            self.compute_score("", self._text(ids[seen]), None, row)
-            for ids, seen, row in zip(responses, mask, rows, strict=True)
+            self.compute_score("", text, None, row) for text, row in zip(texts, rows, strict=True)
         ]
         return torch.tensor(rewards)
 
@@ -61,26 +74,9 @@ class EnvironmentRewardWrapper:
         **_: Any,
     ) -> float:
         """The reward of one response, as the first action of a fresh episode."""
-        row = extra_info or {}
-        return run_sync(self._score(solution_str, row.get("seed"), row.get("task")))
+        return run_sync(self._score(solution_str, extra_info or {}))
 
-    async def _score(self, action: str, seed: int | None, task: Mapping[str, Any] | None) -> float:
-        environment = self._factory()
-        try:
-            environment.task = task
-            opening = await reset_environment(environment, seed)
-            state = environment.get_state_description()
-            step = await step_environment(environment, action)
-            trajectory = Trajectory(
-                [state], [action], [step.reward], [step.done], [step.info], [step.observation]
-            )
-            trajectory.prompts = [environment.get_prompt_prefix(), opening]
-            trajectory.seed, trajectory.task = seed, task
+    async def _score(self, action: str, start: Mapping[str, Any]) -> float:
+        async with play_response(self._factory, action, start) as (trajectory, environment):
             reward = await compute_reward_async(trajectory, environment, self._reward_fn)
-        finally:
-            environment.close()
         return reward.total
-
-    def _text(self, ids: torch.Tensor) -> str:
-        text: str = self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-        return text

@@ -1,0 +1,171 @@
+"""Rewards of many episodes by one call of a function that takes a `DataProto` or `RewardBatch`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from turnwise.deadlines import call_with_deadline
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.types import AgentRecord, EpisodeResult
+from turnwise.errors import RewardError, TurnwiseError
+from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type
+from turnwise.reward.batches import Columns
+from turnwise.reward.function import RewardFunction
+from turnwise.reward.result import read_reward
+from turnwise.types import EpisodeStatus
+
+Row: TypeAlias = tuple[EpisodeResult, AgentRecord]
+
+
+@dataclass(frozen=True)
+class BatchReward:
+    """A reward function that is called once with all episodes that were played together.
+
+    Where its argument is annotated with VERL's own `DataProto`, it gets one of those.
+    """
+
+    function: RewardFunction
+    kind: type | str
+    pad_id: int
+    timeout: float | None
+    """Seconds for each episode of the batch."""
+
+    @classmethod
+    def of(cls, function: RewardFn | None, setup: EpisodeSetup) -> BatchReward | None:
+        """The function if it scores batches; the setup's episodes then leave it to the caller."""
+        kind = batch_type(function)
+        if kind is None:
+            return None
+        guarded, setup.reward = setup.reward, RewardFunction.of(None)
+        pad_id = padding_id(setup.chat.tokenizer)
+        return cls(guarded, kind, pad_id, setup.limits.reward_timeout)
+
+    async def score(self, results: Iterable[EpisodeResult]) -> None:
+        """Replace the rewards of these episodes. If the function fails, all of them have failed."""
+        rows = [
+            (result, agent)
+            for result in results
+            for agent in result.agents
+            if agent.reward is not None and agent.num_sampled_tokens
+        ]
+        if not rows:
+            return
+        try:
+            value = await call_with_deadline(
+                self.function.function,
+                self._data(rows),
+                timeout=None if self.timeout is None else self.timeout * len(rows),
+                waiting_for=f"reward function {self.function.name!r}",
+            )
+            rewards = read_batch_rewards(value, [agent for _, agent in rows])
+        except Exception as error:  # the boundary: a reward's failure becomes the episodes'
+            what = str(error) if isinstance(error, TurnwiseError) else f"raised {error!r}"
+            _fail(rows, f"reward function {self.function.name!r}: {what}")
+            return
+        for (_, agent), reward in zip(rows, rewards, strict=True):
+            agent.reward = reward
+
+    def _data(self, rows: Sequence[Row]) -> Any:
+        data = make_reward_batch(rows, self.pad_id)
+        if isinstance(self.kind, type) and self.kind.__module__.split(".")[0] == "verl":
+            # By name: that module is built on this one.
+            return importlib.import_module("turnwise.scale.verl.data_proto").to_data_proto(data)
+        return data
+
+
+def make_reward_batch(rows: Sequence[Row], pad_id: int) -> RewardBatch:
+    """Episodes as rows of tokens: openings padded at their beginning, responses at their end."""
+    agents = [agent for _, agent in rows]
+    spans = [(agent.stream.turns[0][0], agent.stream.turns[-1][1]) for agent in agents]
+    width, length = max(s for s, _ in spans), max(e - s for s, e in spans)
+    ids = torch.full((len(rows), width + length), pad_id)
+    attention = torch.zeros_like(ids)
+    response_mask = torch.zeros(len(rows), length, dtype=torch.long)
+    scores = torch.zeros(len(rows), length)
+    for row, (agent, (start, end)) in enumerate(zip(agents, spans, strict=True)):
+        columns = slice(width - start, width - start + end)
+        ids[row, columns] = torch.as_tensor(agent.stream.ids[:end])
+        attention[row, columns] = 1
+        response_mask[row, : end - start] = torch.as_tensor(agent.stream.mask[start:end])
+        scores[row, : end - start] = torch.tensor(agent.token_rewards[start:end])
+    tensors = {
+        "prompts": ids[:, :width],
+        "responses": ids[:, width:],
+        "input_ids": ids,
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+        "response_mask": response_mask,
+        "rm_scores": scores,
+    }
+    given = task_columns([agent.trajectory.task for agent in agents])
+    own = {name: column for name, column in given.items() if name not in tensors}
+    objects = {
+        **own,
+        "response_texts": ["\n".join(turn.text for turn in agent.turns) for agent in agents],
+        "trajectory": [agent.trajectory for agent in agents],
+        "extra_info": [{"seed": r.seed, "task": a.trajectory.task} for r, a in rows],
+        "uid": [f"{result.group}/{agent.name}" for result, agent in rows],
+    }
+    arrays = {name: object_array(column) for name, column in objects.items()}
+    return RewardBatch(Columns({**tensors, **own}), arrays)
+
+
+def task_columns(tasks: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
+    """The rows of a dataset as columns; None where a row has no such entry."""
+    rows = [task or {} for task in tasks]
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
+    }
+
+
+def object_array(values: Sequence[Any]) -> Any:
+    """An array of objects, one a row, whatever they are."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
+
+
+def read_batch_rewards(value: Any, agents: Sequence[AgentRecord]) -> list[Reward]:
+    """What a function returned for a batch: a number a row, or one for each response token."""
+    if isinstance(value, Mapping):  # as VERL's own reward managers may return it
+        value = value.get("reward_tensor", value)
+    rewards = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(rewards, Sequence) or len(rewards) != len(agents):
+        got = f"{len(rewards)} rewards" if isinstance(rewards, Sequence) else type(value).__name__
+        raise RewardError(
+            f"returned {got} for a batch of {len(agents)} episodes. Return a tensor with one "
+            "reward for each, torch.tensor(rewards)."
+        )
+    return [_read(row, agent) for row, agent in zip(rewards, agents, strict=True)]
+
+
+def _read(row: Any, agent: AgentRecord) -> Reward:
+    if not isinstance(row, Sequence) or len(row) == 1:
+        return read_reward(row[0] if isinstance(row, Sequence) else row, len(agent.turns))
+    start = first = agent.stream.turns[0][0]
+    per_turn = []
+    for _, end in agent.stream.turns:
+        per_turn.append(float(sum(row[first - start : end - start])))
+        first = end
+    if any(row[first - start :]):
+        raise RewardError("rewards behind the last token of a response. Is it padded at its end?")
+    return Reward(sum(per_turn), tuple(per_turn))
+
+
+def padding_id(tokenizer: Any) -> int:
+    """What fills the shorter rows: the padding token, else the end token."""
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    return int(next((i for i in (pad, end) if i is not None), 0))
+
+
+def _fail(rows: Sequence[Row], why: str) -> None:
+    for result, agent in rows:
+        result.status, result.error = EpisodeStatus.REWARD_ERROR, why
+        agent.reward = None
+        agent.trajectory.status, agent.trajectory.error = result.status, why
