@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tensordict import NonTensorData, NonTensorStack
 from verl.protocol import DataProto
 
 from turnwise.reward import RewardBatch
@@ -24,6 +23,8 @@ def to_data_proto(data: RewardBatch) -> Any:
 
 def with_columns(proto: Any, columns: Mapping[str, Sequence[Any]]) -> Any:
     """Put lists of any objects beside the tensors of a batch."""
+    from tensordict import NonTensorData, NonTensorStack  # it comes with VERL
+
     for name, column in columns.items():
         proto.batch[name] = NonTensorStack(*(NonTensorData(data=value) for value in column))
     return proto
