@@ -47,6 +47,8 @@ PIECES = [
     "</function>", "<arg_key>", "<arg_key>a</arg_key><arg_value>1</arg_value>", "</arg_value>",
     "[TOOL_CALLS]", "[TOOL_CALLS]a", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "a.call(b=", ")",
     "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "f:0",
+    "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "to=functions.a", "[THINK]",
     "<think>", "</think>", "[/THINK]", "é", "🍵", "\ud800", "\udc00", "\x00", "\u202e", "\u2028",
 ]  # fmt: skip
 

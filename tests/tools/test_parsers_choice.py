@@ -1,5 +1,7 @@
 """Which parser is used: by name, or by what the chat template writes."""
 
+import logging
+
 import pytest
 
 from turnwise.errors import ConfigError
@@ -30,6 +32,10 @@ TEMPLATES = {
 '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json' + '\\n'}}""",
     "deepseek-v3.1": """{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' +
 tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments']}}""",
+    "kimi": """<|tool_calls_section_begin|>{%- for tool_call in message['tool_calls'] -%}
+<|tool_call_begin|>{{ tool_call['id'] }}<|tool_call_argument_begin|>{{ tool_call['function'] }}""",
+    "harmony": """{{- "<|start|>assistant to=" }}{{- "functions." + tool_call.name }}
+{{- "<|channel|>commentary " }}{{- "json<|message|>" }}{{- tool_call.arguments|tojson }}""",
 }
 LLAMA_3_2 = """{{- 'Respond in the format {"name": function name, "parameters": dictionary of \
 argument name and its value}.' }}"""
@@ -45,6 +51,20 @@ def test_auto_for_templates_without_marks() -> None:
     assert type(parser_for(LLAMA_3_2)) is PARSERS["llama"]
     assert type(parser_for(None)) is PARSERS["json"]
     assert type(get_parser()) is PARSERS["json"]
+
+
+def test_auto_reports_a_template_whose_calls_it_does_not_know(caplog) -> None:
+    unknown = "{% for tool in tools %}{{ tool }}{% endfor %}<<call>>{{ tool_calls[0].name }}"
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        parser_for(TEMPLATES["json"])  # takes no tools: they are described in words, with JSON
+        for template in TEMPLATES.values():
+            parser_for(template)
+        assert not caplog.records
+        for _ in range(2):
+            assert type(parser_for(unknown)) is PARSERS["json"]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "parser 'auto' reads plain JSON" in line
+    assert "harmony" in line
 
 
 def test_definitions_reach_the_parser_that_auto_picks() -> None:

@@ -96,6 +96,26 @@ REAL = {
         "<tool_call>buy<arg_key>item</arg_key><arg_value>tea</arg_value>"
         "<arg_key>quantity</arg_key><arg_value>2</arg_value></tool_call>",
     ],
+    "kimi": [
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.buy:0<|tool_call_argument_begin|>"
+        '{"item": "tea", "quantity": 2}<|tool_call_end|><|tool_calls_section_end|>',
+        "<|tool_calls_section_begin|>\n<|tool_call_begin|>\nfunctions.buy:12"
+        '<|tool_call_argument_begin|>\n{"item": "tea", "quantity": 2}\n<|tool_call_end|>\n'
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|> buy\n<|tool_call_argument_begin|> "
+        '{"item": "tea", "quantity": 2} <|tool_call_end|>',
+    ],
+    "harmony": [
+        "<|channel|>commentary to=functions.buy <|constrain|>json<|message|>"
+        '{"item": "tea", "quantity": 2}<|call|>',
+        "<|channel|>commentary to=functions.buy json<|message|>"
+        '{"item": "tea", "quantity": 2}<|call|>',
+        "<|start|>assistant to=functions.buy<|channel|>commentary json<|message|>"
+        '{"item": "tea", "quantity": 2}<|call|>',
+        "<|start|>assistant<|channel|>commentary to=functions.buy<|message|>"
+        '{"item": "tea", "quantity": 2}',
+        '<|channel|>analysis to=functions.buy code<|message|>{"item": "tea", "quantity": 2}',
+    ],
 }
 SEVERAL = {
     "json": '[{"tool": "look_up", "arguments": {"item": "tea"}},\n'
@@ -118,6 +138,12 @@ SEVERAL = {
     '```json\n{"item": "tea", "quantity": 2}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "glm": "<tool_call>look_up\n<arg_key>item</arg_key>\n<arg_value>tea</arg_value>\n</tool_call>\n"
     + REAL["glm"][0],
+    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.look_up:0"
+    '<|tool_call_argument_begin|>{"item": "tea"}<|tool_call_end|>'
+    "<|tool_call_begin|>functions.buy:1<|tool_call_argument_begin|>"
+    '{"item": "tea", "quantity": 2}<|tool_call_end|><|tool_calls_section_end|>',
+    "harmony": "<|start|>assistant<|channel|>commentary to=functions.look_up "
+    '<|constrain|>json<|message|>{"item": "tea"}<|call|>' + REAL["harmony"][0],
     "qwen-coder": "<tool_call>\n<function=look_up>\n<parameter=item>\ntea\n</parameter>\n"
     "</function>\n</tool_call>\n" + REAL["qwen-coder"][0],
 }
@@ -143,7 +169,10 @@ def test_several_calls_in_one_turn(name: str) -> None:
     assert result.text == "Both."
 
 
-@pytest.mark.parametrize("name", [name for name in REAL if name != "mistral"])
+WITH_TAGS = [name for name in REAL if name not in ("mistral", "harmony")]
+
+
+@pytest.mark.parametrize("name", WITH_TAGS)
 def test_thoughts_are_no_calls(name: str) -> None:
     text = REAL[name][0]
     thought = f"I could write {text[:30]} or\n{text}\nbut"
@@ -153,10 +182,50 @@ def test_thoughts_are_no_calls(name: str) -> None:
     assert get_parser(name).parse(f"<think>{thought}</think>No.").is_empty
 
 
+@pytest.mark.parametrize("name", WITH_TAGS)
+def test_an_unfinished_thought_holds_no_calls(name: str) -> None:
+    parser, text = get_parser(name), REAL[name][0]
+    assert parser.parse(f"<think>I could write\n{text}").is_empty
+    assert parser.parse(f"<think>No.</think>\n{text}\n<think>Again?\n{text}").calls == [BUY]
+    assert parser.parse(f"{text}\n<think>{text}</think>\n{text}").calls == [BUY]
+    assert parser.parse("<think>{'tool': 'buy'} or <function=").is_empty
+    several = f"<think>a</think>\n{text}\n<think>{text}</think>\n{text}\n<think>{text}"
+    assert parser.parse(several).calls == [BUY, BUY]
+
+
+@pytest.mark.parametrize("name", WITH_TAGS)
+def test_the_beginning_of_a_thought_may_stand_in_an_argument(name: str) -> None:
+    parser = get_parser(name)
+    call = ToolCall("write", {"text": "say <think> and go on"})
+    assert parser.parse(f"{parser.render(call)}\n{parser.render(BUY)}").calls == [call, BUY]
+
+
 def test_thoughts_of_mistral() -> None:
     text = REAL["mistral"][0]
     result = get_parser("mistral").parse(f"[THINK]{text}[/THINK]{text}")
     assert result.calls == [BUY]
+    assert get_parser("mistral").parse(f"[THINK]{text}").is_empty
+
+
+def test_channels_of_harmony() -> None:
+    """A recipient stands in a header; what stands in a message is what it says."""
+    parser, text = get_parser("harmony"), REAL["harmony"][0]
+    analysis = "<|channel|>analysis<|message|>I send it to=functions.buy: {}"
+    assert parser.parse(f"{analysis}<|end|><|start|>assistant{text}").calls == [BUY]
+    assert parser.parse(f"{analysis}{text}").is_empty  # the analysis has not ended
+    assert parser.parse(
+        f"{analysis}<|end|><|start|>assistant<|channel|>final<|message|>No."
+    ).is_empty
+    assert parser.parse(" to=functions.buy<|channel|>commentary json<|message|>{}").calls == [
+        ToolCall("buy")
+    ]
+    assert parser.parse("Mail to=functions.buy, please.").is_empty
+    assert parser.parse("commentary to=functions.buy<|channel|>commentary<|message|>{}").calls == [
+        ToolCall("buy")
+    ]
+    made_up = "<|start|>functions.buy to=assistant<|channel|>commentary<|message|>{}<|end|>"
+    assert parser.parse(made_up).is_empty
+    assert parser.parse(f"{made_up}{text}").calls == [BUY]
 
 
 @pytest.mark.parametrize(
@@ -226,6 +295,13 @@ def test_no_call(name: str, text: str) -> None:
         ("deepseek", "<｜tool▁call▁begin｜>buy", "no <｜tool▁sep｜> after"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>\n", "the call has no name"),
         ("deepseek", "<｜tool▁call▁begin｜>function<｜tool▁sep｜>```json\n{}", "has no name"),
+        ("kimi", "<|tool_calls_section_begin|>functions.buy:0", "no <|tool_call_begin|> after"),
+        ("kimi", "<|tool_call_begin|>functions.:0<|tool_call_argument_begin|>{}", "has no name"),
+        ("kimi", "<|tool_call_begin|>functions.buy:0", "no <|tool_call_argument_begin|> after"),
+        ("kimi", "<|tool_call_begin|>buy:0<|tool_call_argument_begin|>{", "ends before"),
+        ("harmony", "<|channel|>commentary to=<|message|>{}", "no name of a tool after to="),
+        ("harmony", "<|channel|>commentary to=functions.buy", "no <|message|> after to=buy"),
+        ("harmony", "<|channel|>commentary to=functions.buy<|message|>5", "must be an object"),
         ("glm", "<tool_call></tool_call>", "no name of a tool"),
         ("glm", "<tool_call>buy", "buy is not closed with </tool_call>"),
         ("glm", "<tool_call>buy<arg_key>item</tool_call>", "item is not closed with </arg_key>"),

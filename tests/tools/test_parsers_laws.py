@@ -19,6 +19,9 @@ FRAGMENTS = [
     "[/THINK]", "```json\n", "```", '{"tool": "x", "arguments": {}}',
     '{"name": "x", "parameters": {}}', "x.call(a=1)", "{", "}", "[", "]", '"', "'",
     "\\", "\\u003c", "\n", "\r\n", "\t", " ", ":", ";", ",", "=", ">", "<", "*", "`",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>", "<|tool_calls_section_end|>", "functions.f:0", "<|start|>", "<|channel|>",
+    "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "to=functions.f", "[THINK]",
     "5", "-0", "1e5", "NaN", "true", "null", '"5"', "\x00", "\u2028", "\u202e",
     "\ud800", "\udc00", "é", "東京", "🍵",
 ]  # fmt: skip
@@ -65,12 +68,12 @@ def test_what_is_rendered_is_read_back_exactly(
 
 
 @every_parser
-@pytest.mark.parametrize("fragment", FRAGMENTS)
-def test_every_fragment_may_stand_anywhere(name: str, fragment: str) -> None:
+def test_every_fragment_may_stand_anywhere(name: str) -> None:
     parser = get_parser(name)
-    for text in (fragment, f"a{fragment}b", fragment * 2):
-        call = ToolCall(text, {text: text, "a": [text], "b": {text: None}})
-        assert parser.parse(parser.render(call)).calls == [call]
+    for fragment in FRAGMENTS:
+        for text in (fragment, f"a{fragment}b", fragment * 2):
+            call = ToolCall(text, {text: text, "a": [text], "b": {text: None}})
+            assert parser.parse(parser.render(call)).calls == [call], text
 
 
 @every_parser
@@ -113,11 +116,12 @@ def test_any_text_is_parsed(name: str, text: str) -> None:
 
 
 @every_parser
-def test_fuzz_20_000_texts(name: str) -> None:
+def test_fuzz_5_000_texts(name: str) -> None:
+    """`bench/parsers.py` does it with a million."""
     rng = random.Random(name)
     parser = get_parser(name)
     good = [parser.render(call) for call in HARD]
-    for _ in range(20_000):
+    for _ in range(5_000):
         check_result(parser, mutate(rng, good))
 
 
@@ -145,14 +149,10 @@ def check_result(parser: ActionParser, text: str) -> None:
 
 
 @every_parser
-@pytest.mark.parametrize(
-    "value",
-    [object(), float("nan"), float("inf"), {1, 2}, 10**5000, b"tea", {(1, 2): 3}],
-    ids=["object", "nan", "inf", "set", "5000 digits", "bytes", "key"],
-)
-def test_what_json_cannot_hold_is_not_rendered(name: str, value: object) -> None:
-    with pytest.raises(ToolError, match="cannot be written as JSON"):
-        get_parser(name).render(ToolCall("buy", {"item": value}))
+def test_what_json_cannot_hold_is_not_rendered(name: str) -> None:
+    for value in (object(), float("nan"), float("inf"), {1, 2}, 10**5000, b"tea", {(1, 2): 3}):
+        with pytest.raises(ToolError, match="cannot be written as JSON"):
+            get_parser(name).render(ToolCall("buy", {"item": value}))
 
 
 @every_parser

@@ -11,23 +11,27 @@ every_parser = pytest.mark.parametrize("name", sorted(PARSERS.keys() - {"qwen"})
 LENGTH = 100_000
 
 
+PIECES = [
+    "{", "[", '{"', '{"a":', '{"a', '{"a":[', '{"a":1,', "{ ", "[[", "[1,", '"',
+    "\\", '{"a":"\\"{', '{"tool": "a", ', "{'tool'", "```json", "`", "\n", "*",
+    "Action: ", "Action: a\nAction Input: ", "Observation:\n", "<tool_call>",
+    "<tool_call></tool_call>", '<tool_call>{"', "<function=", "<function=a>",
+    "<function=a><parameter=a>", "<arg_key>", "<tool_call>a<arg_key>",
+    "[TOOL_CALLS]", "[TOOL_CALLS][", "<|python_tag|>", "</think>",
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\ud800", "\x00",
+    "\u202e",
+    "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
+    "<|tool_call_begin|>a<|tool_call_argument_begin|>", "<|start|>", "<|channel|>", "to=",
+    "<|channel|>analysis<|message|>", "<|channel|>commentary to=a", "<|message|>", "<think>",
+    "<think></think>", "<think>{", "</think><think>", "[THINK]", "[THINK][/THINK]",
+]  # fmt: skip
+
+
 @every_parser
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "{", "[", '{"', '{"a":', '{"a', '{"a":[', '{"a":1,', "{ ", "[[", "[1,", '"',
-        "\\", '{"a":"\\"{', '{"tool": "a", ', "{'tool'", "```json", "`", "\n", "*",
-        "Action: ", "Action: a\nAction Input: ", "Observation:\n", "<tool_call>",
-        "<tool_call></tool_call>", '<tool_call>{"', "<function=", "<function=a>",
-        "<function=a><parameter=a>", "<arg_key>", "<tool_call>a<arg_key>",
-        "[TOOL_CALLS]", "[TOOL_CALLS][", "<|python_tag|>", "</think>",
-        "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "\ud800", "\x00",
-        "\u202e",
-    ],
-)  # fmt: skip
-def test_repetition_is_answered(name: str, piece: str) -> None:
-    result = get_parser(name).parse(piece * (LENGTH // len(piece)))
-    assert result.calls == []
+def test_repetition_is_answered(name: str) -> None:
+    for piece in PIECES:
+        result = get_parser(name).parse(piece * (LENGTH // len(piece)))
+        assert result.calls == [], piece
 
 
 def nest(depth: int) -> list[object]:

@@ -34,6 +34,8 @@ class BaseEnvironment(ABC):
     """After so many actions the episode is cut. Set it on the class or in the config."""
     quick: bool = False
     """Never waits for anything: may run on the event loop, without a thread or a deadline."""
+    sees_thoughts: bool = False
+    """Whether `step` gets the whole turn, thoughts included; else only the answer."""
     step_count: int = 0
     """How many actions this episode has seen; kept by whoever drives the episode too."""
     state: Any = None

@@ -22,6 +22,7 @@ from turnwise.tools import (
     ToolFailure,
     ToolRegistry,
     ToolResult,
+    answer_of,
     get_parser,
 )
 from turnwise.tools.base import marked_tools
@@ -100,14 +101,18 @@ class Actions:
         else:
             self.parser = self._choice
 
-    async def act(self, text: str) -> Outcome:
-        """Do what the text says: calls if there are any, else it is an action as it stands."""
-        if self.parser is None:
-            return await self._step(text)
+    async def act(self, text: str, *, in_thought: bool = False) -> Outcome:
+        """Do what the text says: calls if there are any, else its answer is an action.
+
+        `in_thought`: it begins inside of a thought. Nothing in a thought is done.
+        """
+        answer = answer_of(text, in_thought=in_thought)
+        if self.parser is None or (in_thought and not answer):
+            return await self._step(text, answer)
         with self._parts.part("tools"):
             parsed = self.parser.parse(text)
         if parsed.is_empty:
-            return await self._step(text)
+            return await self._step(text, answer)
         outcome = Outcome(state=await self._state(), malformed=parsed.malformed)
         calls: list[ToolCall] = []
         results: list[ToolResult] = []
@@ -143,12 +148,14 @@ class Actions:
         with self._parts.part("environment"):
             return await self._world.describe(self._clock.within(self._limits.step_timeout))
 
-    async def _step(self, text: str) -> Outcome:
+    async def _step(self, text: str, answer: str) -> Outcome:
         if self._world is None:  # nobody to act upon: it was the answer
             return Outcome(status=EpisodeStatus.DONE, done=True)
+        environment = self._environment
+        action = text if environment is not None and environment.sees_thoughts else answer
         with self._parts.part("environment"):
             timeout = self._clock.within(self._limits.step_timeout)
-            state, step = await self._world.step(text, timeout)
+            state, step = await self._world.step(action, timeout)
         message = {"role": "user", "content": step.observation}
         outcome = Outcome(step.observation, [message], state)
         _take_step(outcome, step)

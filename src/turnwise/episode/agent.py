@@ -16,6 +16,7 @@ from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolDefinition
+from turnwise.tools.thoughts import opens_thought
 
 # A server may be shared by processes: the name of a conversation must be nobody else's.
 _PROCESS = uuid.uuid4().hex[:12]
@@ -23,6 +24,10 @@ _NUMBERS = itertools.count()
 
 # An engine ends a turn in time by itself; this is for one that does not.
 _GRACE_SECONDS = 10.0
+
+
+# More tokens than the opening tag of a thought and the space after it can have.
+_NUM_OPENING = 12
 
 
 class EngineFault(TurnwiseError, RuntimeError):
@@ -86,11 +91,20 @@ class Agent:
         result = await _sample(setup, request)
         _check(result)
         stream.add_turn(result.ids, result.log_probs)
-        text = setup.chat.decode(result.ids, keep)
+        text = setup.chat.decode(result.ids, (*keep, *setup.thought_marks))
         self.record.messages.append({"role": "assistant", "content": text})
         turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
+        turn.in_thought = self._begins_in_thought(turn)
         self.record.turns.append(turn)
         return turn
+
+    def _begins_in_thought(self, turn: TurnRecord) -> bool:
+        if not self._setup.may_open_thought:
+            return False
+        begin = turn.tokens[0]
+        before = list(self.record.stream.ids[max(0, begin - _NUM_OPENING) : begin])
+        decoded = self._setup.chat.tokenizer.decode(before, skip_special_tokens=False)
+        return opens_thought(str(decoded))
 
     def tell_difference(self) -> None:
         """Log where the template would write the conversation otherwise, if it would."""

@@ -102,7 +102,7 @@ class Episode:
             turn = await self._next_turn(agent)
             if turn is None:
                 return
-            outcome = await self._actions.act(turn.text)
+            outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
             self._take_outcome(agent, turn, outcome)
             told, messages = outcome.observation, outcome.messages
 

@@ -162,7 +162,7 @@ class MultiTurnInferenceEngine:
         keep = () if actions.parser is None else actions.parser.special_tokens
         turn = await agent.speak(self._setup.limits.generation_timeout, keep, max_tokens)
         self._may_speak = False
-        outcome = await actions.act(turn.text)
+        outcome = await actions.act(turn.text, in_thought=turn.in_thought)
         turn.calls, turn.tool_results = outcome.calls, outcome.results
         turn.malformed, turn.observation = outcome.malformed, outcome.observation
         if outcome.messages:

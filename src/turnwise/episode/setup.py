@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from turnwise.chat import ChatFormat
@@ -23,6 +24,7 @@ from turnwise.inference.protocol import Engine
 from turnwise.reward import Reward, RewardFn
 from turnwise.reward.function import RewardFunction, step_rewards
 from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
 from turnwise.types import Trajectory
 
 _LOG = logging.getLogger("turnwise")
@@ -53,6 +55,19 @@ class EpisodeSetup:
     def __post_init__(self) -> None:
         self.abilities = Abilities(self.chat)
         self._num_compared = 0
+
+    @cached_property
+    def thought_marks(self) -> tuple[str, ...]:
+        """Marks of thoughts that this tokenizer would drop as special tokens."""
+        encode, decode = self.chat.tokenizer.encode, self.chat.decode
+        return tuple(
+            mark for mark in THOUGHT_MARKS if not decode(encode(mark, add_special_tokens=False))
+        )
+
+    @cached_property
+    def may_open_thought(self) -> bool:
+        """Whether a turn may begin inside of a thought that the chat template has opened."""
+        return may_open_thought(self.chat.template)
 
     def may_compare(self) -> bool:
         """Whether to look for differences to a full rendering: in the first few episodes only."""

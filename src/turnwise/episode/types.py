@@ -20,11 +20,13 @@ class TurnRecord:
     tokens: tuple[int, int]
     """Where the sampled tokens begin and end in the agent's stream; there is at least one."""
     text: str
-    """What they say."""
+    """What they say, thoughts included."""
     finish_reason: FinishReason
     """Why the turn ended."""
     weight_version: int
     """Which weights sampled it."""
+    in_thought: bool = False
+    """Whether the prompt had opened a thought, so that `text` begins inside of it."""
     state: str = ""
     """`get_state_description()` before the turn."""
     calls: Sequence[ToolCall] = ()

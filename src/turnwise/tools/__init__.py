@@ -19,8 +19,10 @@ from turnwise.tools.parsers import (
     DeepSeekV31Parser,
     FunctionCallingParser,
     GLMParser,
+    HarmonyParser,
     HermesParser,
     JSONActionParser,
+    KimiParser,
     LlamaParser,
     MistralArgsParser,
     MistralParser,
@@ -33,6 +35,7 @@ from turnwise.tools.parsers import (
 )
 from turnwise.tools.registry import ToolRegistry
 from turnwise.tools.results import ToolFailure, ToolResult
+from turnwise.tools.thoughts import answer_of
 
 if TYPE_CHECKING:
     from turnwise.tools.mcp_source import MCPTools
@@ -63,8 +66,10 @@ __all__ = [
     "FunctionCallingParser",
     "FunctionTool",
     "GLMParser",
+    "HarmonyParser",
     "HermesParser",
     "JSONActionParser",
+    "KimiParser",
     "LlamaParser",
     "MCPTools",
     "MistralArgsParser",
@@ -81,6 +86,7 @@ __all__ = [
     "ToolFailure",
     "ToolRegistry",
     "ToolResult",
+    "answer_of",
     "get_parser",
     "parser_for",
     "tool",

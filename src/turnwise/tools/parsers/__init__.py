@@ -4,8 +4,10 @@ from turnwise.tools.parsers.base import ActionParser, ParseOutcome, ParseResult
 from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
 from turnwise.tools.parsers.function_calling import FunctionCallingParser
 from turnwise.tools.parsers.glm import GLMParser
+from turnwise.tools.parsers.harmony import HarmonyParser
 from turnwise.tools.parsers.hermes import HermesParser
 from turnwise.tools.parsers.json import JSONActionParser
+from turnwise.tools.parsers.kimi import KimiParser
 from turnwise.tools.parsers.llama import LlamaParser
 from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
 from turnwise.tools.parsers.qwen_coder import QwenCoderParser
@@ -19,8 +21,10 @@ __all__ = [
     "DeepSeekV31Parser",
     "FunctionCallingParser",
     "GLMParser",
+    "HarmonyParser",
     "HermesParser",
     "JSONActionParser",
+    "KimiParser",
     "LlamaParser",
     "MistralArgsParser",
     "MistralParser",

@@ -10,6 +10,7 @@ from turnwise.tools.parsers.json_text import (
     read_json,
     skip_closing_fence,
     skip_fence,
+    skip_marker,
     skip_space,
     write_json,
 )
@@ -35,7 +36,7 @@ class DeepSeekParser(FormatParser):
     opening = re.compile(f"{_CALLS}|{_CALL}")
 
     def _read(self, text: str, start: int) -> Attempt:
-        position = skip_marker(text, start, _CALLS)
+        position = skip_space(text, skip_marker(text, start, _CALLS))
         if not text.startswith(_CALL, position):
             return Attempt(position, problem=f"there is no {_CALL} after {_CALLS}")
         name, position = read_name(text, position + len(_CALL))
@@ -67,9 +68,3 @@ class DeepSeekV31Parser(DeepSeekParser):
     def render(self, call: ToolCall) -> str:
         arguments = write_json(call.arguments, call.name)
         return f"{_CALLS}{_CALL}{write_name(call)}{_SEPARATOR}{arguments}{_CALL_END}{_CALLS_END}"
-
-
-def skip_marker(text: str, position: int, marker: str) -> int:
-    """Where the text goes on after white space and a marker, if that comes there."""
-    after = skip_space(text, position)
-    return after + len(marker) if text.startswith(marker, after) else position

@@ -182,6 +182,12 @@ def skip_space(text: str, position: int) -> int:
     return _after(_SPACE, text, position)
 
 
+def skip_marker(text: str, position: int, marker: str) -> int:
+    """Where the text goes on after white space and a marker, if that comes there."""
+    after = skip_space(text, position)
+    return after + len(marker) if text.startswith(marker, after) else position
+
+
 def _after(pattern: re.Pattern[str], text: str, position: int) -> int:
     found = pattern.match(text, position)
     return position if found is None else found.end()

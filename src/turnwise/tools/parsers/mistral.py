@@ -30,7 +30,7 @@ class MistralParser(FormatParser):
 
     special_tokens = (_CALLS, _ARGS, _ID, "[THINK]", "[/THINK]")
     opening = re.compile(re.escape(_CALLS))
-    thought_end = "[/THINK]"
+    thought_start, thought_end = "[THINK]", "[/THINK]"
 
     def _read(self, text: str, start: int) -> Attempt:
         inside = skip_space(text, start + len(_CALLS))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
@@ -43,14 +43,17 @@ class Attempt:
 class FormatParser(ActionParser):
     """A parser that says where a call may begin and reads it there.
 
-    What stands before the first `thought_end` is thought: nothing in it is a call. After a
+    What stands before the first `thought_end` is thought, and so is what stands between a later
+    `thought_start` and the next end, or the end of the turn: nothing in it is a call. After a
     failed attempt nothing more is read, so that a piece of a broken call, for example a text that
     it was to write into a file, is never taken for a call.
     """
 
     opening: ClassVar[re.Pattern[str]]
     """Where a call may begin."""
+    thought_start: ClassVar[str] = "<think>"
     thought_end: ClassVar[str] = "</think>"
+    """Empty: the format marks thoughts in another way."""
 
     def __init__(self, definitions: Iterable[ToolDefinition] = ()) -> None:
         """`definitions` help formats that do not say whether 5 is a number or a text."""
@@ -69,9 +72,9 @@ class FormatParser(ActionParser):
         return None
 
     def parse(self, text: str) -> ParseResult:
-        thought = text.find(self.thought_end)
-        position = thought + len(self.thought_end) if thought >= 0 else 0
-        start = self._find(text, position)
+        thoughts = _Thoughts(text, self.thought_start, self.thought_end)
+        position = thoughts.first_end
+        start = thoughts.next_call(position, self._find)
         problem = None if start < 0 else _beyond_limits(text, start)
         calls: list[ToolCall] = []
         around: list[str] = []
@@ -89,8 +92,8 @@ class FormatParser(ActionParser):
             elif num_attempts == _MAX_ATTEMPTS:
                 problem = f"there are {_MAX_ATTEMPTS} or more objects in one turn"
             elif problem is None:
-                start = self._find(text, attempt.end)
-        if not calls and problem is None:
+                start = thoughts.next_call(attempt.end, self._find)
+        if not calls and problem is None and not thoughts.is_unfinished:
             problem = self._hint(text, position)
         malformed = None if problem is None else f"{problem}; write {self.form}"
         around.append(text[kept:])
@@ -100,6 +103,35 @@ class FormatParser(ActionParser):
     def form(self) -> str:
         """How a call is written, as an example."""
         return self.render(ToolCall("name", {"key": "value"}))
+
+
+class _Thoughts:
+    """Where the thoughts of a turn are, looked for from left to right."""
+
+    def __init__(self, text: str, start: str, end: str) -> None:
+        self._text, self._start, self._end = text, start, end
+        closed = text.find(end) if end else -1
+        self.first_end = closed + len(end) if closed >= 0 else 0
+        """Where the first thought ends, whose beginning may have been in the prompt."""
+        self.is_unfinished = False
+        self._next = text.find(start, self.first_end) if start else -1
+
+    def next_call(self, position: int, find: Callable[[str, int], int]) -> int:
+        """The first place from `position` on where a call may begin, in no thought; -1: none."""
+        text, place = self._text, find(self._text, position)
+        while True:
+            if 0 <= self._next < position:  # it stood inside of a call: an argument, no thought
+                self._next = text.find(self._start, position)
+            is_thought = self._next >= 0 and (self._next < place or place < 0)
+            if not is_thought:
+                return place
+            closed = text.find(self._end, self._next)
+            if closed < 0:
+                self.is_unfinished = True
+                return -1
+            position = closed + len(self._end)
+            if 0 <= place < position:
+                place = find(text, position)
 
 
 def _beyond_limits(text: str, start: int) -> str | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterable
+from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.definition import ToolDefinition
@@ -10,13 +13,17 @@ from turnwise.tools.parsers.base import ActionParser
 from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
 from turnwise.tools.parsers.function_calling import FunctionCallingParser
 from turnwise.tools.parsers.glm import GLMParser
+from turnwise.tools.parsers.harmony import HarmonyParser
 from turnwise.tools.parsers.hermes import HermesParser
 from turnwise.tools.parsers.json import JSONActionParser
+from turnwise.tools.parsers.kimi import KimiParser
 from turnwise.tools.parsers.llama import LlamaParser
 from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
 from turnwise.tools.parsers.qwen_coder import QwenCoderParser
 from turnwise.tools.parsers.react import ReActActionParser
 from turnwise.tools.parsers.scan import FormatParser
+
+_LOG = logging.getLogger("turnwise")
 
 PARSERS: dict[str, type[FormatParser]] = {
     "json": JSONActionParser,
@@ -31,10 +38,14 @@ PARSERS: dict[str, type[FormatParser]] = {
     "deepseek": DeepSeekParser,
     "deepseek-v3.1": DeepSeekV31Parser,
     "glm": GLMParser,
+    "kimi": KimiParser,
+    "harmony": HarmonyParser,
 }
 
 # The first whose marks all stand in the chat template; several share `<tool_call>`.
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("harmony", ("<|channel|>", "functions.")),
+    ("kimi", ("<|tool_calls_section_begin|>",)),
     ("glm", ("<arg_key>",)),
     ("qwen-coder", ("<function=", "<parameter=")),
     ("deepseek", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -45,6 +56,10 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("llama", ("<|python_tag|>",)),
     ("llama", ('{"name": function name, "parameters":',)),
 )
+
+
+# A variable of that name: the template lists the tools, or writes calls.
+_TOOLS = re.compile(r"\btools\b|\btool_calls?\b")
 
 
 def get_parser(
@@ -69,9 +84,28 @@ def get_parser(
 def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ()) -> ActionParser:
     """The parser for the calls that a chat template writes; plain JSON if it writes none.
 
+    A template that takes tools and writes their calls in a way that is not known here is reported.
+
     >>> type(parser_for("... {{ '<tool_call>' }} ...")).__name__
     'HermesParser'
     """
     text = template or ""
     fitting = (name for name, marks in _MARKS if all(mark in text for mark in marks))
-    return PARSERS[next(fitting, "json")](definitions)
+    name = next(fitting, None)
+    if name is None:
+        name = "json"
+        if _TOOLS.search(text):
+            _report_unknown(text)
+    return PARSERS[name](definitions)
+
+
+@cache
+def _report_unknown(template: str) -> None:
+    """Once for each template, however many episodes it writes."""
+    _LOG.warning(
+        "The chat template takes tools, and none of the known ways of writing tool calls stands in "
+        "it: parser 'auto' reads plain JSON such as %s. If the model writes its calls otherwise, "
+        "they reach the environment as actions. Choose a parser: %s.",
+        PARSERS["json"]().form,
+        ", ".join(PARSERS),
+    )

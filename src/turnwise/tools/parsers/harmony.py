@@ -1,0 +1,93 @@
+"""Tool calls of gpt-oss, in the harmony format."""
+
+from __future__ import annotations
+
+import re
+
+from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.json_text import make_call, read_json, skip_space, write_json
+from turnwise.tools.parsers.names import write_name
+from turnwise.tools.parsers.scan import Attempt, FormatParser
+
+_START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_CONSTRAIN, _END, _RETURN, _CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
+
+# The prompt ends with `<|start|>assistant`, so that a turn may begin with its recipient.
+_RECIPIENT_FIRST = re.compile(r"\s*+(?:\w++\s++)?+to=[^<]*+<\|(?:channel|constrain|message)\|>")
+_TO = re.compile(r'(?:[^<"]|<\|channel\|>)*?\bto=(?:functions\.)?+')
+_NAME = re.compile(r'[^\s<>"]*+')
+_HEADER = re.compile(r"[^<]*+(?:<\|(?:channel|constrain)\|>[^<]*+)*+")
+_ENDS = re.compile(r"<\|(?:start|end|return|call)\|>")
+
+
+class HarmonyParser(FormatParser):
+    """Reads messages whose header says `to=functions.buy`; they hold the arguments.
+
+    The header is what stands between `<|channel|>` or `<|start|>` and `<|message|>`. A message
+    without a recipient, such as one in the analysis channel, holds no calls whatever it says.
+
+    >>> text = '<|channel|>commentary to=functions.buy <|constrain|>json<|message|>{"item": "tea"}'
+    >>> HarmonyParser().parse(text).calls
+    [ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)]
+    """
+
+    special_tokens = (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _RETURN, _CALL)
+    opening = re.compile(r"<\|(?:start|channel)\|>")
+    thought_start = thought_end = ""  # it has channels instead
+
+    def _find(self, text: str, position: int) -> int:
+        if position == 0 and _RECIPIENT_FIRST.match(text):
+            return 0
+        return super()._find(text, position)
+
+    def _read(self, text: str, start: int) -> Attempt:
+        inside = start
+        for marker in (_START, _CHANNEL):
+            inside += len(marker) if text.startswith(marker, inside) else 0
+        recipient = _TO.match(text, inside)
+        if recipient is None or text.startswith("to=assistant", recipient.end() - len("to=")):
+            # A message to nobody, or a tool's answer that the model made up.
+            return Attempt(_end_of_message(text, _end_of_header(text, inside)))
+        name, position = _read_name(text, recipient.end())
+        if not name:
+            return Attempt(position, problem="there is no name of a tool after to=")
+        position = _end_of_header(text, position)
+        if not text.startswith(_MESSAGE, position):
+            return Attempt(position, problem=f"there is no {_MESSAGE} after to={name[:40]}")
+        value, end, problem = read_json(text, skip_space(text, position + len(_MESSAGE)))
+        call = make_call(name, value) if problem is None else problem
+        if not isinstance(call, ToolCall):
+            return Attempt(end, problem=call)
+        after = skip_space(text, end)
+        return Attempt(after + len(_CALL) if text.startswith(_CALL, after) else end, [call])
+
+    def render(self, call: ToolCall) -> str:
+        arguments = write_json(call.arguments, call.name)
+        recipient = f"to=functions.{write_name(call)}"
+        return f"{_CHANNEL}commentary {recipient} {_CONSTRAIN}json{_MESSAGE}{arguments}{_CALL}"
+
+
+def _read_name(text: str, start: int) -> tuple[str, int]:
+    """The name at `start`, in quotes or up to the next space, and where it ends."""
+    found = _NAME.match(text, start)
+    assert found is not None  # it matches the empty text too
+    if found.group() or not text.startswith('"', start):
+        return found.group(), found.end()
+    value, end, problem = read_json(text, start)
+    return (value if problem is None else ""), end
+
+
+def _end_of_header(text: str, position: int) -> int:
+    found = _HEADER.match(text, position)
+    assert found is not None  # it matches the empty text too
+    return found.end()
+
+
+def _end_of_message(text: str, position: int) -> int:
+    """Where the next message may begin: all up to there is what this one says."""
+    if not text.startswith(_MESSAGE, position):
+        return position
+    found = _ENDS.search(text, position)
+    if found is None:
+        return len(text)
+    return found.start() if found.group() == _START else found.end()

@@ -1,0 +1,64 @@
+"""What a model thinks before and between its answers, told apart from the answers.
+
+Nothing in a thought is an action: no tool call in it is carried out, and an environment does not
+get to read it. Two ways of marking thoughts are in use. Most models put them between two tags, of
+which the first may stand at the end of the prompt instead; harmony (gpt-oss) has channels.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+_CHANNEL = "<|channel|>"
+_HARMONY = ("<|start|>", _CHANNEL, "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
+# A message of harmony: its channel, and what it says up to the token that ends it.
+_MESSAGE = re.compile(
+    r"<\|channel\|>\s*+(\w*+)[^<]*+(?:<\|constrain\|>[^<]*+)?+<\|message\|>"
+    r"((?:[^<]|<(?!\|(?:end|return|call|start)\|>))*+)"
+)
+
+THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *_HARMONY)
+"""Who decodes must keep these, or thoughts and answers run into one another."""
+
+
+def answer_of(text: str, *, in_thought: bool = False) -> str:
+    """A turn without its thoughts; a turn without thoughts as it stands.
+
+    `in_thought`: the prompt ended with the opening tag, so that the turn begins inside a thought.
+
+    >>> answer_of("<think>Should I attack? No.</think>\\n\\nwait")
+    'wait'
+    >>> answer_of("<think>I could attack, or")
+    ''
+    """
+    if in_thought and not any(end in text for _, end in _TAGS):
+        return ""
+    if _CHANNEL in text:
+        said = [said.strip() for channel, said in _MESSAGE.findall(text) if channel == "final"]
+        return "\n\n".join(said)
+    for start, end in _TAGS:
+        if start in text or end in text:
+            text = _outside(text, start, end).strip()
+    return text
+
+
+def _outside(text: str, start: str, end: str) -> str:
+    """What stands after the first end, and outside of every further pair of tags."""
+    _, closed, after = text.partition(end)
+    rest, kept = after if closed else text, []
+    while rest:
+        before, _, inside = rest.partition(start)
+        kept.append(before)
+        _, _, rest = inside.partition(end)
+    return "".join(kept)
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether a prompt ends with the tag that opens a thought, as some chat templates do."""
+    return prompt.rstrip().endswith(tuple(start for start, _ in _TAGS))
+
+
+def may_open_thought(template: str) -> bool:
+    """Whether a chat template knows of such tags at all."""
+    return any(start in template for start, _ in _TAGS)
