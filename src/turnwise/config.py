@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
-import tempfile
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +23,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from annotated_types import Ge, Gt, Le, Lt
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.whole_files import write_whole
 from turnwise.yaml_files import dump, parse_value, read_yaml
 
 Positive = Annotated[int, Ge(1)]
@@ -361,15 +360,9 @@ class ConfigStore(Section):
     def save(self, path: str | Path) -> None:
         """Write a YAML file with each setting's help beside it; the file is whole or not there."""
         path = Path(path)
+        content = self.to_yaml().encode()
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_yaml())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, content)
 
     def to_yaml(self) -> str:
         """The settings as YAML, each under its line of help."""
@@ -506,7 +499,7 @@ def _explain(problem: Any, data: Mapping[str, Any]) -> str:
         known = [f.name for f in dataclasses.fields(owner)]
         kind = "section" if len(where) == 1 else "setting"
         return f"there is no {kind} {name!r}. {did_you_mean(where[-1], known)}"
-    return f"{name} got {problem['input']!r}. {problem['msg']}."
+    return f"{name} got {problem['input']!r:.200}. {problem['msg']}."
 
 
 def _section_class(name: str) -> Any:

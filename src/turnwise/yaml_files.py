@@ -8,11 +8,49 @@ from typing import Any
 
 import yaml
 
+from turnwise.bounded_files import MAX_DEPTH, is_deeper, read_bytes
 from turnwise.errors import ConfigError
+
+MAX_BYTES = 2**20
+_MAX_NODES = 100_000
+"""Values in a file, counted as if every alias were written out."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 3e-5 is a number (YAML 1.1 would make it a string)."""
+    """YAML as people expect it: 3e-5 is a number (YAML 1.1 would make it a string).
+
+    An alias stands for all of what it names, so a few lines of aliases of aliases can stand for
+    billions of values. They are counted while they are read.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._num_nodes = 0
+        self._depth = 0
+        self._sizes: dict[yaml.Node, int] = {}
+        """Nodes that are complete, each with the number of its values."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        is_alias = self.check_event(yaml.AliasEvent)
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        before = self._num_nodes
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise _refused(f"values are nested more than {MAX_DEPTH} deep", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if is_alias and node is not None and node not in self._sizes:
+            raise _refused("an alias stands inside of what it names", mark)
+        self._num_nodes += self._sizes[node] if is_alias and node is not None else 1
+        if self._num_nodes > _MAX_NODES:
+            raise _refused(f"it stands for more than {_MAX_NODES:,} values", mark)
+        if node is not None:
+            self._sizes[node] = self._num_nodes - before
+        return node
+
+
+def _refused(problem: str, mark: Any) -> yaml.YAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,17 +75,18 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """The sections of a configuration file."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, max_bytes).decode("utf-8-sig")  # some editors begin with a mark
     except FileNotFoundError:
         near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f" In {path.parent} there are: {', '.join(near)}." if near else ""
         raise ConfigError(f"there is no configuration file {path}.{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}. Save the file as UTF-8.") from None
     try:
-        data = yaml.load(text, Loader=_Loader)
+        data = _parsed(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -59,15 +98,34 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} holds a {type(data).__name__}, expected sections such as 'training:'"
         )
+    names = [name for name in data if not isinstance(name, str)]
+    if names:
+        raise ConfigError(
+            f"{path} has a section {names[0]!r:.80}, expected names such as 'training:'"
+        )
     return data
 
 
 def parse_value(text: str) -> Any:
     """The value that a piece of YAML means; text that is no YAML is just text."""
     try:
-        return yaml.load(text, Loader=_Loader)
+        return _parsed(text)
     except yaml.YAMLError:
         return text
+
+
+def _parsed(text: str) -> Any:
+    """What a text means; whatever is wrong with it is a `YAMLError`."""
+    try:
+        data = yaml.load(text, Loader=_Loader)
+    except RecursionError:
+        raise _refused("values are nested too deeply", None) from None
+    except (ValueError, ArithmeticError, LookupError, AttributeError, TypeError) as error:
+        # Values that only look like dates or numbers: 2001-99-99, !!bool perhaps.
+        raise _refused(f"a value cannot be read: {error}", None) from error
+    if is_deeper(data, MAX_DEPTH):  # by aliases of aliases
+        raise _refused(f"values are nested more than {MAX_DEPTH} deep", None)
+    return data
 
 
 def dump(data: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import __version__
+from turnwise import ConfigStore, __version__
 from turnwise.cli.machine import EXTRAS
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +77,16 @@ def test_a_sick_run(turnwise, tmp_path):
     assert third.startswith("  cure: Begin with an easier task")
     assert f"{run}: 30 steps, reward 0 (best 0 at step 30), success 0%\n" in ran.out
     assert ran.out.endswith("As of the last step: too-hard.\n")
+
+
+def test_it_says_how_its_advice_can_be_followed(turnwise, tmp_path):
+    run = write_run(tmp_path / "my run")
+    ConfigStore().save(run / "config.yaml")
+    ran = turnwise("doctor", str(run))
+    assert ran.out.splitlines()[-1] == (
+        f"Change settings and resume: turnwise train '{run}' section.name=value "
+        "(only in a new run: environment.params, training.warm_start)"
+    )
 
 
 def test_a_sound_run(turnwise, tmp_path):

@@ -6,6 +6,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,19 +14,22 @@ import pytest
 from safetensors.numpy import save_file
 
 from runs.saved_folders import check, fill, hidden, in_child
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, ConfigError
 from turnwise.runs import whole_folders
 from turnwise.runs.checkpoints import CheckpointStore, open_checkpoint, save_checkpoint_to
+from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.run_folder import RunFolder
 
 NOBODY = 65534
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 400 kB, where mounting one is allowed."""
+def small_disk(tmp_path, request):
+    """A disk of 400 kB, where mounting one is allowed; or one for a few files."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "none", str(folder)]
+    size = getattr(request, "param", "size=400k")
+    mount = ["mount", "-t", "tmpfs", "-o", size, "none", str(folder)]
     if (
         shutil.which("mount") is None
         or subprocess.run(mount, capture_output=True, check=False).returncode
@@ -83,6 +87,37 @@ class TestFullDisk:
         check(store.newest())
         store.save(3, fill(3), {})
 
+    @pytest.mark.parametrize("small_disk", ["size=4m,nr_inodes=12"], indirect=True)
+    def test_one_that_can_hold_no_more_files(self, small_disk):
+        store = CheckpointStore(small_disk)
+        store.save(1, fill(1), {})
+        with pytest.raises(CheckpointError, match=r"no inodes left: .* MB are left") as caught:
+            store.save(2, fill(2), {})
+        assert "Remove files" in str(caught.value)
+        assert os.listdir(small_disk) == ["step-00000001"]
+        for number in range(20):
+            with suppress(OSError):
+                (small_disk / f"file-{number}").touch()
+        log = MetricsLog(small_disk / "run" / "metrics.jsonl")
+        with pytest.raises(ConfigError, match=r"cannot write .*metrics\.jsonl: .*no inodes left"):
+            log.append({"step": 1})
+        with pytest.raises(CheckpointError, match=r"cannot save .*run\.json: .*no inodes left"):
+            RunFolder(small_disk).write_status(status="running")
+
+    def test_metrics_and_status_find_no_room(self, small_disk):
+        (small_disk / "run").mkdir()
+        log, folder = MetricsLog(small_disk / "run" / "m.jsonl"), RunFolder(small_disk / "run")
+        log.append({"step": 1})
+        folder.write_status(status="running")
+        with suppress(OSError):
+            (small_disk / "large").write_bytes(bytes(500_000))
+        with pytest.raises(ConfigError, match=r"cannot write .*: the disk is full"):
+            log.append({"step": 2, "text": "x" * 10_000})
+        with pytest.raises(CheckpointError, match=r"cannot save .*run\.json: the disk is full"):
+            folder.write_status(status="x" * 10_000)
+        assert (log.read(), folder.status) == ([{"step": 1}], {"status": "running"})
+        assert sorted(os.listdir(small_disk / "run")) == ["m.jsonl", "run.json"]
+
     def test_it_says_how_much_the_one_before_took(self, small_disk):
         store = CheckpointStore(small_disk)
         store.save(1, writes(250_000), {})
@@ -118,7 +153,7 @@ class TestFullDisk:
         store.save(1, fill(1), {})
         with monkeypatch.context() as patch:
             patch.setattr(whole_folders.os, "fsync", full)
-            with pytest.raises(CheckpointError, match="the disk is full"):
+            with pytest.raises(CheckpointError, match=r"your disk quota is used up: .*`quota`"):
                 store.save(1, fill(1, "again"), {})
         check(store.newest())
         assert hidden(tmp_path) == []
@@ -178,7 +213,7 @@ class TestReadOnly:
         store = CheckpointStore(small_disk)
         store.save(1, fill(1), {})
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-        with pytest.raises(CheckpointError, match=r"cannot be written to \(Read-only file system"):
+        with pytest.raises(CheckpointError, match=r"is mounted read-only \(Read-only file system"):
             store.save(2, fill(2), {})
         check(store.newest())
 

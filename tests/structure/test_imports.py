@@ -14,7 +14,10 @@ SOURCE = Path(turnwise.__file__).parent
 
 # A module imports only from its own row and the rows above it.
 LAYERS = [
-    {"errors", "types", "yaml_files", "config", "deadlines", "user_code"},
+    {
+        *("errors", "types", "config", "deadlines", "user_code"),
+        *("bounded_files", "whole_files", "yaml_files"),
+    },
     {"env", "tools", "reward"},
     {"chat"},
     {"models"},

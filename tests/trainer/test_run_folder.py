@@ -1,10 +1,15 @@
 """Which folder a run gets, and who may write to it."""
 
+import json
+import logging
+import os
+
 import pytest
 
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, Memory, small_config, small_trainer
 from turnwise import ConfigError
+from turnwise.runs.resume_settings import changes_between
 from turnwise.runs.run_folder import RunFolder, choose_run_folder
 
 QUICK = (
@@ -142,7 +147,9 @@ def test_a_folder_of_somebody_else(tmp_path):
     assert (tmp_path / "Echo" / "config.yaml").read_text() == "training: {batch_size: 3}"
 
 
-@pytest.mark.parametrize("left", [[".lock"], [".lock", "log.txt", ".run.json"], []])
+@pytest.mark.parametrize(
+    "left", [[".lock"], [".lock", "log.txt", ".run.json", ".run.json.saving-12"], []]
+)
 def test_one_that_was_killed_as_it_began(tmp_path, left):
     (tmp_path / "mine").mkdir()
     for name in left:
@@ -161,3 +168,114 @@ def test_one_that_was_killed_before_it_wrote_its_settings(tmp_path):
 def test_names_that_are_no_names(tmp_path, name):
     with pytest.raises(ConfigError, match=r"checkpoint\.run_name got"):
         finished(tmp_path, f"checkpoint.run_name={name!r}")
+
+
+LOWER = "training.learning_rate=1e-5"
+
+
+class TestOtherSettings:
+    def test_a_named_run_takes_those_that_may_change_and_records_them(self, tmp_path):
+        folder = stopped(tmp_path, "checkpoint.run_name=mine")
+        listener = Listener()
+        overrides = ("checkpoint.run_name=mine", LOWER, "checkpoint.keep_last_n=2")
+        assert finished(tmp_path, *overrides, reporter=listener) == folder
+        usual = small_config(tmp_path).training.learning_rate
+        assert [metrics["learning_rate"] for metrics in metrics_of(folder)] == [usual, 1e-5]
+        assert listener.said[0] == (
+            f"from step 2 on: training.learning_rate was {usual} and is 1e-05"
+        )
+        # Where and how often it is saved is no matter for the record.
+        assert RunFolder(folder).changes == [
+            {"step": 1, "settings": {"training.learning_rate": [usual, 1e-5]}}
+        ]
+        assert RunFolder(folder).settings().training.learning_rate == 1e-5
+        again = Listener()
+        finished(tmp_path, *overrides, "training.num_epochs=3", reporter=again)
+        assert not any("learning_rate" in line for line in again.said)
+        assert len(RunFolder(folder).changes) == 1
+
+    def test_a_run_that_was_not_changed_has_no_record(self, tmp_path):
+        folder = stopped(tmp_path, "checkpoint.run_name=mine")
+        finished(tmp_path, "checkpoint.run_name=mine")
+        assert not RunFolder(folder).changes_file.exists()
+
+    def test_a_record_of_a_step_that_the_run_goes_back_to_is_replaced(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        before, now = small_config(tmp_path), small_config(tmp_path, LOWER)
+        (change,) = changes_between(before, now)
+        folder.write_changes(3, [change])
+        folder.write_changes(5, [change])
+        folder.write_changes(5, [change])
+        assert [entry["step"] for entry in folder.changes] == [3, 5]
+        folder.write_changes(4, [])
+        assert [entry["step"] for entry in folder.changes] == [3]
+
+    def test_the_weight_of_the_kl_penalty_takes_effect(self, tmp_path):
+        penalty = ("training.use_kl_in_reward=true", "checkpoint.run_name=mine")
+        stopped(tmp_path, *penalty, "training.kl_coef=0.25")
+        folder = finished(tmp_path, *penalty, "training.kl_coef=0.5")
+        assert [metrics["kl_coef"] for metrics in metrics_of(folder)] == [0.25, 0.5]
+
+    def test_one_that_may_not_says_why(self, tmp_path):
+        stopped(tmp_path, "checkpoint.run_name=mine")
+        with pytest.raises(ConfigError, match="may not change: it decides which weights there are"):
+            finished(tmp_path, "checkpoint.run_name=mine", "training.lora_rank=2", LOWER)
+        with pytest.raises(ConfigError, match="the reference model that it needs"):
+            finished(tmp_path, "checkpoint.run_name=mine", "training.kl_loss_coef=0.1")
+
+
+class TestDamagedStatus:
+    @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 5000, b'{"status": 3}', None])
+    def test_beside_checkpoints_it_is_an_error_and_nothing_is_begun(self, tmp_path, content):
+        folder = stopped(tmp_path)
+        status_file = RunFolder(folder).status_file
+        status_file.unlink() if content is None else status_file.write_bytes(content)
+        before = sorted((folder / "checkpoints").iterdir())
+        for name in ("null", "Echo"):
+            with pytest.raises(ConfigError) as caught:
+                finished(tmp_path, f"checkpoint.run_name={name}")
+            assert f"{status_file}" in str(caught.value)
+            assert "there are checkpoints in" in str(caught.value)
+        assert os.listdir(tmp_path) == ["Echo"]
+        assert sorted((folder / "checkpoints").iterdir()) == before
+        assert finished(tmp_path, resume="never") == tmp_path / "Echo-2"
+        # The command that the error names repairs it.
+        command = str(caught.value).partition("write the file anew: ")[2].partition(". To begin")[0]
+        assert os.system(command) == 0
+        assert finished(tmp_path) == folder
+        assert steps(folder) == [1, 2]
+
+    def test_without_checkpoints_it_is_the_run_that_is_told(self, tmp_path):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "run.json").write_text("[]")
+        with pytest.raises(ConfigError, match=r"run\.json holds '\[\]', expected a JSON object"):
+            finished(tmp_path, "checkpoint.run_name=mine")
+
+    def test_settings_that_cannot_be_read_are_mentioned(self, tmp_path, caplog):
+        folder = stopped(tmp_path)
+        (folder / "config.yaml").write_text("training: {learning_rat: 1}")
+        with caplog.at_level(logging.WARNING, "turnwise"):
+            assert finished(tmp_path) == tmp_path / "Echo-2"
+        assert "Echo is not resumed: " in caplog.text
+        assert "training.learning_rat" in caplog.text
+
+
+def test_missing_lines_of_the_metrics_are_mentioned_once(tmp_path):
+    folder = finished(tmp_path, "training.num_epochs=5", "checkpoint.run_name=mine")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[i] for i in (0, 4)))
+    listener = Listener()
+    longer = ("training.num_epochs=6", "checkpoint.run_name=mine")
+    finished(tmp_path, *longer, reporter=listener)
+    (said,) = [line for line in listener.said if "has no line" in line]
+    assert f"{folder / 'metrics.jsonl'} has no line for steps 2 to 4, though 5 steps" in said
+    assert steps(folder) == [1, 5, 6]
+
+
+def test_drafts_of_a_run_that_was_killed_are_removed(tmp_path):
+    folder = stopped(tmp_path)
+    for name in (".config.yaml.saving-1", ".run.json.saving-2", ".tokenizer.json.saving-3"):
+        (folder / name).touch()
+    finished(tmp_path)
+    assert [name for name in os.listdir(folder) if "saving" in name] == []
+    assert json.loads((folder / "run.json").read_text())["status"] == "finished"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,6 +134,20 @@ def _show_run(
     console.print(Text(f"{legible(run)}: {_summary(steps)}", "bold"))
     codes = ", ".join(finding.code for finding in present)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
+    if present and (Path(run).expanduser() / "config.yaml").is_file():
+        console.print(_how_to_resume(run, present), soft_wrap=True)
+
+
+def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
+    """How to follow the advice: some settings can be changed in this run, some in a new one."""
+    from turnwise.runs.resume_settings import FIXED
+
+    advised = {name for found in present for name in re.findall(r"\w+\.[a-z_]+", found.cure)}
+    only_new = ", ".join(sorted(advised & set(FIXED)))
+    command = legible(f"turnwise train {shlex.quote(run)} section.name=value")
+    return f"Change settings and resume: {command}" + (
+        f" (only in a new run: {only_new})" if only_new else ""
+    )
 
 
 def _summary(steps: Sequence[Mapping[str, Any]]) -> str:

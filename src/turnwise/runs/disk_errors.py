@@ -12,9 +12,9 @@ from pathlib import Path
 from turnwise.errors import CheckpointError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_FORBIDDEN = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FORBIDDEN = {errno.EACCES, errno.EPERM}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST}
-_OF_THE_DISK = {*_FULL, *_FORBIDDEN, errno.EFBIG, errno.EIO}
+_OF_THE_DISK = {*_FULL, *_FORBIDDEN, errno.EROFS, errno.EFBIG, errno.EIO}
 _ELSEWHERE = "choose another place (checkpoint.output_dir)"
 
 
@@ -40,7 +40,7 @@ def explained(
         if number is None or (only_disk and not _is_about(error, number, temporary)):
             raise
         written = _size(temporary) if temporary else 0
-        reason = _reason(path, number, written, num_bytes_expected)
+        reason = disk_reason(path, number, written, num_bytes_expected)
         raise CheckpointError(
             f"cannot save {path}: {reason}. What was saved before is untouched."
         ) from error
@@ -60,14 +60,18 @@ def _is_about(error: Exception, number: int, temporary: Path | None) -> bool:
     return number in _OF_THE_DISK and ours
 
 
-def _reason(path: Path, number: int, written: int, expected: int) -> str:
+def disk_reason(path: Path, number: int, written: int = 0, expected: int = 0) -> str:
+    """Why `path` could not be written, from the system's error number, and the fix.
+
+    `written` and `expected` are numbers of bytes.
+    """
     parent = path.parent
     if number in _FULL:
-        needed = f" of about {_human(expected)}" if expected > written else ""
+        return _why_full(parent, number, written, expected)
+    if number == errno.EROFS:
         return (
-            f"the disk is full: {_human(written)}{needed} were written to {parent}, and "
-            f"{_human(_free(parent))} are left. Free some space, keep fewer checkpoints "
-            f"(checkpoint.keep_last_n), or {_ELSEWHERE}"
+            f"the disk of {parent} is mounted read-only ({os.strerror(number)}). Mount it for "
+            f"writing, or {_ELSEWHERE}"
         )
     if number in _FORBIDDEN:
         return (
@@ -85,6 +89,34 @@ def _reason(path: Path, number: int, written: int, expected: int) -> str:
     return f"{parent}: {os.strerror(number)}. Check the disk, or {_ELSEWHERE}"
 
 
+def _why_full(parent: Path, number: int, written: int, expected: int) -> str:
+    """Full of bytes, full of files, or a quota that is used up: each needs another fix."""
+    if number == errno.ENOSPC and _lacks_inodes(parent):
+        return (
+            f"the disk of {parent} has no inodes left: it can hold no more files, though "
+            f"{_human(_free(parent))} are left. Remove files that are no longer needed, many "
+            f"small ones rather than a few large ones, or {_ELSEWHERE}"
+        )
+    needed = f" of about {_human(expected)}" if expected > written else ""
+    wrote = f"{_human(written)}{needed} were written to {parent}"
+    if number == errno.EDQUOT:
+        return (
+            f"your disk quota is used up: {wrote}, and the quota may allow fewer bytes or fewer "
+            f"files than the disk has left (see `quota`). Free some space, keep fewer checkpoints "
+            f"(checkpoint.keep_last_n), or {_ELSEWHERE}"
+        )
+    return (
+        f"the disk is full: {wrote}, and {_human(_free(parent))} are left. Free some space, keep "
+        f"fewer checkpoints (checkpoint.keep_last_n), or {_ELSEWHERE}"
+    )
+
+
+def _lacks_inodes(folder: Path) -> bool:
+    disk = os.statvfs(_existing(folder))
+    # Some file systems make inodes as they are needed, and say 0 of 0.
+    return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
+
+
 def _size(folder: Path) -> int:
     return sum(
         os.lstat(os.path.join(place, name)).st_size
@@ -94,9 +126,14 @@ def _size(folder: Path) -> int:
 
 
 def _free(folder: Path) -> int:
+    return shutil.disk_usage(_existing(folder)).free
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that there is."""
     while not folder.is_dir():
         folder = folder.parent
-    return shutil.disk_usage(folder).free
+    return folder
 
 
 def _human(num_bytes: int) -> str:

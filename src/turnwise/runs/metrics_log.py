@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from turnwise.bounded_files import parse_json, read_bytes, start_of
 from turnwise.errors import ConfigError
+from turnwise.runs.disk_errors import disk_reason
+from turnwise.whole_files import write_whole
 
 Metrics: TypeAlias = Mapping[str, float | int | str | bool]
 
 _LOG = logging.getLogger("turnwise")
+
+MAX_BYTES = 2**30
+MAX_LINE_BYTES = 2**20
+_MAX_INTEGER = 2**1023
+"""A larger one is no float, and no curve can show it."""
 
 
 class MetricsLog:
@@ -61,46 +70,71 @@ class MetricsLog:
         kept = b"".join(line + b"\n" for line, values in lines if values.get("step", step) <= step)
         if not self.path.exists() or self.path.stat().st_size == len(kept):
             return
-        draft = self.path.with_name(f".{self.path.name}.draft")
         try:
-            with open(draft, "wb") as file:
-                file.write(kept)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.path)
+            write_whole(self.path, kept)
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise ConfigError(_cannot_write(self.path, error)) from error
 
     def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
         """Each line as it stands, and what it says."""
         try:
-            data = self.path.read_bytes()
+            data = read_bytes(self.path, MAX_BYTES)
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise ConfigError(f"cannot read {self.path}: {error}") from error
         *ended, tail = data.split(b"\n")
         lines = []
         for number, line in enumerate(ended, start=1):
-            values = _decode(line)
-            if values is None:
+            try:
+                lines.append((line, decode_metrics(line)))
+            except ConfigError as error:
                 raise ConfigError(
-                    f"{self.path}, line {number}: expected a JSON object, got {_start(line)}. "
-                    "Mend or delete that line."
-                )
-            lines.append((line, values))
+                    f"{self.path}, line {number}: {error}. Correct or delete that line."
+                ) from None
         if tail:
-            values = _decode(tail)
-            if values is None:
+            try:
+                lines.append((tail, decode_metrics(tail)))  # only its end is missing
+            except ConfigError:
                 _LOG.warning(
                     "%s ends in half a line, left by a crash; it is ignored: %s",
                     self.path,
-                    _start(tail),
+                    start_of(tail),
                 )
-            else:  # only its end is missing
-                lines.append((tail, values))
         return lines
+
+
+def decode_metrics(line: bytes) -> dict[str, Any]:
+    """The metrics of one line, or a `ConfigError` that says why it holds none."""
+    if len(line) > MAX_LINE_BYTES:
+        raise ConfigError(f"it has {len(line):,} bytes, expected at most {MAX_LINE_BYTES:,}")
+    try:
+        values = parse_json(line, "it")
+    except ConfigError as error:
+        raise ConfigError(f"expected a JSON object, got {start_of(line)} ({error})") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"expected a JSON object, got {start_of(line)}")
+    for name, value in values.items():
+        is_integer = isinstance(value, int) and abs(value) < _MAX_INTEGER
+        if name == "step" and (not is_integer or isinstance(value, bool)):
+            raise ConfigError(f"step got {value!r:.60}, expected a whole number")
+        if value is not None and not is_integer and not isinstance(value, float | str):
+            raise ConfigError(f"{name!r:.60} got {value!r:.60}, expected a number or text")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def missing_steps(history: Iterable[Mapping[str, Any]], num_steps: int) -> str:
+    """Which of the first `num_steps` steps have no line; empty if all have.
+
+    >>> missing_steps([{"step": 1}, {"step": 4}], 6)
+    'steps 2 to 3 and 5 to 6'
+    """
+    seen = {metrics.get("step") for metrics in history}
+    missing = [step for step in range(1, num_steps + 1) if step not in seen]
+    starts = [step for step in missing if step == 1 or step - 1 in seen]
+    ends = [step for step in missing if step == num_steps or step + 1 in seen]
+    ranges = [str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
+    shown = ranges if len(ranges) <= 5 else [*ranges[:4], f"{len(ranges) - 4} more ranges"]
+    words = " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+    return f"{'step' if len(missing) == 1 else 'steps'} {words}" if missing else ""
 
 
 def _encode(metrics: Metrics) -> bytes:
@@ -110,21 +144,13 @@ def _encode(metrics: Metrics) -> bytes:
     """
     kept = {}
     for name, value in metrics.items():
-        if not isinstance(value, str | int | float):
-            raise ConfigError(
-                f"the metric {name!r} got a {type(value).__name__}, expected a number or text"
-            )
+        is_too_large = isinstance(value, int) and abs(value) >= _MAX_INTEGER
+        if is_too_large or not isinstance(value, str | int | float):
+            kind = "number of more than 300 digits" if is_too_large else type(value).__name__
+            raise ConfigError(f"the metric {name!r} got a {kind}, expected a number or text")
         if not isinstance(value, float) or math.isfinite(value):
             kept[name] = value
     return json.dumps(kept).encode() + b"\n"
-
-
-def _decode(line: bytes) -> dict[str, Any] | None:
-    try:
-        values = json.loads(line)
-    except ValueError:  # no JSON, or no UTF-8
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _mend(file: FileIO, path: Path) -> int:
@@ -137,7 +163,9 @@ def _mend(file: FileIO, path: Path) -> int:
         return size
     data = path.read_bytes()
     start = data.rfind(b"\n") + 1
-    if _decode(data[start:]) is None:
+    try:
+        decode_metrics(data[start:])
+    except ConfigError:
         _LOG.warning("%s ended in half a line, left by a crash; it was cut off", path)
         file.truncate(start)
         return start
@@ -150,13 +178,5 @@ def _write_all(file: FileIO, data: bytes) -> None:
         data = data[file.write(data) :]
 
 
-def _start(line: bytes) -> str:
-    text = line.decode("utf-8", "replace")
-    return repr(text if len(text) <= 60 else f"{text[:60]}...")
-
-
 def _cannot_write(path: Path, error: OSError) -> str:
-    return (
-        f"cannot write {path}: {error.strerror or error}. Free some space there, or choose another "
-        "place with checkpoint.output_dir."
-    )
+    return f"cannot write {path}: {disk_reason(path, error.errno or errno.EIO)}."

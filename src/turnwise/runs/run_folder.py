@@ -6,27 +6,30 @@ import contextlib
 import fcntl
 import json
 import logging
-import os
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.runs.disk_errors import explained
+from turnwise.runs.resume_settings import Change, changes_between, refusals
+from turnwise.whole_files import is_draft, write_whole
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto`: go on with a run of the same settings that did not end; `always`: there must be one;
 `never`: a new folder."""
 
-# Settings that may differ between the two parts of a run that was resumed.
-_FREE = {"training.num_epochs"}
-_FREE_SECTIONS = {"checkpoint", "logging", "ray"}
+_LOG = logging.getLogger("turnwise")
 _MOST_RUNS = 10_000
 _BEGINNING = {".lock", "log.txt", ".run.json"}
-"""Files that are there before a run has a status."""
+"""Files that are there before a run has a status, besides drafts; the last is of older versions."""
+_MAX_STATUS_BYTES = 2**20
+_STATUS_TYPES = {"status": str, "environment": str, "step": int, "num_steps": int}
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class RunFolder:
         return self.path / "metrics.jsonl"
 
     @property
+    def changes_file(self) -> Path:
+        """Settings that were changed when the run was resumed; most runs have none."""
+        return self.path / "changes.jsonl"
+
+    @property
     def tokenizer_file(self) -> Path:
         return self.path / "tokenizer.json"
 
@@ -65,39 +73,79 @@ class RunFolder:
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the run last said of itself; empty if it has not begun."""
+        """What the run last reported of itself; empty if it has not begun.
+
+        A `run.json` that cannot be read is a `ConfigError`.
+        """
         try:
-            found: dict[str, Any] = json.loads(self.status_file.read_text())
-        except (OSError, ValueError):
+            found = read_json_object(self.status_file, _MAX_STATUS_BYTES)
+        except FileNotFoundError:
             return {}
+        for name, kind in _STATUS_TYPES.items():
+            if name in found and not isinstance(found[name], kind):
+                expected = "text" if kind is str else "a whole number"
+                raise ConfigError(
+                    f"{self.status_file}: {name} got {found[name]!r:.80}, expected {expected}"
+                )
         return found
 
     def write_status(self, **status: Any) -> None:
-        """Say how the run stands; whoever reads it sees the old or the new, never half of one."""
-        temporary = self.path / ".run.json"
+        """Report how the run stands; a reader sees the old status or the new, never half of one."""
         with explained(self.status_file):
-            temporary.write_text(json.dumps(status, indent=1) + "\n")
-            os.replace(temporary, self.status_file)
+            write_whole(self.status_file, f"{json.dumps(status, indent=1)}\n".encode())
+
+    def write_changes(self, step: int, changes: Sequence[Change]) -> None:
+        """Record the settings that are others from this step on.
+
+        What was recorded for this step or later ones is replaced: the run has gone back to it.
+        """
+        kept = [entry for entry in self.changes if entry["step"] < step]
+        if changes:
+            settings = {change.name: [change.before, change.now] for change in changes}
+            kept.append({"step": step, "settings": settings})
+        if kept or self.changes_file.exists():
+            lines = "".join(json.dumps(entry, default=str) + "\n" for entry in kept)
+            with explained(self.changes_file):
+                write_whole(self.changes_file, lines.encode())
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The settings that were changed, as
+        {"step": 12, "settings": {"training.learning_rate": [0.0001, 0.00001]}}."""
+        try:
+            lines = read_bytes(self.changes_file, _MAX_STATUS_BYTES).splitlines()
+        except FileNotFoundError:
+            return []
+        entries = [
+            parse_json(line, f"{self.changes_file}, line {number}")
+            for number, line in enumerate(lines, 1)
+        ]
+        for number, entry in enumerate(entries, 1):
+            is_one = isinstance(entry, dict) and isinstance(entry.get("settings"), dict)
+            if not is_one or not isinstance(entry.get("step"), int):
+                raise ConfigError(
+                    f"{self.changes_file}, line {number}: got {entry!r:.80}, expected an object "
+                    'such as {"step": 12, "settings": {"training.lam": [0.95, 0.9]}}'
+                )
+        return entries
 
     @property
     def exists(self) -> bool:
         """Whether there is something in it; not what a run left that was killed as it began."""
-        return self.path.exists() and any(p.name not in _BEGINNING for p in self.path.iterdir())
+        return self.path.exists() and any(
+            entry.name not in _BEGINNING and not is_draft(entry.name)
+            for entry in self.path.iterdir()
+        )
 
-    def differences(self, config: ConfigStore) -> list[str]:
-        """Settings that decide what a run does and are others than the run began with."""
-        if not self.config_file.exists():  # killed before it had done anything
-            return []
-        try:
-            before = _settings(ConfigStore.load(self.config_file))
-        except ConfigError as error:
-            return [str(error)]
-        now = _settings(config)
-        return [
-            f"{name} was {before.get(name)!r} and is {value!r}"
-            for name, value in now.items()
-            if before.get(name) != value
-        ]
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether there is something to resume from, of turnwise or of VERL."""
+        found = (self.checkpoints.glob("step-*"), (self.path / "verl").glob("global_step_*"))
+        return any(next(paths, None) is not None for paths in found)
+
+    def settings(self) -> ConfigStore | None:
+        """Those that the run has; None if it was killed before it wrote them."""
+        return ConfigStore.load(self.config_file) if self.config_file.exists() else None
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -130,13 +178,22 @@ class RunFolder:
 
 
 def choose_run_folder(
-    config: ConfigStore, environment: str, resume: Resume = "auto"
+    config: ConfigStore,
+    environment: str,
+    resume: Resume = "auto",
+    *,
+    allow_changes: bool = True,
 ) -> tuple[RunFolder, bool]:
-    """The folder for this run, and whether a run in it is to be resumed. Nothing is made yet."""
+    """The folder for this run, and whether a run in it is to be resumed. Nothing is made yet.
+
+    A run that is named may be resumed with other settings, as far as `resume_settings` allows it
+    and unless `allow_changes` is False. One that is found by its environment has the same ones.
+    """
     base = Path(config.checkpoint.output_dir).expanduser()
     name = config.checkpoint.run_name
     if name is not None:
-        return _named(RunFolder(base / _checked(name)), config, environment, resume)
+        folder = RunFolder(base / _checked(name))
+        return _named(folder, config, environment, resume, allow_changes)
     stem = _slug(environment)
     for number in range(1, _MOST_RUNS):
         folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
@@ -153,13 +210,17 @@ def choose_run_folder(
 
 
 def _named(
-    folder: RunFolder, config: ConfigStore, environment: str, resume: Resume
+    folder: RunFolder,
+    config: ConfigStore,
+    environment: str,
+    resume: Resume,
+    allow_changes: bool,
 ) -> tuple[RunFolder, bool]:
     if not folder.exists:
         if resume == "always":
             raise ConfigError(f"there is no run to resume in {folder.path}")
         return folder, False
-    if not folder.status_file.exists():
+    if not folder.status_file.exists() and not folder.has_checkpoints:
         raise ConfigError(
             f"{folder.path} exists and is not a run. Choose another checkpoint.run_name."
         )
@@ -167,24 +228,54 @@ def _named(
         raise ConfigError(
             f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
         )
-    different = folder.differences(config)
-    if folder.status.get("environment") != environment:
-        different.insert(0, f"the environment was {folder.status.get('environment')}")
-    if different:
+    status, before = _readable_status(folder, environment), folder.settings()
+    refused = [] if before is None else refusals(before, config)
+    if before is not None and not allow_changes:
+        changes = changes_between(before, config)
+        refused = [str(change) for change in changes if change.makes_another_run]
+    if status.get("environment") != environment:
+        refused.insert(0, f"the environment was {status.get('environment')}")
+    if refused:
         raise ConfigError(
-            f"the run in {folder.path} has other settings: {'; '.join(different[:5])}. "
+            f"the run in {folder.path} has other settings: {'; '.join(refused[:5])}. "
             "Resume it with its own config.yaml, or choose another checkpoint.run_name."
         )
     return folder, True
 
 
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
-    status = folder.status
-    return (
-        status.get("environment") == environment
-        and status.get("status") != "finished"
-        and not folder.differences(config)
-        and not _is_held(folder)
+    if not folder.status_file.exists() and not folder.has_checkpoints:
+        return False  # somebody else's folder
+    status = _readable_status(folder, environment)
+    if status.get("environment") != environment or status.get("status") == "finished":
+        return False
+    try:
+        before = folder.settings()
+    except ConfigError as error:
+        _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
+        return False
+    changes = [] if before is None else changes_between(before, config)
+    return not any(change.makes_another_run for change in changes) and not _is_held(folder)
+
+
+def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
+    """The status, or an error that says how to get one: checkpoints are not passed over because
+    of a damaged file beside them."""
+    try:
+        status = folder.status
+        if status or not folder.has_checkpoints:
+            return status
+        problem = f"{folder.status_file} is missing"
+    except ConfigError as error:
+        if not folder.has_checkpoints:
+            raise
+        problem = str(error)
+    content = json.dumps({"status": "interrupted", "environment": environment})
+    raise ConfigError(
+        f"{problem}, and there are checkpoints in {folder.path}. To resume this run of "
+        f"{environment}, write the file anew: "
+        f"echo {shlex.quote(content)} > {shlex.quote(str(folder.status_file))}. To begin a new "
+        "run, take --fresh (resume='never'), or another checkpoint.run_name."
     )
 
 
@@ -194,14 +285,6 @@ def _is_held(folder: RunFolder) -> bool:
             return False
     except ConfigError:
         return True
-
-
-def _settings(config: ConfigStore) -> Mapping[str, Any]:
-    return {
-        name: value
-        for name, value in config.settings()
-        if name.partition(".")[0] not in _FREE_SECTIONS and name not in _FREE
-    }
 
 
 def _checked(name: str) -> str:

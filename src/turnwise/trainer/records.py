@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,12 @@ from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.metrics_log import MetricsLog, missing_steps
+from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.stopwatch import Stopwatch
+from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
 
@@ -57,10 +58,20 @@ class Records:
 
     def begin(self, num_steps: int) -> None:
         self._num_steps = num_steps
+        remove_abandoned(self._folder.path)
         # The status first: whoever has it is a run, however soon it was killed.
         self._write_status("running", 0)
         with explained(self._folder.config_file):
             self._config.save(self._folder.config_file)
+
+    def note_changes(self, step: int, before: ConfigStore | None) -> list[Change]:
+        """Record which settings are others from this step on than in `before`; which those are."""
+        changes = [] if before is None else changes_between(before, self._config)
+        changes = [change for change in changes if change.makes_another_run]
+        self._folder.write_changes(step, changes)
+        for change in changes:
+            self._reporter.say(f"from step {step + 1} on: {change}")
+        return changes
 
     def rewind(self, step: int) -> list[Metrics]:
         """Go back to a step: what came after it is forgotten; the metrics until then."""
@@ -75,19 +86,24 @@ class Records:
             self._last = metrics
         return history
 
+    def report_missing(self, history: Sequence[Metrics], num_steps: int) -> None:
+        """Mention the steps of which no metrics were kept, though they were trained."""
+        missing = missing_steps(history, num_steps)
+        if missing:
+            self._reporter.say(
+                f"{self._folder.metrics_file} has no line for {missing}, though {num_steps} steps "
+                "were trained. The run resumes without them: curves and the doctor have a gap."
+            )
+
     def keep_tokenizer(self, tokenizer: Any) -> None:
         """Keep what the tokens of the episodes mean; without it the run goes on all the same."""
         core = getattr(tokenizer, "backend_tokenizer", None)
         if core is None or self._folder.tokenizer_file.exists():
             return
-        draft = self._folder.path / ".tokenizer.json"
         try:
-            draft.write_text(core.to_str(), encoding="utf-8")
-            draft.replace(self._folder.tokenizer_file)
+            write_whole(self._folder.tokenizer_file, core.to_str().encode())
         except (OSError, ValueError) as error:
             _LOG.warning("the tokenizer could not be kept in the run's folder: %s", error)
-            with contextlib.suppress(OSError):
-                draft.unlink(missing_ok=True)
 
     def keep_episodes(
         self,

@@ -66,6 +66,11 @@ def read_state(checkpoint: Checkpoint, learner: Learner) -> dict[str, Any]:
     return progress
 
 
+def checkpoint_settings(checkpoint: Checkpoint) -> ConfigStore:
+    """The settings that a run had when it saved this checkpoint."""
+    return ConfigStore.load(checkpoint.file(_CONFIG))
+
+
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -> Checkpoint:
     """The checkpoint in a run's folder, or the one that this folder is."""
     path = Path(path).expanduser()
@@ -89,7 +94,7 @@ def load_trained_model(
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model that a run trained, adapters merged into its weights, and the run's settings."""
     checkpoint = find_checkpoint(path, which)
-    config = ConfigStore.load(checkpoint.file(_CONFIG))
+    config = checkpoint_settings(checkpoint)
     loaded = load_configured_model(config)
     if config.training.lora_rank:
         add_lora(loaded.model, config.training.lora_rank)

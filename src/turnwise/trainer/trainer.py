@@ -32,7 +32,13 @@ from turnwise.trainer.figures import episode_figures, staleness
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.rollout import Rollout, Rows
-from turnwise.trainer.state import read_state, seed_generators, undone_if_interrupted, write_state
+from turnwise.trainer.state import (
+    checkpoint_settings,
+    read_state,
+    seed_generators,
+    undone_if_interrupted,
+    write_state,
+)
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
 from turnwise.trainer.warm_start import imitation_batches
@@ -412,10 +418,15 @@ class RayPPOTrainer:
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
             records.rewind(0)
+            records.note_changes(0, None)
             seed_generators(self.config.training.seed)
             return
         self._take(checkpoint)
+        changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
+        if any(change.name == "training.kl_coef" for change in changes):
+            self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history = records.rewind(self.step)
+        records.report_missing(self.metrics_history, self.step - (self._unwritten is not None))
         records.mark_if_best(checkpoint)  # it may have been killed just before
         self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
 

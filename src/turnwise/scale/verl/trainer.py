@@ -234,7 +234,8 @@ class CustomRayPPOTrainer:
     def _folder(self) -> RunFolder:
         if self.run_folder is not None:
             return RunFolder(self.run_folder)
-        return choose_run_folder(self.config, self._name, self._resume)[0]
+        # VERL's checkpoints bring their own learning rate and more: no change would take effect.
+        return choose_run_folder(self.config, self._name, self._resume, allow_changes=False)[0]
 
     def _write_status(self, folder: RunFolder, status: str, num_steps: int) -> None:
         folder.write_status(

@@ -1,0 +1,120 @@
+"""Which settings may change when a run is resumed, and why the others may not.
+
+A setting may change if it only steers the steps to come. It may not if it decides which weights
+there are, what the task is, or where the run stands in its data and random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from turnwise.config import ConfigStore
+
+_MODEL = "the weights in the checkpoints are those of this model"
+_TASK = "it is a part of the task, and another task is another run"
+_DATA = "the position in the dataset is counted in its rows"
+_IMITATION = "the warm start comes before the first step, and is over"
+
+FIXED: Mapping[str, str] = {
+    "model.model_name": _MODEL,
+    "model.local_path": _MODEL,
+    "model.dtype": "the optimiser's state is kept for this precision",
+    "training.adv_estimator": "it decides whether there is a value head in the checkpoints",
+    "training.critic": "it decides where the value head is in the checkpoints",
+    "training.lora_rank": "it decides which weights there are in the checkpoints",
+    "training.gamma": "it defines the return that the value head has learned",
+    "training.batch_size": "the position in the dataset is counted in batches",
+    "training.seed": "the order of the data and every random number follow from it",
+    "training.warm_start": _IMITATION,
+    "training.warm_start_steps": _IMITATION,
+    "training.warm_start_learning_rate": _IMITATION,
+    "environment.name": _TASK,
+    "environment.max_steps": _TASK,
+    "environment.params": _TASK,
+    "environment.reward": _TASK,
+    "reward": _TASK,
+    "tools": _TASK,
+    "system_prompt": _TASK,
+    "dataset.path": _DATA,
+    "dataset.split": _DATA,
+    "dataset.prompt_key": _DATA,
+    "dataset.columns": _DATA,
+    "dataset.max_rows": _DATA,
+}
+"""Settings that a resumed run must leave as they are, each with the reason."""
+
+MAY_CHANGE = frozenset(
+    {
+        *("model.device", "model.tensor_parallel_size", "model.trust_remote_code"),
+        *("inference.backend", "inference.max_tokens", "inference.temperature"),
+        *("inference.top_p", "inference.multi_turn", "inference.max_turns"),
+        *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
+        *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
+        *("training.group_size", "training.resample", "training.on_error"),
+        *("training.lam", "training.clip_ratio", "training.policy_loss"),
+        *("training.loss_agg_mode", "training.entropy_coef", "training.value_coef"),
+        *("training.use_kl_in_reward", "training.kl_coef", "training.kl_target"),
+        *("training.kl_loss_coef", "training.target_kl", "training.max_grad_norm"),
+        *("training.weight_decay", "training.update_epochs", "training.mini_batch_size"),
+        *("training.micro_batch_tokens", "training.gradient_checkpointing"),
+        *("parser", "eval_dataset.path", "eval_dataset.split", "eval_dataset.prompt_key"),
+        *("eval_dataset.columns", "eval_dataset.max_rows", "limits.max_turns"),
+        *("limits.max_tokens_per_turn", "limits.max_tokens", "limits.max_tool_calls"),
+        *("limits.max_seconds", "limits.max_observation", "limits.reset_timeout"),
+        *("limits.step_timeout", "limits.tool_timeout", "limits.generation_timeout"),
+        *("limits.reward_timeout", "limits.close_timeout"),
+        *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.save_interval"),
+        *("checkpoint.keep_last_n", "checkpoint.best_metric"),
+        *("ray.use_ray", "ray.num_actors", "ray.num_learners", "ray.gpus_per_worker"),
+        *("ray.address", "ray.mode", "ray.max_failures"),
+        *("logging.level", "logging.sinks", "logging.episodes_gb"),
+    }
+)
+"""Settings that a resumed run may have others of. A new setting goes here or into `FIXED`."""
+
+_SAME_EXPERIMENT = {"training.num_epochs"}
+_SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
+_REFERENCE = (
+    "training.use_kl_in_reward and training.kl_loss_coef had no KL term and now have one: the "
+    "reference model that it needs is chosen when a run begins"
+)
+
+
+class Change(NamedTuple):
+    """A setting that a resumed run has another value of."""
+
+    name: str
+    before: Any
+    now: Any
+
+    @property
+    def makes_another_run(self) -> bool:
+        """False for where, how long and with what output a run trains: a run that has no name
+        is resumed only if nothing else differs."""
+        is_same = self.name in _SAME_EXPERIMENT or self.name.startswith(_SAME_EXPERIMENT_SECTIONS)
+        return not is_same
+
+    def __str__(self) -> str:
+        return f"{self.name} was {self.before!r} and is {self.now!r}"
+
+
+def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
+    """Every setting that differs."""
+    old = dict(before.settings())
+    pairs = now.settings()
+    return [Change(name, old[name], value) for name, value in pairs if old[name] != value]
+
+
+def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
+    """The changes that a resumed run cannot take, each with the reason."""
+    refused = [
+        f"{change}, and may not change: {FIXED[change.name]}"
+        for change in changes_between(before, now)
+        if change.name in FIXED
+    ]
+    return [*refused, *([_REFERENCE] if _has_kl(now) and not _has_kl(before) else [])]
+
+
+def _has_kl(config: ConfigStore) -> bool:
+    return config.training.use_kl_in_reward or config.training.kl_loss_coef > 0

@@ -1,0 +1,59 @@
+"""Every setting is one that a resumed run may change, or one that it may not, with a reason."""
+
+import re
+from pathlib import Path
+
+from turnwise import ConfigStore
+from turnwise.runs.doctor import CHECKS
+from turnwise.runs.resume_settings import FIXED, MAY_CHANGE, changes_between, refusals
+
+DOCS = Path(__file__).parents[2] / "docs" / "runs.md"
+SETTINGS = dict(ConfigStore().settings())
+
+
+def test_every_setting_is_decided_on():
+    """A new setting fails here until it is put into one of the two, and into the docs' table."""
+    assert set(FIXED) | MAY_CHANGE == set(SETTINGS)
+    assert not set(FIXED) & MAY_CHANGE
+    assert all(reason and not reason.endswith(".") for reason in FIXED.values())
+
+
+def test_the_docs_list_the_settings_that_may_not_change():
+    _, _, text = DOCS.read_text().partition("## Resuming with other settings")
+    text, _, _ = text.partition("\n## ")
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?`) \|", text, re.MULTILINE)
+        for name in re.findall(r"`([\w.]+)`", row)
+    }
+    assert listed == set(FIXED)
+
+
+def test_what_the_doctor_advises_is_a_setting():
+    for check in CHECKS:
+        named = set(re.findall(r"\b(?:training|inference|model|environment)\.[a-z_]+", check.cure))
+        assert named <= set(SETTINGS), check.code
+
+
+def another_value(value):
+    if isinstance(value, bool):
+        return not value
+    return {int: 7, float: 0.125, str: "x", list: ["wandb"], dict: {"a": 1}}.get(type(value), 3)
+
+
+def test_a_change_of_each_is_seen_and_refused_or_not():
+    for name, was in SETTINGS.items():
+        before, now = ConfigStore(), ConfigStore()
+        section, _, field = name.rpartition(".")
+        setattr(getattr(now, section) if section else now, field, another_value(was))
+        assert changes_between(before, now) == [(name, was, another_value(was))]
+        refused = refusals(before, now)
+        if name in FIXED:
+            (why,) = refused
+            assert why.startswith(f"{name} was {was!r} and is ")
+            assert why.endswith(FIXED[name])
+        elif name in ("training.use_kl_in_reward", "training.kl_loss_coef"):
+            assert "reference model" in refused[0]
+            assert refusals(now, before) == []
+        else:
+            assert refused == []

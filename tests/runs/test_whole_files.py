@@ -1,0 +1,137 @@
+"""Files that are there whole or not at all: kills, full disks, several writers."""
+
+import errno
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from runs.saved_folders import in_child
+from turnwise import ConfigStore, whole_files
+from turnwise.whole_files import is_draft, remove_abandoned, write_whole
+
+STEPS = ("open", "write", "fsync", "replace", "close")
+
+
+def die_before(number, partial=True):
+    """From now on this process kills itself just before its so many-th step on the disk."""
+    left = number
+
+    def guarded(function):
+        def call(*args, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if function is real["write"] and partial:
+                    function(args[0], args[1][: len(args[1]) // 2])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **options)
+
+        return call
+
+    real = {name: getattr(os, name) for name in STEPS}
+    for name in STEPS:
+        setattr(whole_files.os, name, guarded(real[name]))
+
+
+@pytest.mark.parametrize("before", [None, b"old"])
+def test_killed_before_every_step(tmp_path, before):
+    path = tmp_path / "run.json"
+    found = set()
+    for number in range(1, 50):
+        if before is None:
+            path.unlink(missing_ok=True)
+        else:
+            path.write_bytes(before)
+
+        def write(report, number=number):
+            die_before(number)
+            write_whole(path, b"new content")
+
+        _, killed = in_child(write).wait()
+        content = path.read_bytes() if path.exists() else None
+        assert content in (before, b"new content")
+        found.add(content)
+        if not killed:
+            break
+    assert not killed
+    assert number > 5
+    assert found == {before, b"new content"}
+    write_whole(path, b"again")
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_settings_that_were_killed_while_they_were_saved_leave_nothing(tmp_path):
+    path = tmp_path / "config.yaml"
+
+    def write(report):
+        die_before(2)
+        ConfigStore().save(path)
+
+    _, killed = in_child(write).wait()
+    assert killed
+    (left,) = os.listdir(tmp_path)
+    assert is_draft(left)
+    ConfigStore().save(path)
+    assert os.listdir(tmp_path) == ["config.yaml"]
+    assert ConfigStore.load(path) == ConfigStore()
+
+
+def test_a_full_disk_leaves_the_old_content(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    path.write_bytes(b"old")
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(whole_files.os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_whole(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_others_can_read_it_as_the_umask_says(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_whole(tmp_path / "a", b"x")
+        ConfigStore().save(tmp_path / "b")
+    finally:
+        os.umask(before)
+    assert {(tmp_path / name).stat().st_mode & 0o777 for name in "ab"} == {0o644}
+
+
+def test_many_writers_at_once(tmp_path):
+    """Nobody removes what another still writes, and a reader always sees one whole content."""
+    path = tmp_path / "run.json"
+    contents = {letter.encode() * 100_000 for letter in "abcd"}
+    failures = []
+
+    def write(content):
+        try:
+            for _ in range(40):
+                write_whole(path, content)
+        except BaseException as error:
+            failures.append(error)
+
+    writers = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            assert path.read_bytes() in contents
+    assert failures == []
+    assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_only_drafts_without_a_writer_are_removed(tmp_path):
+    names = [".run.json.saving-00000000", ".lock", "saving-1", ".config.yaml.saving-1"]
+    for name in names:
+        (tmp_path / name).touch()
+    remove_abandoned(tmp_path, "run.json")
+    assert set(os.listdir(tmp_path)) == {*names} - {names[0]}
+    remove_abandoned(tmp_path)
+    assert set(os.listdir(tmp_path)) == {".lock", "saving-1"}
+    remove_abandoned(Path(tmp_path, "none"))
