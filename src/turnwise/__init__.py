@@ -145,6 +145,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "SamplingParams",
         "ScriptedEngine",
         "VLLMInferenceEngine",
+        "VLLMRolloutSPMD",
         "create_inference_engine",
     ),
     "turnwise.episode": (
@@ -355,6 +356,7 @@ if TYPE_CHECKING:
         ScriptedEngine as ScriptedEngine,
         SGLangInferenceEngine as SGLangInferenceEngine,
         VLLMInferenceEngine as VLLMInferenceEngine,
+        VLLMRolloutSPMD as VLLMRolloutSPMD,
         create_inference_engine as create_inference_engine,
     )
     from turnwise.learner import (

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+import torch
 
 from beside_vllm.cases import (
     CONTEXT,
@@ -14,7 +15,7 @@ from beside_vllm.cases import (
     tokenizer,
     until,
 )
-from turnwise import ConfigError, create_inference_engine
+from turnwise import ConfigError, VLLMRolloutSPMD, create_inference_engine
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 
 
@@ -152,3 +153,15 @@ def test_a_second_engine_in_the_process_is_refused(engine, first):
     with pytest.raises(ConfigError, match="has a vLLM engine already"):
         create_inference_engine(first.folder, backend="vllm")
     assert len(free_turn(engine).ids) == 60
+
+
+def test_a_rollout_of_verls_kind_on_a_real_vllm(engine):
+    prompts = [make_prompt(seed, 6) for seed in range(3)]
+    rollout = VLLMRolloutSPMD(engine, max_tokens=7, seed=2)
+    found = rollout.generate_sequences({"input_ids": torch.tensor(prompts)})
+    assert found["responses"].shape == found["rollout_log_probs"].shape == (3, 7)
+    for row, ids in enumerate(found["input_ids"].tolist()):
+        scores = asyncio.run(engine.score(ids, 6))
+        assert found["rollout_log_probs"][row].tolist() == pytest.approx(scores, abs=TOLERANCE)
+    output = rollout.batch_generation(prompts)
+    assert output.tokens.tolist() == found["responses"].tolist()

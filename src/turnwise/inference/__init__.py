@@ -19,6 +19,7 @@ from turnwise.inference.protocol import (
     GenerationRequest,
     GenerationResult,
 )
+from turnwise.inference.rollout import VLLMRolloutSPMD
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.inference.transformers import TransformersEngine
@@ -45,6 +46,7 @@ __all__ = [
     "ScriptedEngine",
     "TransformersEngine",
     "VLLMInferenceEngine",
+    "VLLMRolloutSPMD",
     "VLLMServerEngine",
     "choose_tokens",
     "create_inference_engine",

@@ -17,6 +17,8 @@ from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
 """What to do with a request that asks for more than the context holds."""
+Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
+"""What `generate` continues: one text, or a list of texts or of rows of token ids."""
 
 
 class BaseInferenceEngine(ABC):
@@ -53,7 +55,7 @@ class BaseInferenceEngine(ABC):
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts,
         max_tokens: int = 256,
         temperature: float = 1.0,
         top_p: float = 1.0,
@@ -67,15 +69,15 @@ class BaseInferenceEngine(ABC):
     ) -> GenerationOutput:
         """Continue each prompt, all at once; the output is the sequence of the answers.
 
-        Prompts are plain text, encoded as the tokenizer does. Each gets a random stream of its
-        own, so the same seed gives the same answers. `max_new_tokens` is another name for
-        `max_tokens`.
+        Prompts are plain text, encoded as the tokenizer does, or token ids. Each gets a random
+        stream of its own, so the same seed gives the same answers. `max_new_tokens` is another
+        name for `max_tokens`.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         params = SamplingParams(temperature, top_k, top_p, min_p)
         requests = [
             GenerationRequest(
-                self._encode(text),
+                self._encode(text) if isinstance(text, str) else list(text),
                 max_new_tokens if max_new_tokens is not None else max_tokens,
                 params,
                 stop_ids=self._end_ids,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.inference.base import BaseInferenceEngine
+from turnwise.inference.base import BaseInferenceEngine, Prompts
 from turnwise.inference.output import GenerationOutput
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
@@ -48,7 +48,7 @@ class BatchInferenceManager:
         self.batch_size = batch_size
 
     def generate_batch(
-        self, prompts: Sequence[str], max_tokens: int = 256, **sampling: Any
+        self, prompts: Prompts, max_tokens: int = 256, **sampling: Any
     ) -> GenerationOutput:
         """What `engine.generate` gives for these prompts, and takes.
 
@@ -119,9 +119,10 @@ class _Window(BaseInferenceEngine):
         """The engine belongs to whoever made it."""
 
 
-def _explain(window: _Window, prompts: Sequence[str]) -> str:
+def _explain(window: _Window, prompts: Sequence[str | Sequence[int]]) -> str:
     index, error = min(window.failures.items())
-    prompt = prompts[index] if len(prompts[index]) <= 40 else prompts[index][:37] + "..."
+    prompt = prompts[index] if isinstance(prompts[index], str) else str(list(prompts[index]))
+    prompt = prompt if len(prompt) <= 40 else f"{prompt[:37]}..."
     untried = f" The last {window.num_untried} were not tried, since no other came through."
     return (
         f"{len(window.failures)} of {len(prompts)} prompts failed, the first is prompts[{index}] "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from turnwise.inference.base import Overflow
+from turnwise.inference.base import Overflow, Prompts
 from turnwise.inference.output import GenerationOutput
 from turnwise.inference.transformers import TransformersEngine
 from turnwise.models import load_model
@@ -36,7 +36,7 @@ class InferenceEngine(TransformersEngine):
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompts,
         max_tokens: int = 256,
         temperature: float = 0.7,
         top_p: float = 0.9,
