@@ -156,7 +156,7 @@ def test_a_second_engine_in_the_process_is_refused(engine, first):
 
 
 def test_a_rollout_of_verls_kind_on_a_real_vllm(engine):
-    prompts = [make_prompt(seed, 6) for seed in range(3)]
+    prompts = [make_prompt(6, seed) for seed in range(3)]
     rollout = VLLMRolloutSPMD(engine, max_tokens=7, seed=2)
     found = rollout.generate_sequences({"input_ids": torch.tensor(prompts)})
     assert found["responses"].shape == found["rollout_log_probs"].shape == (3, 7)
