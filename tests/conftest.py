@@ -4,6 +4,7 @@
 """
 
 import os
+import tempfile
 
 # What takes longest begins first: else one of two processes ends alone with it.
 LONG = ("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py", "scale/")
@@ -16,6 +17,10 @@ else:
     settings.register_profile("same", derandomize=True, database=None)
     settings.register_profile("search", derandomize=False)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+_STATE = tempfile.TemporaryDirectory(prefix="turnwise-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name  # which code may be run is remembered there
 
 
 def pytest_collection_modifyitems(items):

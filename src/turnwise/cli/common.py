@@ -41,6 +41,13 @@ Parameters = Annotated[
         show_default=False,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that a folder or a model names, though you have not run it before.",
+    ),
+]
 MaxSteps = Annotated[
     int | None,
     typer.Option(min=1, help="Most actions in an episode.", show_default="the environment's own"),
@@ -68,8 +75,10 @@ def environment_config(
 
 def make_importable(name: str) -> None:
     """Let `package.module:Class` be found from the present folder, and what a file imports from
-    beside itself, as `python file.py` would."""
+    beside itself, as `python file.py` would. A built-in name needs neither."""
     place = name.rpartition(":")[0]
+    if not place:
+        return
     folders = ["", str(Path(place).resolve().parent)] if place.endswith(".py") else [""]
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -14,6 +14,7 @@ from turnwise.cli.common import (
     AsJson,
     MaxSteps,
     Parameters,
+    TrustRemoteCode,
     environment_config,
     legible,
     make_console,
@@ -64,6 +65,7 @@ def evaluate(
     checkpoint: Annotated[
         str, typer.Option(metavar="WHICH", help="best, last, or the folder of one.")
     ] = "last",
+    trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
     show: Annotated[
         int, typer.Option(min=0, metavar="N", help="Print so many whole conversations.")
@@ -82,15 +84,21 @@ def evaluate(
     turnwise eval runs/mine --json | jq .model.success
     """
     from turnwise.cli.scores import Scores, tells_success
+    from turnwise.cli.settings import name_code
+    from turnwise.user_code import settings_from
 
     if env is None and (param or max_steps):
         raise ConfigError("--param and --max-steps are for the environment that --env names")
     own = None if env is None else environment_config(env, param, max_steps)
-    with working(f"loading {run_or_model}"):
-        loaded, config = _loaded(run_or_model, checkpoint, own)
-    if seed is not None:
-        config.training.seed = seed
-    played = _played(loaded, config, episodes, greedy)
+    if own is not None:
+        name_code(own.name)
+    source = _source(run_or_model, checkpoint)
+    with settings_from(source, is_trusted=trust_remote_code):
+        with working(f"loading {run_or_model}"):
+            loaded, config = _loaded(run_or_model, source, checkpoint, own, trust_remote_code)
+        if seed is not None:
+            config.training.seed = seed
+        played = _played(loaded, config, episodes, greedy)
     tells = any(tells_success(results) for results in played.values())
     scores = {who: Scores.of(results, tells) for who, results in played.items()}
     if scores["model"] is None:
@@ -116,33 +124,45 @@ def evaluate(
     _show_scores(console, scores)
 
 
+def _source(name: str, checkpoint: str) -> Path | None:
+    """The run or the checkpoint whose settings are taken; None for a model."""
+    if checkpoint not in ("best", "last"):
+        return Path(checkpoint).expanduser()
+    folder = Path(name).expanduser()
+    is_run = (folder / "checkpoints").is_dir() or (folder / "state.json").is_file()
+    return folder if is_run else None
+
+
 def _loaded(
-    name: str, checkpoint: str, environment: EnvironmentConfig | None
+    name: str,
+    source: Path | None,
+    checkpoint: str,
+    environment: EnvironmentConfig | None,
+    trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model, and the settings under which it plays."""
     from turnwise.cli.settings import check_code, find_code
     from turnwise.config import ConfigStore
     from turnwise.trainer.state import load_configured_model, load_trained_model
 
-    folder = Path(name).expanduser()
-    is_run = (folder / "checkpoints").is_dir() or (folder / "state.json").is_file()
-    if not is_run and environment is None:
+    if source is None and environment is None:
         raise ConfigError(
             f"{name} is not a run, so it does not say what to play. "
             "Name an environment: --env guess-number"
         )
-    if checkpoint not in ("best", "last"):
-        loaded, config = load_trained_model(checkpoint)
-    elif is_run:
-        loaded, config = load_trained_model(folder, "best" if checkpoint == "best" else "last")
+    if source is not None:
+        which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
+        loaded, config = load_trained_model(source, which, trust_remote_code=trust_remote_code)
     else:
         config = ConfigStore()
         config.model.model_name = name
+        config.model.trust_remote_code = trust_remote_code
         loaded = load_configured_model(config)
     if environment is not None:
         config.environment = environment
     # A run lies somewhere below the folder in which its environment was found.
-    find_code(config, folder.absolute().parents if environment is None else [])
+    folders = source.absolute().parents if source is not None and environment is None else []
+    find_code(config, folders)
     check_code(config)
     return loaded, config
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import AsJson, print_json, working
+from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, working
 from turnwise.errors import ConfigError
 
 
@@ -32,6 +32,7 @@ def export(
         typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
     ],
     checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best or last.")] = "last",
+    trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
@@ -55,7 +56,7 @@ def export(
 
     with working(f"loading {run}"):
         found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
-        loaded, config = load_trained_model(found.path)
+        loaded, config = load_trained_model(found.path, trust_remote_code=trust_remote_code)
     if not loaded.tokenizer.chat_template:  # the run wrote its conversations in this one
         from turnwise.chat import TEMPLATES
 

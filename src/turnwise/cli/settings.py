@@ -36,14 +36,29 @@ def split_arguments(
 
 
 def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
-    """Let a user's `path.py:Name` be found: from here, or else from one of these folders."""
+    """Let a user's `path.py:Name` be found: from here, or else from one of these folders.
+
+    Its folder becomes one that Python imports from, so it must be trusted before that.
+    """
     environment = config.environment
     places = list(folders)
     environment.name = _found(environment.name, places)
-    make_importable(environment.name)
+    name_code(environment.name)
     if environment.reward is not None:
         environment.reward = _found(environment.reward, places)
-        make_importable(environment.reward)
+        name_code(environment.reward)
+
+
+def name_code(target: str) -> None:
+    """Let a name of code be used that is in force from here on: the user's own, or a folder's."""
+    from turnwise.env.catalog import ADAPTERS
+    from turnwise.user_code import require_code
+
+    prefix, _, rest = target.partition(":")
+    code = rest if prefix in ADAPTERS else target
+    if ":" in code:
+        require_code(code)
+        make_importable(code)
 
 
 def check_code(config: ConfigStore) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import legible, make_console
+from turnwise.cli.common import TrustRemoteCode, legible, make_console
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
@@ -66,6 +66,7 @@ def train(
             "--dry-run", help="Print the settings that would run, VERL's with its engine."
         ),
     ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
     as_json: Annotated[
         bool,
@@ -89,38 +90,57 @@ def train(
         raise ConfigError("--resume and --fresh are opposites. Take one of them.")
     if engine is Engine.VERL and (estimate or as_json):
         raise ConfigError("--estimate and --json are not for --engine verl: VERL tells of itself.")
+    from turnwise.cli.settings import name_code, split_arguments
+    from turnwise.user_code import settings_from
+
     words, verl_words = split_settings(arguments or [], engine)
-    config = _config(words, config_path, config_name)
-    place(config, engine)
-    if name is not None:
-        config.checkpoint.run_name = name
-    if output is not None:
-        config.checkpoint.output_dir = output
-    if dry:
-        typer.echo(dry_run(config, engine, verl_words))
-        return
-    if estimate:
-        from turnwise.cli.estimate import estimate_run
+    file, overrides = split_arguments(words, config_path, config_name)
+    for word in overrides:  # typed by the user, whatever the rest comes from
+        name_code(word.partition("=")[2])
+    run = _run_of(file)
+    with settings_from(run, is_trusted=trust_remote_code):
+        config = _config(file, overrides)
+        place(config, engine)
+        if name is not None:
+            config.checkpoint.run_name = name
+        if output is not None:
+            config.checkpoint.output_dir = output
+        if dry and engine is not Engine.VERL and run is not None:
+            typer.echo(config.to_yaml())  # read only: nothing that the run names is imported
+            return
+        _find_code(config, file)
+        if dry:
+            typer.echo(dry_run(config, engine, verl_words))
+            return
+        if estimate:
+            from turnwise.cli.estimate import estimate_run
 
-        estimate_run(config, make_console(), as_json)
-        return
-    mode: Resume = "always" if resume else "never" if fresh else "auto"
-    if engine is Engine.VERL:
-        train_with_verl(config, mode, verl_words, make_console())
-        return
-    if not words and config_path is None and config_name is None and not as_json:
-        make_console().print(_about_the_demo(config))
-    given = {"config-path": config_path, "config-name": config_name, "name": name}
-    again = _command(words, {**given, "output": output, "engine": engine})
-    _train(config, mode, plain, as_json, again)
+            estimate_run(config, make_console(), as_json)
+            return
+        mode: Resume = "always" if resume else "never" if fresh else "auto"
+        if engine is Engine.VERL:
+            train_with_verl(config, mode, verl_words, make_console())
+            return
+        if file is None and not overrides and not as_json:
+            make_console().print(_about_the_demo(config))
+        given = {"config-path": config_path, "config-name": config_name, "name": name}
+        again = _command(words, {**given, "output": output, "engine": engine})
+        _train(config, mode, plain, as_json, again)
 
 
-def _config(words: Sequence[str], config_path: str | None, config_name: str | None) -> ConfigStore:
+def _run_of(file: Path | None) -> Path | None:
+    """The run folder that the settings come from, if they do."""
+    from turnwise.user_code import is_in_run
+
+    if file is None or file.is_dir():
+        return file
+    return file.parent if is_in_run(file.absolute()) else None
+
+
+def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     """The settings: of a file, of a run, or of the demo, with what replaces them."""
-    from turnwise.cli.settings import check_code, find_code, split_arguments
     from turnwise.config import ConfigStore
 
-    file, overrides = split_arguments(words, config_path, config_name)
     run = file if file is not None and file.is_dir() else None
     if run is not None:
         file = run / "config.yaml"
@@ -134,10 +154,20 @@ def _config(words: Sequence[str], config_path: str | None, config_name: str | No
     if run is not None:
         config.checkpoint.output_dir = str(run.parent)
         config.checkpoint.run_name = run.resolve().name
-    # A file names what lies beside it; a run, what lies beside the folder that holds it.
-    find_code(config, run.absolute().parents if run else [file.parent] if file else [])
-    check_code(config)
     return config
+
+
+def _find_code(config: ConfigStore, file: Path | None) -> None:
+    """Import what the settings name, so that a wrong name is reported before anything else."""
+    from turnwise.cli.settings import check_code, find_code
+
+    # A file names what lies beside it; a run, what lies beside the folder that holds it.
+    if file is None:
+        folders: Sequence[Path] = []
+    else:
+        folders = file.absolute().parents if file.is_dir() else [file.parent]
+    find_code(config, folders)
+    check_code(config)
 
 
 def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, again: str) -> None:

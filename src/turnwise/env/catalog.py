@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, did_you_mean
-from turnwise.user_code import import_object
+from turnwise.user_code import import_object, require_code
 
 EnvironmentFactory: TypeAlias = Callable[[], BaseEnvironment]
 EnvironmentSource: TypeAlias = (
@@ -82,14 +82,16 @@ def make_environment(
 def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory:
     prefix, colon, rest = name.partition(":")
     if colon and prefix in ADAPTERS:
-        adapter = import_object(ADAPTERS[prefix])
+        if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
+            require_code(rest)
+        adapter = import_object(ADAPTERS[prefix], is_built_in=True)
         return lambda: adapter(rest, config)
     if colon:
         return environment_factory(import_object(name), config)
     if name == PROMPTS:
         return environment_factory(import_object("turnwise.env.prompts:PromptEnvironment"), config)
     if name in BUILT_IN:
-        return environment_factory(import_object(BUILT_IN[name]), config)
+        return environment_factory(import_object(BUILT_IN[name], is_built_in=True), config)
     raise ConfigError(
         f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
         "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."

@@ -175,7 +175,7 @@ def _explain(name: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
             f"{name} comes with Python code of its own, which would be run. "
-            "If you trust it, pass trust_remote_code=True."
+            "If you trust it, pass trust_remote_code=True, or --trust-remote-code to a command."
         )
     if Path(name).expanduser().is_dir() or name in BUILT_IN:
         return f"cannot load the model in {name}: {_first_line(error)}"

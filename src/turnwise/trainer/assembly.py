@@ -31,6 +31,7 @@ from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
+from turnwise.user_code import require_connection, require_model_code
 
 _LOG = logging.getLogger("turnwise")
 SHARING = ("local", "transformers")
@@ -153,6 +154,8 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     """Build everything that a run needs, in the order in which it depends on each other."""
     check_settings(config)
     if config.ray.use_ray:
+        if config.ray.address is not None:
+            require_connection(f"the Ray cluster {config.ray.address}")
         # By name: that room is built on this one, and Ray is not to be imported without need.
         on_ray = importlib.import_module("turnwise.scale.ray")
         found: Machinery = on_ray.assemble(config, parts, total_steps)
@@ -200,12 +203,14 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     backend = config.inference.backend
     if backend in SHARING:
         return create_inference_engine(model, backend, tokenizer=tokenizer)
+    path = config.model.local_path or config.model.model_name
+    if config.model.trust_remote_code:
+        require_model_code(path)
     options: Mapping[str, Any] = {
         "dtype": config.model.dtype,
         "tensor_parallel_size": config.model.tensor_parallel_size,
         "trust_remote_code": config.model.trust_remote_code,
     }
-    path = config.model.local_path or config.model.model_name
     return create_inference_engine(path, backend, options, tokenizer=tokenizer)
 
 

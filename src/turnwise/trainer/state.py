@@ -25,6 +25,7 @@ from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoi
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
+from turnwise.user_code import allows_model_code, require_model_code, settings_from
 
 _WEIGHTS, _LEARNER, _STATE, _CONFIG = (
     "weights.safetensors",
@@ -90,12 +91,20 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
 
 
 def load_trained_model(
-    path: str | Path, which: Literal["best", "last"] = "last"
+    path: str | Path, which: Literal["best", "last"] = "last", *, trust_remote_code: bool = False
 ) -> tuple[LoadedModel, ConfigStore]:
-    """The model that a run trained, adapters merged into its weights, and the run's settings."""
+    """The model that a run trained, adapters merged into its weights, and the run's settings.
+
+    Python code that comes with the model is run if `trust_remote_code` allows it, or if you have
+    trained with the same model and `model.trust_remote_code` yourself. That the settings in the
+    folder say so is not enough: it may be another person's.
+    """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
-    loaded = load_configured_model(config)
+    with settings_from(checkpoint.path, is_trusted=trust_remote_code):
+        if not allows_model_code(_location(config)):
+            config.model.trust_remote_code = False
+        loaded = load_configured_model(config)
     if config.training.lora_rank:
         add_lora(loaded.model, config.training.lora_rank)
     weights = load_file(checkpoint.file(_WEIGHTS))
@@ -108,12 +117,18 @@ def load_trained_model(
 def load_configured_model(config: ConfigStore) -> LoadedModel:
     """The model that the settings name."""
     model = config.model
+    if model.trust_remote_code:
+        require_model_code(_location(config))
     return load_model(
-        model.local_path or model.model_name,
+        _location(config),
         dtype=model.dtype,
         device=model.device,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def _location(config: ConfigStore) -> str:
+    return config.model.local_path or config.model.model_name
 
 
 def _weights(model: PolicyValueModel) -> dict[str, torch.Tensor]:

@@ -3,11 +3,25 @@
 from turnwise.user_code.fingerprint import fingerprint
 from turnwise.user_code.imports import import_object, refuse_during_import
 from turnwise.user_code.reference import CodeReference, reference_to
+from turnwise.user_code.trust import (
+    allows_model_code,
+    is_in_run,
+    require_code,
+    require_connection,
+    require_model_code,
+    settings_from,
+)
 
 __all__ = [
     "CodeReference",
+    "allows_model_code",
     "fingerprint",
     "import_object",
+    "is_in_run",
     "reference_to",
     "refuse_during_import",
+    "require_code",
+    "require_connection",
+    "require_model_code",
+    "settings_from",
 ]

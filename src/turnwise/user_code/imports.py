@@ -13,6 +13,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.user_code.trust import require_code
 
 GUARD = 'if __name__ == "__main__":'
 
@@ -22,11 +23,17 @@ _refused: list[ConfigError] = []
 """Refusals during the current import: a script may catch them, the import fails all the same."""
 
 
-def import_object(target: str) -> Any:
-    """Return the object that `path.py:Name` or `package.module:Name` means."""
+def import_object(target: str, *, is_built_in: bool = False) -> Any:
+    """Return the object that `path.py:Name` or `package.module:Name` means.
+
+    A folder that the user does not trust cannot name it, unless it is one of turnwise's own tables
+    that does (`is_built_in`); see `trust`.
+    """
     place, _, attribute = target.rpartition(":")
     if not place or not attribute:
         raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
+    if not is_built_in:
+        require_code(target)
     module = import_file(Path(place)) if place.endswith(".py") else _import_module(place, target)
     found: Any = module
     for name in attribute.split("."):

@@ -1,0 +1,148 @@
+"""Which code may be run: what the user named, and of what a folder names, what he allowed.
+
+Code that a user names in a command or in Python is run. A run folder names code too: environment,
+reward, tools, the model's own code. The folder may come from somebody else, so while its settings
+are in force (`settings_from`) code is run only if the user allowed it for this command, or if he
+himself has run the same code from the same place before. That is remembered outside the folder, in
+`$XDG_STATE_HOME/turnwise/trusted-code`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from turnwise.errors import ConfigError
+
+_MOST_REMEMBERED = 2000
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A folder whose settings are in force."""
+
+    folder: Path
+    is_trusted: bool
+
+
+_sources: list[_Source] = []
+"""Innermost last. Of the whole process: threads that play episodes are bound by it too."""
+_remembered: set[str] = set()
+"""What was run in this process."""
+
+
+@contextlib.contextmanager
+def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) -> Iterator[None]:
+    """Settings in this block were read from a run folder. None: the user gave them himself."""
+    if folder is None:
+        yield
+        return
+    source = _Source(Path(folder), is_trusted)
+    _sources.append(source)
+    try:
+        yield
+    finally:
+        _sources.remove(source)
+
+
+def require_code(target: str) -> None:
+    """Refuse `file.py:Name` or `module:Name` if a folder named it that the user does not trust."""
+    _require(_location(target), target)
+
+
+def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
+    """The same for the Python code that comes with a model."""
+    what = f"the Python code that comes with the model {os.fspath(name_or_path)}"
+    _require(_model_location(name_or_path), what)
+
+
+def require_connection(address: str) -> None:
+    """The same for a program or a cluster elsewhere that runs code for us, or sends us some."""
+    _require(f"connection {address}", address)
+
+
+def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
+    """Whether `require_model_code` would let it pass."""
+    return _is_allowed(_model_location(name_or_path))
+
+
+def is_in_run(path: Path) -> bool:
+    """Whether a file lies in the folder of a run or of a checkpoint."""
+    return any(
+        (folder / "run.json").is_file()
+        or ((folder / "manifest.json").is_file() and (folder / "state.json").is_file())
+        for folder in path.parents
+    )
+
+
+def _require(location: str, what: str) -> None:
+    if not _is_allowed(location):
+        raise ConfigError(
+            f"the settings in {_sources[-1].folder} name code that would be run: {what}. Nobody "
+            "has run it from there on this machine before, so it may be another person's. If you "
+            "trust it, add --trust-remote-code (in Python: trust_remote_code=True)."
+        )
+    _remember(location)
+
+
+def _is_allowed(location: str) -> bool:
+    if all(source.is_trusted for source in _sources):
+        return True
+    return location in _remembered or location in _read()
+
+
+def _location(target: str) -> str:
+    """The same text for the same code, wherever it is named from."""
+    place, _, name = target.rpartition(":")
+    if place.endswith(".py"):
+        return f"file {Path(place).resolve()}"
+    top = place.partition(".")[0]
+    try:
+        spec = find_spec(top)  # of the outermost package: an inner one would import that
+    except (ImportError, ValueError, AttributeError):
+        spec = None
+    inner = list(spec.submodule_search_locations or []) if spec else []
+    origin = (inner[0] if inner else spec.origin) if spec else None
+    return f"module {place}:{name} in {origin}"
+
+
+def _model_location(name_or_path: str | os.PathLike[str]) -> str:
+    path = Path(name_or_path).expanduser()
+    return f"model {path.resolve() if path.is_dir() else os.fspath(name_or_path)}"
+
+
+def _remember(location: str) -> None:
+    """Keep it for later commands. Without a place to keep it, they will ask again."""
+    if location in _remembered:
+        return
+    _remembered.add(location)
+    kind, _, path = location.partition(" ")
+    known = _read()
+    # What lies in a run folder may be exchanged together with the folder, so only for now.
+    if location in known or (kind in ("file", "model") and is_in_run(Path(path, "x"))):
+        return
+    with contextlib.suppress(OSError, RuntimeError):
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        lines = [json.dumps(entry) for entry in [*known, location][-_MOST_REMEMBERED:]]
+        draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(draft, file)
+
+
+def _read() -> list[str]:
+    try:
+        lines = _file().read_text(encoding="utf-8").splitlines()
+        return [entry for line in lines if isinstance(entry := json.loads(line), str)]
+    except (OSError, ValueError, RuntimeError):  # no file yet, no home, or not as we write it
+        return []
+
+
+def _file() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "turnwise" / "trusted-code"
