@@ -1,5 +1,6 @@
 """A run folder from somebody else: no command runs its code unless the user says so."""
 
+import contextlib
 import shutil
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.models import model_folder
 from turnwise.runs.manifest import MANIFEST, read_manifest, write_manifest
+from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer import load_trained_model
 from turnwise.user_code import trust
 
@@ -245,3 +247,21 @@ def test_without_a_place_to_remember_the_flag_is_the_way(turnwise, received, tmp
     with_evil_environment(received, tmp_path / "marker", place=tmp_path)
     assert turnwise("eval", str(received), "--episodes", "1").code == 2
     assert turnwise("eval", str(received), "--episodes", "1", "--trust-remote-code").code == 0
+
+
+def test_tools_of_a_folder_run_nothing_either(tmp_path):
+    marker = tmp_path / "marker"
+    (tmp_path / "evil.py").write_text(f"open({str(marker)!r}, 'w')\ndef tool(): ...")
+    with trust.settings_from(tmp_path, is_trusted=False):
+        tools_by_name(["calculator"])
+        for entry in (
+            {"mcp": f"touch {marker}"},
+            {"mcp": "http://192.0.2.1/mcp"},
+            {"tool": "python", "allow_unsafe": True},
+            {"tool": "python", "packages": [str(tmp_path)]},
+            {"tool": f"{tmp_path}/evil.py:tool"},
+            "os:system",
+        ):
+            with pytest.raises(ConfigError, match="name code that would be run"):
+                tools_by_name([entry], contextlib.ExitStack())
+    assert not marker.exists()

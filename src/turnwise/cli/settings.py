@@ -14,6 +14,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
 
+_CODE = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d][\w.]*")
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
 
 
@@ -55,10 +56,10 @@ def name_code(target: str) -> None:
     from turnwise.user_code import require_code
 
     prefix, _, rest = target.partition(":")
-    code = rest if prefix in ADAPTERS else target
-    if ":" in code:
-        require_code(code)
-        make_importable(code)
+    is_adapted = prefix in ADAPTERS
+    if (is_adapted and ":" in rest) or (not is_adapted and _CODE.fullmatch(target)):
+        require_code(rest if is_adapted else target)
+        make_importable(target)
 
 
 def check_code(config: ConfigStore) -> None:

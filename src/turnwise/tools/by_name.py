@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.base import Tool
 from turnwise.tools.registry import ToolRegistry
-from turnwise.user_code import import_object
+from turnwise.user_code import import_object, require_use
 
 ToolEntry: TypeAlias = str | Mapping[str, Any]
 """`calculator`, `tools.py:search`, `{tool: python, limits: {seconds: 2}}` or `{mcp: command}`."""
@@ -21,6 +21,10 @@ BUILT_IN: dict[str, str] = {
     "calculator": "turnwise.tools.calculator:CalculatorTool",
     "python": "turnwise.tools.python_code:PythonCodeTool",
 }
+
+
+_RISKY = {"allow_unsafe", "packages"}
+"""Options that let a built-in tool reach more than it should for settings of somebody else."""
 
 
 def tools_by_name(
@@ -56,7 +60,9 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
             f"there is no tool {name!r}. {did_you_mean(name, BUILT_IN)} "
             "Your own is written path/to/file.py:name."
         )
-    found = import_object(BUILT_IN.get(name, name))
+    if name in BUILT_IN and options.keys() & _RISKY:
+        require_use(f"the tool {name} with {options}")
+    found = import_object(BUILT_IN.get(name, name), is_built_in=name in BUILT_IN)
     if isinstance(found, ToolRegistry | list | tuple) and not options:
         return list(found)
     is_tool_class = isinstance(found, type) and issubclass(found, Tool)
@@ -87,6 +93,7 @@ def _from_server(
     words = shlex.split(server) if isinstance(server, str) else server
     if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
         raise ConfigError(f"mcp got {server!r}, expected a command or a URL of a server")
+    require_use(f"the MCP server {shlex.join(words)}")
     if words[0].startswith(("http://", "https://")):
         source = MCPTools.http(words[0], **options)
     else:

@@ -31,7 +31,7 @@ from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
-from turnwise.user_code import require_connection, require_model_code
+from turnwise.user_code import require_model_code, require_use
 
 _LOG = logging.getLogger("turnwise")
 SHARING = ("local", "transformers")
@@ -155,7 +155,7 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     check_settings(config)
     if config.ray.use_ray:
         if config.ray.address is not None:
-            require_connection(f"the Ray cluster {config.ray.address}")
+            require_use(f"the Ray cluster {config.ray.address}")
         # By name: that room is built on this one, and Ray is not to be imported without need.
         on_ray = importlib.import_module("turnwise.scale.ray")
         found: Machinery = on_ray.assemble(config, parts, total_steps)

@@ -7,8 +7,8 @@ from turnwise.user_code.trust import (
     allows_model_code,
     is_in_run,
     require_code,
-    require_connection,
     require_model_code,
+    require_use,
     settings_from,
 )
 
@@ -21,7 +21,7 @@ __all__ = [
     "reference_to",
     "refuse_during_import",
     "require_code",
-    "require_connection",
     "require_model_code",
+    "require_use",
     "settings_from",
 ]

@@ -61,9 +61,9 @@ def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
     _require(_model_location(name_or_path), what)
 
 
-def require_connection(address: str) -> None:
-    """The same for a program or a cluster elsewhere that runs code for us, or sends us some."""
-    _require(f"connection {address}", address)
+def require_use(what: str) -> None:
+    """The same for anything else that runs code: a command, a server, a cluster."""
+    _require(f"use {what}", what)
 
 
 def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:

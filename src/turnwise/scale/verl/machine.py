@@ -8,7 +8,7 @@ from pathlib import Path
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.models import model_folder
-from turnwise.user_code import require_connection, require_model_code
+from turnwise.user_code import require_model_code, require_use
 
 _USUAL_CONTEXT = 4096
 
@@ -41,7 +41,7 @@ def find_machine(config: ConfigStore, run_folder: Path) -> Machine:
             f"model.device got {model.device!r}, and torch sees no GPU. Take 'auto' or 'cpu'."
         )
     if config.ray.address is not None:
-        require_connection(f"the Ray cluster {config.ray.address}")
+        require_use(f"the Ray cluster {config.ray.address}")
     if model.trust_remote_code:
         require_model_code(model.local_path or model.model_name)
     path = model_folder(model.local_path or model.model_name)
