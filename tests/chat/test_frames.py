@@ -10,6 +10,7 @@ from chat.families import FAMILIES, make_format
 from turnwise.chat import ChatFormat
 from turnwise.chat.encoding import stands_alone
 from turnwise.chat.frames import Frames
+from turnwise.chat.ownership import OwnedText
 from turnwise.models.tiny import make_tiny_tokenizer
 
 # Pieces that templates and tokenizers may treat in ways of their own.
@@ -27,10 +28,10 @@ MESSAGES = st.lists(
 def slow(chat):
     """The same format, rendering each time."""
     plain = ChatFormat(chat.tokenizer)
-    plain._after_answer = plain._render_after_answer
-    plain._openings = SimpleNamespace(write=plain.render)
+    plain._after_answer = lambda messages, history: plain._render_after_answer(messages)
+    plain._openings = SimpleNamespace(write=plain._renderer.render_owned)
     plain._tail = "", []
-    plain._encode_piece = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
+    plain._encoder.quickly = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
     return plain
 
 
@@ -82,7 +83,7 @@ def test_ordinary_observations_are_not_rendered(family, monkeypatch):
     def fail(*_, **__):
         raise AssertionError("rendered")
 
-    monkeypatch.setattr(chat, "render", fail)
+    monkeypatch.setattr(chat._renderer, "_render", fail)
     assert chat.increment_ids([{"role": "user", "content": "  higher\n"}], [7])
 
 
@@ -96,10 +97,13 @@ def write(template, content):
         rendered.append(messages)
         return Environment().from_string(template).render(messages=messages)
 
-    frames = Frames(template, render, lambda text: text)
+    def render_owned(messages):
+        return OwnedText(render(messages))
+
+    frames = Frames(template, render, render_owned, lambda text: ())
     frames.write([{"role": "user", "content": "learn"}])
     rendered.clear()
-    text = frames.write([{"role": "user", "content": content}])
+    text = frames.write([{"role": "user", "content": content}]).text
     was_rendered = bool(rendered)
     assert text == render([{"role": "user", "content": content}])
     return was_rendered

@@ -1,7 +1,8 @@
 """Messages into token ids and back: chat templates, streams that only grow, conversations."""
 
 from turnwise.chat.conversation import Conversation
-from turnwise.chat.format import ChatFormat, Message
+from turnwise.chat.format import ChatFormat
+from turnwise.chat.rendering import Message
 from turnwise.chat.stream import TokenStream
 from turnwise.chat.templates import TEMPLATES
 

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.chat.format import ChatFormat, Message
+from turnwise.chat.format import ChatFormat
+from turnwise.chat.rendering import Message
 from turnwise.chat.stream import TokenStream
 
 _LOG = logging.getLogger("turnwise")
@@ -29,6 +30,7 @@ class Conversation:
         self.messages: list[Message] = list(messages)
         self.stream = TokenStream()
         self.stream.add_context(chat_format.prompt_ids(messages, tools))
+        self._tools = tools
 
     def answer(self, ids: Sequence[int], log_probs: Sequence[float]) -> str:
         """Take a turn of the agent as it was sampled; its text is for reading only."""
@@ -40,7 +42,8 @@ class Conversation:
     def add(self, messages: Sequence[Message]) -> None:
         """Observations or tool results, after the agent's turn; its next turn can follow."""
         start, end = self.stream.turns[-1]
-        self.stream.add_context(self.format.increment_ids(messages, self.stream.ids[start:end]))
+        turn = self.stream.ids[start:end]
+        self.stream.add_context(self.format.increment_ids(messages, turn, self.messages))
         self.messages += messages
 
     def tell_difference(self) -> None:
@@ -65,15 +68,22 @@ class Conversation:
         """Whether special tokens stand within the agent's turns, as untrained models sample them.
 
         The text of such a turn leaves them out, so a rendering differs whatever the template does.
+        Those that a parser asked for are in the text.
         """
-        unspoken = set(self.format.tokenizer.all_special_ids)
-        ends = self.format.stop_ids
-        return any(
-            not unspoken.isdisjoint(self.stream.ids[start : end - 1])
-            or self.stream.ids[end - 1] in unspoken - ends
-            for start, end in self.stream.turns
-        )
+        control, ends = self.format.control, self.format.stop_ids
+        turns = self.stream.turns
+        answers = [message for message in self.messages if message["role"] == "assistant"]
+        for (start, end), answer in zip(turns, answers[-len(turns) :], strict=True):
+            spoken = self.stream.ids[start : end - (self.stream.ids[end - 1] in ends)]
+            unspoken = control.special.intersection(spoken)
+            if any(control.names[i] not in answer["content"] for i in unspoken):
+                return True
+        return False
 
     def difference(self) -> str | None:
-        """What the template would write otherwise, were it to render all this at once."""
-        return self.format.difference(self.messages, self.stream.ids)
+        """What the template would write otherwise, were it to render all this at once.
+
+        A turn may end with any token that ends one; that is no difference.
+        """
+        ids = self.format.with_template_ends(self.stream.ids, self.stream.turns)
+        return self.format.difference(self.messages, ids, self._tools)

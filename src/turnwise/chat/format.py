@@ -8,23 +8,18 @@ it (some drop earlier reasoning, some merge messages).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from turnwise.chat.encoding import quick_decoder, quick_encoder, stands_alone
+from turnwise.chat.control import ControlTokens
+from turnwise.chat.encoding import Encoder, quick_decoder, stands_alone
+from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings
 from turnwise.chat.frames import Frames
+from turnwise.chat.ownership import ROLES, OwnedText
+from turnwise.chat.rendering import Message, Renderer
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
-
-Message: TypeAlias = Mapping[str, Any]
-"""`{"role": "user", "content": "Hello."}`; roles are system, user, assistant and tool."""
-
-# Stands for an answer of the agent in the made-up conversation; no text will hold it by chance.
-_ANSWER = "turnwiseAnswer7f3a"
-# Cuts special tokens' names inside messages in two; a character that is no character.
-_CUT = "\ufdd0"
 
 
 class Tokenizer(Protocol):
@@ -49,82 +44,84 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer
-        self._template = _chosen_template(tokenizer, template)
+        self._renderer = Renderer(
+            tokenizer,
+            _chosen_template(tokenizer, template),
+            self._places,
+            self._controls_of,
+        )
         self.num_to_compare = 16
         """Conversations that are yet to be compared with a full rendering."""
 
     @property
     def template(self) -> str:
         """The template's text, from which the way of writing tool calls can be told."""
-        own = self.tokenizer.chat_template if self._template is None else self._template
-        if isinstance(own, Mapping):  # several by name, as some tokenizers have them
-            own = own.get("tool_use") or own.get("default") or ""
-        return str(own)
+        return self._renderer.template
+
+    @cached_property
+    def control(self) -> ControlTokens:
+        """The tokens that only the template and the policy may write."""
+        return ControlTokens(self.tokenizer, self.template)
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
         """The opening of a conversation, up to where the agent begins to speak."""
-        cut = None if tools else self._cut_texts(messages)
-        if cut is None:
-            return self._encode(self.render(messages, tools=tools))
-        return self._encode(self._openings.write(cut))
+        if tools:
+            return self._encode(self._renderer.render_owned(messages, tools))
+        return self._encode(self._openings.write(self._renderer.completed(messages)))
 
-    def increment_ids(self, messages: Sequence[Message], turn_ids: Sequence[int]) -> list[int]:
+    def increment_ids(
+        self,
+        messages: Sequence[Message],
+        turn_ids: Sequence[int],
+        history: Sequence[Message] = (),
+    ) -> list[int]:
         """What follows the agent's turn: its end, the new messages, the start of its next turn.
 
         `turn_ids` are the tokens of the turn; what the agent sampled of its own end (usually the
-        end-of-turn token, not after a cut by length) is not added again.
+        end-of-turn token, not after a cut by length) is not added again. `history` are all
+        messages before, for templates that count them.
         """
-        after = self._after_answer(messages)
-        if not after.startswith(self.closing_text):
-            return self._encode(after)  # a template that closes otherwise before such a message
-        rest = self._encode(after[len(self.closing_text) :])
-        if rest and turn_ids and rest[0] == turn_ids[-1] and rest[0] in self._next_role_ids:
-            return rest[1:]  # the agent ended its turn with the next one's role
-        return self.closing_ids[self._num_closed(turn_ids) :] + rest
+        told = self._renderer.completed(messages, history)
+        ids = self._encode(self._after_answer(told, history), is_continued=True)
+        return ids[self._endings.num_closed(ids, turn_ids) :]
 
-    def _after_answer(self, messages: Sequence[Message]) -> str:
+    def _after_answer(self, messages: Sequence[Message], history: Sequence[Message]) -> OwnedText:
         """What the template writes behind an answer for these messages."""
-        cut = self._cut_texts(messages)
-        return self._render_after_answer(messages) if cut is None else self._frames.write(cut)
-
-    def _cut_texts(self, messages: Sequence[Message]) -> list[Message] | None:
-        """The same without special tokens inside; None where a content is no text."""
-        cut: list[Message] = []
-        for message in messages:
-            content = message.get("content")
-            if not isinstance(content, str):
-                return None
-            text = self._cut(content)
-            cut.append(message if text is content else {**message, "content": text})
-        return cut
+        if len(history) > 2 and self._endings.counts_messages:
+            try:
+                return self._render_after_answer(messages, _skeleton(history))
+            except ConfigError:  # not with these roles, or only with more than texts
+                pass
+        return self._frames.write(messages)
 
     @cached_property
     def _openings(self) -> Frames:
-        return Frames(self.template, self.render, self._cut)
+        return Frames(self.template, self.render, self._renderer.render_owned, self._controls)
 
     @cached_property
     def _frames(self) -> Frames:
-        return Frames(self.template, self._render_after_answer, self._cut)
+        return Frames(self.template, self._endings.after, self._render_after_answer, self._controls)
 
-    def _render_after_answer(self, messages: Sequence[Message]) -> str:
-        text = self.render([_QUESTION, _ANSWERED, *messages])
-        return text[text.index(_ANSWER) + len(_ANSWER) :]
+    def _controls(self, text: str) -> tuple[int, ...]:
+        return self.control.of(self._encoder.quickly(text))
 
-    def _num_closed(self, turn_ids: Sequence[int]) -> int:
-        """How many of the closing tokens the agent has sampled itself."""
-        if not self.stop_strings:  # a token ends the turn: either it was sampled, or nothing was
-            return self._closed_by.get(turn_ids[-1], 0) if turn_ids else 0
-        closing = self.closing_ids
-        lengths = range(min(len(closing), len(turn_ids)), 0, -1)
-        return next((n for n in lengths if list(turn_ids[-n:]) == closing[:n]), 0)
+    def _controls_of(self, owned: OwnedText) -> tuple[int, ...]:
+        return self.control.of(self._encoder.encode(owned))
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        return self._encoder.places(text)
+
+    def _render_after_answer(
+        self, messages: Sequence[Message], before: Sequence[Message] = (QUESTION, ANSWERED)
+    ) -> OwnedText:
+        owned = self._renderer.render_owned(messages, before=before)
+        return owned.after(owned.text.index(ANSWER) + len(ANSWER))
 
     @cached_property
-    def _closed_by(self) -> dict[int, int]:
-        """How many of the closing tokens are there when a turn ends with this one."""
-        closing = self.closing_ids
-        return {i: closing.index(i) + 1 for i in self.stop_ids if i in closing}
+    def _endings(self) -> Endings:
+        return Endings(self.tokenizer, self.control, self._renderer, self._encoder)
 
     def render(
         self,
@@ -133,117 +130,118 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation_prompt: bool = True,
     ) -> str:
-        """Messages as the template writes them; special tokens inside a message are cut in two.
+        """Messages as the template writes them: for people and for comparison.
 
-        An observation that holds the text of an end-of-turn token is an observation and ends
-        nothing: `_encode` puts the halves together as ordinary text.
+        Its text does not tell a control token from an observation that spells one; the ids of
+        `prompt_ids` and `increment_ids` do.
         """
-        safe = [{**message, "content": self._cut(message.get("content"))} for message in messages]
-        try:
-            text = self.tokenizer.apply_chat_template(
-                safe,
-                tools=list(tools) if tools else None,
-                chat_template=self._template,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-            )
-        except Exception as error:  # whatever a template raises, it is about these messages
-            roles = ", ".join(str(message.get("role")) for message in messages)
-            raise ConfigError(
-                f"the chat template does not take messages of the roles {roles}: {error}"
-            ) from error
-        return str(text)
+        return self._renderer.render(messages, tools, generation_prompt)
 
     def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:
         """What the agent said, without special tokens: for environments, parsers and people.
 
-        A parser may need some of them: those in `keep` stay.
+        A parser may need some of them: those in `keep` stay. A token that ends the turn is left
+        out also where it is not marked special.
         """
+        kept_ids = self.control.named(keep) if keep else frozenset()
+        if ids and ids[-1] in self.stop_ids and ids[-1] not in kept_ids:
+            ids = ids[:-1]
         if not keep:
             return self._decode_quickly(ids)
-        special = zip(
-            self.tokenizer.all_special_ids, self.tokenizer.all_special_tokens, strict=True
-        )
-        dropped = {i for i, token in special if token not in keep}
+        dropped = self.control.special - kept_ids
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def answer_ids(self, text: str) -> list[int]:
         """A turn in which the agent says this text and ends it: what imitation learns from.
 
-        Special tokens in it, such as those around a tool call, are the tokens that they name.
+        Special tokens in it, such as those around a tool call, are the tokens that they name; but
+        none that ends a turn or begins another one.
         """
-        closing, ends = self.closing_ids, self.stop_ids
-        num_closing = next((n for n, i in enumerate(closing, 1) if i in ends), len(closing))
-        end = closing[:num_closing] or self._next_role_ids[:1]
-        return [*self.tokenizer.encode(text, add_special_tokens=False), *end]
+        if self._encoder.adds_prefix:
+            text = self._endings.lead + text
+        ids = self._encoder.encode_apart(
+            text,
+            [(0, len(text))],
+            is_continued=self._encoder.adds_prefix,
+            forbidden=self._endings.turn_ids,
+        )
+        return [*ids, *self._endings.said]
 
-    @cached_property
+    @property
     def closing_text(self) -> str:
         """What the template writes between an answer of the agent and the next message."""
-        text = self.render([_QUESTION, _ANSWERED], generation_prompt=False)
-        return text[text.index(_ANSWER) + len(_ANSWER) :]
+        return self._endings.closing_text
 
-    @cached_property
+    @property
     def closing_ids(self) -> list[int]:
-        return self._encode(self.closing_text)
+        return self._endings.closing_ids
 
-    @cached_property
+    @property
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the agent's turn: the end of text, and the template's end of turn.
 
         Where a template writes none, the role of the next message is what ends a turn.
         """
-        special = set(self.tokenizer.all_special_ids)
-        ends = [i for i in self.closing_ids if i in special][:1] or self._next_role_ids
-        eos = self.tokenizer.eos_token_id
-        return frozenset(ends if eos is None else [*ends, eos])
+        return self._endings.stop_ids
 
-    @cached_property
-    def _next_role_ids(self) -> list[int]:
-        """Special tokens that open the next message where nothing closes an answer (GLM's way)."""
-        if self.closing_text:
-            return []
-        special, found = set(self.tokenizer.all_special_ids), []
-        for role in ("user", "tool"):
-            try:
-                text = self._render_after_answer([{"role": role, "content": "q"}])
-            except ConfigError:  # a template need not know tools
-                continue
-            first = self._encode(text)[:1]
-            found += [i for i in first if i in special and i not in found]
-        return found
-
-    @cached_property
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         """Text that ends the turn where the template's end of turn is no token of its own."""
-        is_token = any(i in self.stop_ids for i in self.closing_ids)
-        return () if is_token or not self.closing_text else (self.closing_text,)
+        return self._endings.stop_strings
 
-    def difference(self, messages: Sequence[Message], ids: Sequence[int]) -> str | None:
+    def difference(
+        self,
+        messages: Sequence[Message],
+        ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str | None:
         """Where a full rendering of the conversation would not be the stream; None if it is.
 
         For templates that change what came before, the stream stays as it was sampled; this says
         what a model served with that template will see instead.
         """
-        text = self.render(messages, generation_prompt=False).replace(_CUT, "")
-        stream = str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        is_asked = messages[-1].get("role") != "assistant"
+        told = [self._without_lead(message) for message in messages]
+        rendered = self.render(told, tools=tools, generation_prompt=is_asked)
+        # Decoded again, because a tokenizer may add spaces of its own or change letters.
+        text, stream = (
+            str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+            for tokens in (self._encoder.quickly(rendered), ids)
+        )
         if text.startswith(stream) or stream.startswith(text):
             return None
         at = next(i for i, (a, b) in enumerate(zip(text, stream, strict=False)) if a != b)
         around = slice(max(0, at - 20), at + 30)
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
-    def _encode(self, text: str) -> list[int]:
-        tail, tail_ids = self._tail
-        if tail and text.endswith(tail):
-            return self._encode_cut(text[: -len(tail)]) + tail_ids
-        return self._encode_cut(text)
+    def _without_lead(self, message: Message) -> Message:
+        """An answer without the space that the template writes before it, and the agent said."""
+        content = message.get("content")
+        if message.get("role") != "assistant" or not isinstance(content, str):
+            return message
+        return {**message, "content": content.removeprefix(self._endings.lead)}
 
-    def _encode_cut(self, text: str) -> list[int]:
-        if _CUT not in text:
-            return self._encode_piece(text)
-        return [i for piece in text.split(_CUT) for i in self._encode_piece(piece)]
+    def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
+        """A stream in which each turn but the last ends as the template ends it."""
+        return self._endings.with_template_ends(ids, turns)
+
+    def _encode(self, owned: OwnedText, *, is_continued: bool = False) -> list[int]:
+        tail, tail_ids = self._tail
+        if not tail or not owned.text.endswith(tail):
+            return self._encoder.encode(owned, is_continued=is_continued)
+        before = len(owned.text) - len(tail)
+        if owned.spans and owned.spans[-1][1] > before:
+            return self._encoder.encode(owned, is_continued=is_continued)
+        controls = owned.controls
+        if controls is not None:
+            controls = controls[: len(controls) - len(self.control.of(tail_ids))]
+        rest = OwnedText(owned.text[:before], owned.spans, controls)
+        return self._encoder.encode(rest, is_continued=is_continued) + tail_ids
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self.tokenizer, self.control)
 
     @cached_property
     def _tail(self) -> tuple[str, list[int]]:
@@ -253,38 +251,23 @@ class ChatFormat:
         depend on what comes before.
         """
         try:
-            text = self.render([{"role": "user", "content": _ANSWER}])
+            text = self.render([{"role": "user", "content": ANSWER}])
         except ConfigError:
             return "", []
-        tail = text[text.index(_ANSWER) + len(_ANSWER) :] if _ANSWER in text else ""
-        return (tail, self._encode_cut(tail)) if stands_alone(self.tokenizer, tail) else ("", [])
-
-    @cached_property
-    def _encode_piece(self) -> Callable[[str], list[int]]:
-        return quick_encoder(self.tokenizer)
+        tail = text[text.index(ANSWER) + len(ANSWER) :] if ANSWER in text else ""
+        if not stands_alone(self.tokenizer, tail):
+            return "", []
+        return tail, self._encoder.quickly(tail)
 
     @cached_property
     def _decode_quickly(self) -> Callable[[Sequence[int]], str]:
         return quick_decoder(self.tokenizer)
 
-    @cached_property
-    def _special(self) -> re.Pattern[str]:
-        tokens = [token for token in self.tokenizer.all_special_tokens if len(token) > 1]
-        return re.compile("|".join([_CUT, *map(re.escape, tokens)]))
 
-    def _cut(self, content: Any) -> str:
-        text = "" if content is None else str(content)
-        if self._special.search(text) is None:
-            return text
-        text = text.replace(_CUT, "")
-        for token in self.tokenizer.all_special_tokens:
-            if len(token) > 1:
-                text = text.replace(token, token[0] + _CUT + token[1:])
-        return text
-
-
-_QUESTION: Message = {"role": "user", "content": "q"}
-_ANSWERED: Message = {"role": "assistant", "content": _ANSWER}
+def _skeleton(history: Sequence[Message]) -> list[Message]:
+    """The same roles with short texts, for templates that count; it ends with our answer."""
+    roles = [message["role"] if message["role"] in ROLES else "user" for message in history[:-1]]
+    return [*({"role": role, "content": "q"} for role in roles), ANSWERED]
 
 
 def _chosen_template(tokenizer: Any, template: str | None) -> str | None:

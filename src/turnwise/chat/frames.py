@@ -9,15 +9,20 @@ rendered in full. So is everything for which there is doubt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
+from turnwise.chat.ownership import ROLES, OwnedText
 from turnwise.errors import ConfigError
 
-Shape: TypeAlias = tuple[tuple[str, str | None], ...]
+Named: TypeAlias = tuple[str, str | None]
+Shape: TypeAlias = tuple[Named, ...]
 """Role and name of each message."""
 
 _MOST_SHAPES = 256
+# Each place is tried out with each probe.
+_MOST_MESSAGES = 8
 _MARK = "turnwiseFrame{}x7f3a"
 # Trimmed, escaped, re-cased, cut or compared: a template that does any of it is found out by these.
 _PROBES = (
@@ -35,43 +40,58 @@ _PROBES = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What a template writes around the texts of messages, and its control tokens."""
+
+    pieces: tuple[str, ...]
+    controls: tuple[int, ...]
+
+
 class Frames:
     """The pieces around the texts of messages, for a template and a way to render with it.
 
-    `render` gives what follows the agent's answer; `cut` is what is done to a text before.
+    `render` gives the text that the template writes for messages, `render_owned` also who wrote
+    which part of it, `controls` the control tokens of a text.
     """
 
     def __init__(
-        self, template: str, render: Callable[[Sequence[Any]], str], cut: Callable[[str], str]
+        self,
+        template: str,
+        render: Callable[[Sequence[Any]], str],
+        render_owned: Callable[[Sequence[Any]], OwnedText],
+        controls: Callable[[str], tuple[int, ...]],
     ) -> None:
         self._template = template
         self._render = render
-        self._cut = cut
-        self._pieces: dict[Shape, list[str] | None] = {}
+        self._render_owned = render_owned
+        self._controls = controls
+        self._frames: dict[Shape, Frame | None] = {}
 
-    def write(self, messages: Sequence[Any]) -> str:
+    def write(self, messages: Sequence[Any]) -> OwnedText:
         """What the template writes for these messages, whose contents are strings."""
-        if self._watched is None:
-            return self._render(messages)
+        if self._watched is None or len(messages) > _MOST_MESSAGES:
+            return self._render_owned(messages)
         shape: Shape = tuple([(m["role"], m.get("name")) for m in messages])
-        if shape not in self._pieces:
-            is_full = len(self._pieces) >= _MOST_SHAPES
+        if shape not in self._frames:
+            is_full = len(self._frames) >= _MOST_SHAPES
             if is_full or any(m.keys() - {"role", "name", "content"} for m in messages):
-                return self._render(messages)
-            self._pieces[shape] = self._find_pieces(shape)
-        pieces = self._pieces[shape]
-        if pieces is None:
-            return self._render(messages)
-        text = pieces[0]
+                return self._render_owned(messages)
+            self._frames[shape] = self._find_frame(shape)
+        frame = self._frames[shape]
+        if frame is None:
+            return self._render_owned(messages)
+        text, spans = frame.pieces[0], []
         for number, message in enumerate(messages, 1):
             content = message["content"]
             if len(message) > 2 and (len(message) > 3 or message.get("name") is None):
-                return self._render(messages)
+                return self._render_owned(messages)
             for literal in self._watched:
                 if literal in content:
-                    return self._render(messages)
-            text += content + pieces[number]
-        return text
+                    return self._render_owned(messages)
+            spans.append((len(text), len(text) + len(content)))
+            text += content + frame.pieces[number]
+        return OwnedText(text, tuple(spans), frame.controls)
 
     @cached_property
     def _watched(self) -> tuple[str, ...] | None:
@@ -86,8 +106,10 @@ class Frames:
             return None
         return tuple({text for text in _looked_for(tree) if text})
 
-    def _find_pieces(self, shape: Shape) -> list[str] | None:
+    def _find_frame(self, shape: Shape) -> Frame | None:
         """The pieces before, between and after the texts; None if that is not all there is."""
+        if any(role not in ROLES for role, _ in shape):
+            return None  # a role that nobody knows is a text like others
         marks = [_MARK.format(i) for i in range(len(shape))]
         try:
             rest = self._render(_messages(shape, marks))
@@ -98,19 +120,24 @@ class Frames:
                 before, _, rest = rest.partition(mark)
                 pieces.append(before)
             pieces.append(rest)
-            for probes in _probe_texts(len(shape)):
-                texts = [self._cut(probe) for probe in probes]
-                expected = pieces[0] + "".join(
-                    t + p for t, p in zip(texts, pieces[1:], strict=True)
-                )
-                if self._render(_messages(shape, texts)) != expected:
+            for texts in _probe_texts(len(shape)):
+                if self._render(_messages(shape, texts)) != _filled(pieces, texts):
                     return None
+            # Names stand in the pieces; they must not have become control tokens there.
+            inert = [(role, None if name is None else "n") for role, name in shape]
+            controls = self._controls(_filled(pieces, marks))
+            if controls != self._controls(self._render(_messages(inert, marks))):
+                return None
         except ConfigError:  # the template refuses some of them
             return None
-        return pieces
+        return Frame(tuple(pieces), controls)
 
 
-def _messages(shape: Shape, texts: Sequence[str]) -> list[dict[str, str]]:
+def _filled(pieces: Sequence[str], texts: Sequence[str]) -> str:
+    return pieces[0] + "".join(t + p for t, p in zip(texts, pieces[1:], strict=True))
+
+
+def _messages(shape: Sequence[Named], texts: Sequence[str]) -> list[dict[str, str]]:
     return [
         {"role": role, "content": text} if name is None
         else {"role": role, "name": name, "content": text}

@@ -276,7 +276,7 @@ class Episode:
         finally:
             if self._world is not None:
                 await self._world.close(timeout)
-        if not self._actions.definitions and self._setup.may_compare():
+        if self._setup.may_compare():
             for agent in self._agents.values():
                 agent.tell_difference()
         self.result.seconds = {**self._parts.seconds, "total": self._clock.seconds}

@@ -1,0 +1,159 @@
+"""Who wrote each character of a rendered conversation: the template, or somebody it quotes.
+
+Everything that is put into a template (contents, names, tool definitions, arguments of calls) comes
+from users, environments, datasets or servers. It is marked before rendering, and the marks are
+taken out of what the template writes. So it is known which part of the text is whose, whatever the
+template does with it. The marks are long random numbers, which nobody can guess: digits go through
+everything that templates do to texts, such as JSON in ASCII, `repr`, and capitals.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from turnwise.errors import ConfigError
+
+Span: TypeAlias = tuple[int, int]
+Change: TypeAlias = Callable[[str], str]
+Places: TypeAlias = Callable[[str], Sequence[Span]]
+"""Where a text spells control tokens."""
+
+_NUMBER = str(secrets.randbelow(10**24)).zfill(24)
+_OPEN, _CLOSE = f"4{_NUMBER}1", f"4{_NUMBER}2"
+_MARKS = re.compile(f"({_OPEN}|{_CLOSE})")
+_MOST_LEVELS = 100
+# Templates compare with these words and look them up; others they only write.
+ROLES = frozenset(
+    {
+        *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
+        *("observation", "environment", "tool_results", "tool_response"),
+    }
+)
+_WORDS = frozenset(
+    {
+        *("type", "function", "name", "description", "parameters", "properties", "required"),
+        *("items", "enum", "default", "nullable", "format", "title", "strict", "anyOf", "oneOf"),
+        *("allOf", "additionalProperties", "return", "returns", "arguments", "id", "content"),
+        *("object", "string", "number", "integer", "boolean", "array", "null", "text", "image"),
+    }
+)
+# Ids that we make for tool calls; some templates count their letters.
+_CALL_ID = re.compile(r"call\d{5}")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedText:
+    """A rendering, and which parts of it the template did not write.
+
+    >>> OwnedText("<s>user: hello</s>", ((9, 14),)).quoted()
+    ['hello']
+    """
+
+    text: str
+    spans: tuple[Span, ...] = ()
+    controls: tuple[int, ...] | None = None
+    """The control tokens that the template writes here, where they are known beforehand."""
+
+    def quoted(self) -> list[str]:
+        return [self.text[start:end] for start, end in self.spans]
+
+    def after(self, start: int) -> OwnedText:
+        """The part from `start` on."""
+        kept = [(max(a, start) - start, b - start) for a, b in self.spans if b > start]
+        return OwnedText(self.text[start:], tuple(kept), self.controls)
+
+
+def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> list[dict[str, Any]]:
+    """Messages with every string changed but their fields' names and the roles that are known."""
+    return [
+        {
+            key if key.isidentifier() else change(key): item
+            if key == "role" and isinstance(item, str) and item in ROLES
+            else _walk(item, change)
+            for key, item in message.items()
+        }
+        for message in messages
+    ]
+
+
+def change_tools(tools: Sequence[Mapping[str, Any]] | None, change: Change) -> list[Any] | None:
+    """Tool definitions with every string changed, also the names of parameters."""
+    return [_walk(tool, change) for tool in tools] if tools else None
+
+
+def mark_whole(text: str) -> str:
+    """Mark a string as a whole, inside the white space around it, which templates trim."""
+    core = text.strip()
+    if not core or core in _WORDS or _CALL_ID.fullmatch(core):
+        return text
+    before, after = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+    return f"{before}{_OPEN}{core}{_CLOSE}{after}"
+
+
+def make_inert(text: str) -> str:
+    """A text of the same shape that spells nothing."""
+    return text if text.strip() in _WORDS else re.sub(r"\S", "x", text)
+
+
+def mark_names(places: Places) -> Change:
+    """Mark only what spells a control token: for templates that take the texts apart."""
+
+    def change(text: str) -> str:
+        pieces, at = [], 0
+        for start, end in places(text):
+            pieces += [text[at:start], _OPEN, text[start:end], _CLOSE]
+            at = end
+        return "".join([*pieces, text[at:]])
+
+    return change
+
+
+def break_names(places: Places) -> Change:
+    """Put a space into what spells a control token: where no mark comes through a template."""
+
+    def change(text: str) -> str:
+        for start, _ in reversed(places(text)):
+            text = f"{text[: start + 1]} {text[start + 1 :]}"
+        return text
+
+    return change
+
+
+def read_marks(text: str) -> tuple[OwnedText, bool]:
+    """What the template wrote, without the marks; and whether each mark has its other half."""
+    pieces: list[str] = []
+    spans: list[Span] = []
+    length, opened, is_whole = 0, None, True
+    for piece in _MARKS.split(text):
+        if piece == _OPEN:
+            is_whole = is_whole and opened is None
+            opened = length
+        elif piece == _CLOSE:
+            is_whole = is_whole and opened is not None
+            if opened is not None:
+                spans.append((opened, length))
+            opened = None
+        else:
+            pieces.append(piece)
+            length += len(piece)
+    return OwnedText("".join(pieces), tuple(spans)), is_whole and opened is None
+
+
+def _walk(value: Any, change: Change, depth: int = 0) -> Any:
+    """The same data with every string in it changed, also the keys."""
+    if isinstance(value, str):
+        return change(value)
+    if depth > _MOST_LEVELS and isinstance(value, Mapping | list | tuple):
+        raise ConfigError(
+            f"a message or tool definition is nested more than {_MOST_LEVELS} levels deep. "
+            "Leave the tool out, or flatten its parameters."
+        )
+    if isinstance(value, Mapping):
+        return {_walk(k, change): _walk(item, change, depth + 1) for k, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_walk(item, change, depth + 1) for item in value]
+    return value
