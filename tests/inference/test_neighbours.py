@@ -55,9 +55,8 @@ def test_neighbours_sampling_parameters_change_no_draw(make_engine):
         others = [make_neighbour(rng, 100 * trial + i) for i in range(rng.randrange(1, 30))]
         crowd = [*watched, *others]
         rng.shuffle(crowd)
-        results = dict(
-            zip(map(id, crowd), run_all(make_engine(model, tokenizer), crowd), strict=True)
-        )
+        drawn = run_all(make_engine(model, tokenizer), crowd)
+        results = dict(zip(map(id, crowd), drawn, strict=True))
         for request, expected in zip(watched, alone, strict=True):
             result = results[id(request)]
             assert list(result.ids) == list(expected.ids)

@@ -1,6 +1,6 @@
 """The local engine: continuous batching in this process, on the modules that are trained."""
 
 from turnwise.inference.local.engine import LocalEngine
-from turnwise.inference.local.runner import UnsupportedModel
+from turnwise.inference.local.probe import UnsupportedModel
 
 __all__ = ["LocalEngine", "UnsupportedModel"]

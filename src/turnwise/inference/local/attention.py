@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 
 from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.runs import Run, Segment, make_runs
@@ -105,18 +106,27 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     *,
     packed: Packed,
+    windows: Sequence[int | None],
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D]."""
-    if softcap is not None or attention_mask is not None:
-        raise NotImplementedError("this attention knows neither a softcap nor a mask of its own")
-    packed.store(module.layer_idx, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D].
+
+    `windows` are those that `probe_layers` found, which has also refused what is not done here.
+    Values may be narrower than keys, or wider: the cache is as wide as the wider of the two.
+    """
+    layer, width = module.layer_idx, packed.keys[0].shape[-1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    rows = query[0].transpose(0, 1)
-    return packed.attend(module.layer_idx, rows, scale, sliding_window)[None], None
+    query, key, wide_value = (_widened(x[0], width).transpose(0, 1) for x in (query, key, value))
+    packed.store(layer, key, wide_value)
+    output = packed.attend(layer, query, scale, windows[layer])
+    return output[None, :, :, : value.shape[-1]], None
+
+
+def _widened(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """Zeros behind each head [H, N, D]: no product with them counts."""
+    missing = width - heads.shape[-1]
+    return F.pad(heads, (0, missing)) if missing else heads
 
 
 def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:

@@ -62,6 +62,7 @@ class LocalEngine(WorkerEngine):
             model,
             cache_tokens=cache_tokens,
             max_tokens=max_batch_size * self.context_length,
+            context_length=self.context_length,
             deterministic=on_cpu if deterministic is None else deterministic,
         )
         self._schedule = Schedule(
@@ -142,7 +143,7 @@ class LocalEngine(WorkerEngine):
     @torch.inference_mode()
     def _step(self, may_begin: bool) -> None:
         schedule = self._schedule
-        schedule.tick()
+        schedule.tick(self._waiting)
         if self.model.training:
             self.model.eval()
         while self._ended_sessions:

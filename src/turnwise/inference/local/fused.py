@@ -8,6 +8,7 @@ before it is used; other models run as they are.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +53,7 @@ class _Layer:
     window: int | None
 
     @classmethod
-    def of(cls, layer: Any) -> _Layer:
+    def of(cls, layer: Any, window: int | None) -> _Layer:
         query, key, value, output, gate, up, down = _linears(layer)
         attention = layer.self_attn
         has_norms = hasattr(attention, "q_norm")  # Qwen3
@@ -65,20 +66,22 @@ class _Layer:
             layer.post_attention_layernorm.weight,
             Product(gate, up),
             Product(down),
-            getattr(attention, "sliding_window", None),
+            window,
         )
 
 
 class FusedForward:
     """Logits of packed tokens, as `Runner.forward_packed` gives them.
 
-    `deterministic`: all are computed in one way, however many they are.
+    `windows` are the layers' sliding windows. `deterministic`: all are computed in one way,
+    however many they are.
     """
 
-    def __init__(self, model: Any, *, deterministic: bool) -> None:
+    def __init__(self, model: Any, windows: Sequence[int | None], *, deterministic: bool) -> None:
         self._body, self._head = model.model, Product(model.lm_head)
         self._is_deterministic = deterministic
-        self.layers = [_Layer.of(layer) for layer in model.model.layers]
+        layers = zip(model.model.layers, windows, strict=True)
+        self.layers = [_Layer.of(layer, window) for layer, window in layers]
         attention = model.model.layers[0].self_attn
         self._width, self._scale = attention.head_dim, attention.scaling
         self._num_kv = attention.k_proj.out_features // attention.head_dim

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,21 +11,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.errors import TurnwiseError
 from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.attention import NAME, Packed, packed_attention
 from turnwise.inference.local.fused import FusedForward, fits
+from turnwise.inference.local.probe import (
+    LayerAttention,
+    UnsupportedModel,
+    attention_named,
+    configs_of,
+    probe_layers,
+)
 from turnwise.inference.local.runs import Segment, packing_order
 from turnwise.inference.local.stable import stable_sizes
+
+_log = logging.getLogger(__name__)
 
 _BUDGET = 2 * 2**30
 """Bytes of the cache on a CPU where nothing is said; the system hands them out as they are used."""
 _FIRST_ON_GPU = 2**29
 """Bytes that it begins with on a GPU, where it grows."""
-
-
-class UnsupportedModel(TurnwiseError, TypeError):
-    """A model that cannot run on the local engine; the one on transformers takes it."""
+_LONGEST_WINDOW = 2**15
+"""Tokens of the longest sliding window past which attention is computed when an engine is made."""
 
 
 @dataclass(frozen=True)
@@ -44,31 +50,38 @@ class Runner:
     """Runs a model on our cache, unmodified, through transformers' own attention interface."""
 
     def __init__(
-        self, model: Any, *, cache_tokens: int | None, max_tokens: int, deterministic: bool
+        self,
+        model: Any,
+        *,
+        cache_tokens: int | None,
+        max_tokens: int,
+        context_length: int,
+        deterministic: bool,
     ) -> None:
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(NAME, packed_attention)
         self.model = model
-        self._configs = _configs(model)
+        self._configs = configs_of(model)
         self.device: torch.device = model.device
-        self.arena = _make_arena(model, cache_tokens, max_tokens)
+        layers = probe_layers(model, context_length)
+        self._windows = [layer.window for layer in layers]
+        self.arena = _make_arena(model, layers, cache_tokens, max_tokens)
         self._is_deterministic = deterministic
         self._fused = self._make_fused() if fits(model) else None
         self.sizes = self._stable_sizes()
         """Numbers of tokens that a forward may have, so that they do not change its bits."""
-        try:
-            if self._fused is not None and self._gap_to_plain_forward() > self._tolerance:
-                self._fused = None  # a relative that differs in some point
-                self.sizes = self._stable_sizes()
-            gap = self._gap_to_plain_forward()
-        except (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError) as error:
-            raise UnsupportedModel(
-                f"{type(model).__name__} does not run on the local engine: {error}"
-            ) from error
-        self._addresses = [p.data_ptr() for p in model.parameters()]
-        if not gap <= self._tolerance:
-            raise UnsupportedModel(
-                f"{type(model).__name__} does not run on the local engine: its logits there are "
-                f"{gap:.2g} away from those of a plain forward"
+        if self._fused is not None and (reason := self._misfit()) is not None:
+            _log.warning(
+                "the fused forward is not used for %s: %s. Its own modules are, which are slower.",
+                type(model).__name__,
+                reason,
             )
+            self._fused = None
+            self.sizes = self._stable_sizes()
+        if self._fused is None and (reason := self._misfit()) is not None:
+            raise UnsupportedModel.because(model, reason)
+        self._addresses = [p.data_ptr() for p in model.parameters()]
 
     @property
     def most_tokens(self) -> int | None:
@@ -112,13 +125,14 @@ class Runner:
         """Logits [rows, V] after the tokens in these rows, or in all; all go into the cache."""
         if self._fused is not None:
             return self._fused(ids, positions, packed, rows)
-        with self._attention():
+        with attention_named(self._configs, NAME):
             output = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],
                 use_cache=False,
                 logits_to_keep=0 if rows is None else rows,
                 packed=packed,
+                windows=self._windows,
             )
         logits: torch.Tensor = output.logits[0]
         return logits
@@ -126,18 +140,6 @@ class Runner:
     def filled(self, number: int) -> int:
         """A number of rows, filled up to one that is known to be stable if that is asked for."""
         return number if self.sizes is None else next(s for s in self.sizes if s >= number)
-
-    @contextmanager
-    def _attention(self) -> Iterator[None]:
-        """The model attends our way meanwhile; whoever trains it may have another."""
-        before = [config._attn_implementation for config in self._configs]
-        try:
-            for config in self._configs:
-                config._attn_implementation = NAME
-            yield
-        finally:
-            for config, name in zip(self._configs, before, strict=True):
-                config._attn_implementation = name
 
     def weights_moved(self) -> bool:
         """Whether the weights lie elsewhere than before; what reads them by address is void.
@@ -152,7 +154,7 @@ class Runner:
         return now != before
 
     def _make_fused(self) -> FusedForward:
-        return FusedForward(self.model, deterministic=self._is_deterministic)
+        return FusedForward(self.model, self._windows, deterministic=self._is_deterministic)
 
     def _stable_sizes(self) -> list[int] | None:
         if not self._is_deterministic:
@@ -177,45 +179,85 @@ class Runner:
     def _tolerance(self) -> float:
         return 1e-3 if self.arena.storage.dtype == torch.float32 else 0.1
 
+    def _misfit(self) -> str | None:
+        """Why forwards over the cache are not those of the model; None: they are."""
+        try:
+            gap = max(self._gap_to_plain_forward(), self._gap_past_windows())
+        except (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError) as error:
+            if is_out_of_memory(error):  # of the machine, not of the model
+                raise
+            return f"{type(error).__name__}: {error}"
+        if gap <= self._tolerance:
+            return None
+        return f"its logits are {gap:.2g} away from those of a plain forward"
+
     @torch.no_grad()
     def _gap_to_plain_forward(self) -> float:
         """Of two sequences computed in chunks: believe numbers, not a model's name."""
-        num_words = self.model.get_input_embeddings().num_embeddings
-        first = [(7 * i + 3) % num_words for i in range(11)]
-        other = [(5 * i + 1) % num_words for i in range(4)]
+        vocab_size = self.model.get_input_embeddings().num_embeddings
+        small = [window for window in self._windows if window is not None and window <= 32]
+        first = [(7 * i + 3) % vocab_size for i in range(11 + max(small, default=0))]
+        other = [(5 * i + 1) % vocab_size for i in range(4)]
+        cut, last = len(first) // 2, len(first) - 1
         a, b = self.arena.take(len(first)) or 0, self.arena.take(len(other)) or 0
-        self.forward([Chunk(first[:6], 0, a, False), Chunk(other[:3], 0, b, False)])
-        self.forward([Chunk(other[3:], 3, b, False), Chunk(first[6:10], 6, a, False)])
-        got = self.forward([Chunk(first[10:], 10, a, True)])[0].float()
+        self.forward([Chunk(first[:cut], 0, a, False), Chunk(other[:3], 0, b, False)])
+        end = self.forward([Chunk(other[3:], 3, b, True), Chunk(first[cut:last], cut, a, False)])
+        got = torch.cat((end, self.forward([Chunk(first[last:], last, a, True)]))).float()
         self.arena.give_back(a)
         self.arena.give_back(b)
-        plain = self.model(torch.tensor([first], device=self.device), use_cache=False)
-        expected = plain.logits[0, -1].float()
+        expected = torch.stack([self._plain_logits(ids) for ids in (other, first)])
         return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
 
+    def _plain_logits(self, ids: Sequence[int]) -> torch.Tensor:
+        plain = self.model(torch.tensor([ids], device=self.device), use_cache=False)
+        logits: torch.Tensor = plain.logits[0, -1].float()
+        return logits
 
-def _configs(model: Any) -> list[Any]:
-    from transformers import AttentionInterface, PreTrainedConfig
+    @torch.no_grad()
+    def _gap_past_windows(self) -> float:
+        """Of our attention alone, on either side of each window, with random keys and values."""
+        gap = 0.0
+        for window in {window for window in self._windows if window is not None}:
+            if window <= _LONGEST_WINDOW and window + 2 <= self.arena.largest:
+                gap = max(gap, self._gap_past(window))
+        return gap
 
-    AttentionInterface.register(NAME, packed_attention)
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            found[id(config)] = config
-    return list(found.values())
-
-
-def _make_arena(model: nn.Module, cache_tokens: int | None, max_tokens: int) -> Arena:
-    try:
-        config = model.config.get_text_config()  # type: ignore[union-attr, operator]
-        num_layers = config.num_hidden_layers
-        num_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or (
-            config.hidden_size // config.num_attention_heads
+    def _gap_past(self, window: int) -> float:
+        region = self.arena.take(window + 2)
+        if region is None:  # others hold the memory: this is made when the cache is empty
+            return 0.0
+        keys, values = (
+            x[0][region : region + window + 2] for x in (self.arena.keys, self.arena.values)
         )
-    except AttributeError as error:
-        raise UnsupportedModel(f"this model's config has no {error.name}") from error
+        generator = torch.Generator().manual_seed(window)
+        for cells in (keys, values):
+            cells.copy_(torch.randn(cells.shape, generator=generator))
+        query = torch.randn((3, *keys.shape[1:]), generator=generator).to(keys)
+        scale, gap = keys.shape[-1] ** -0.5, 0.0
+        for rows, past in (([0, 1, 2], window - 1), ([2], window + 1)):
+            segment = Segment(region, past, len(rows))
+            packed = Packed([segment], self.arena, torch.tensor([region], device=self.device))
+            got = packed.attend(0, query[rows], scale, window).float()
+            for i, row in enumerate(rows):
+                start, end = max(past + i + 1 - window, 0), past + i + 1
+                scores = torch.einsum("hd,thd->ht", query[row].float(), keys[start:end].float())
+                weights = torch.softmax(scores * scale, -1)
+                expected = torch.einsum("ht,thd->hd", weights, values[start:end].float())
+                gap = max(gap, float((got[i] - expected).abs().max()))
+        self.arena.give_back(region)
+        return gap
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whichever device."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
+
+
+def _make_arena(
+    model: nn.Module, layers: Sequence[LayerAttention], cache_tokens: int | None, max_tokens: int
+) -> Arena:
+    num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
     parameter = next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
     most_tokens = None

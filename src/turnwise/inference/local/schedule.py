@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 from turnwise.errors import ConfigError
 from turnwise.inference.local.arena import Arena
@@ -48,9 +48,14 @@ class Schedule:
     def is_deterministic(self) -> bool:
         return self._tile is not None
 
-    def tick(self) -> None:
-        """A new step begins."""
+    def tick(self, waiting: deque[Turn]) -> None:
+        """A new step begins: turns that were aborted or overdue while they waited are over."""
         self._time += 1
+        for session in [s for s in self.preempted if s.turn is not None and _is_over(s.turn)]:
+            self.end(session)
+        for turn in [turn for turn in waiting if _is_over(turn)]:
+            waiting.remove(turn)
+            self._settle(turn, None)
 
     # -- beginning and ending -----------------------------------------------------------------
 
@@ -64,12 +69,9 @@ class Schedule:
         if not self._resume_preempted():
             return ready
         computing = {s.opening for s in self.running if s.turn is not None and not s.turn.ids}
-        postponed: list[Turn] = []
-        while waiting and len(self.running) < self._max_batch_size:
-            turn = waiting.popleft()
-            if turn.ending() is not None:
-                self._settle(turn, None)
-                continue
+        index = 0  # of the next turn to look at; those before it are postponed
+        while index < len(waiting) and len(self.running) < self._max_batch_size:
+            turn = waiting[index]
             session = self._session_of(turn)
             if session.num_cached == 0:
                 session.opening = opening_of(session.ids)
@@ -77,14 +79,14 @@ class Schedule:
                 if known is not None and self._copy_opening(session, known[0]):
                     ready.append((session, known[1]))
                 elif session.opening in computing:  # on its way; it will be copied
-                    postponed.append(turn)
+                    index += 1
                     continue
                 computing.add(session.opening)
+            del waiting[index]
             session.turn = turn
             if session.key is not None:
                 self._sessions[session.key] = session
             self.running.append(session)
-        waiting.extendleft(reversed(postponed))
         return ready
 
     def _resume_preempted(self) -> bool:
@@ -107,12 +109,12 @@ class Schedule:
         return session
 
     def _copy_opening(self, session: Session, source: Session) -> bool:
-        """Take another conversation's cache of the same prompt."""
+        """Copy another conversation's cache of the same prompt, if there is memory beside it."""
         source.last_used = self._time
-        if not self._make_room(session, len(session.ids) + 1, preempt=False):
+        if not self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
             return False
-        if source.region is None or session.region is None:  # evicted for its own copy
-            return False
+        assert source.region is not None
+        assert session.region is not None
         self._arena.copy(source.region, session.region, len(session.ids))
         session.num_cached = len(session.ids)
         session.cuts = [cut for cut in source.cuts if cut <= session.num_cached]
@@ -125,7 +127,7 @@ class Schedule:
 
     def end(self, session: Session, error: Exception | None = None) -> None:
         """The turn under way is over, or failed; a named conversation keeps its cache."""
-        self.running.remove(session)
+        (self.preempted if session in self.preempted else self.running).remove(session)
         turn, session.turn = session.turn, None
         if session.key is None or error is not None:
             self._evict(session)
@@ -154,12 +156,19 @@ class Schedule:
             for session in self.running
         )
 
-    def _make_room(self, session: Session, num_tokens: int, *, preempt: bool) -> bool:
-        """See that a session's region holds so many tokens; False if there is no memory now."""
+    def _make_room(
+        self, session: Session, num_tokens: int, *, preempt: bool, keep: Session | None = None
+    ) -> bool:
+        """See that a session's region holds so many tokens; False if there is no memory now.
+
+        Idle conversations are evicted for it, but not `keep`.
+        """
         if session.region is not None and self._arena.capacity(session.region) >= num_tokens:
             return True
         while (region := self._arena.take(num_tokens)) is None:
-            if not self._evict_idle(session) and not (preempt and self._preempt_younger(session)):
+            if not self._evict_idle((session, keep)) and not (
+                preempt and self._preempt_younger(session)
+            ):
                 return False
         if session.region is not None:
             self._arena.copy(session.region, region, session.num_cached)
@@ -167,10 +176,10 @@ class Schedule:
         session.region = region
         return True
 
-    def _evict_idle(self, but: Session) -> bool:
-        """Evict the conversation that was idle longest."""
-        kept = [s for s in self._sessions.values() if s.turn is None and s.region is not None]
-        idle = [session for session in kept if session is not but]
+    def _evict_idle(self, kept: Sequence[Session | None]) -> bool:
+        """Evict the conversation that was idle longest, of all but those that are kept."""
+        cached = [s for s in self._sessions.values() if s.turn is None and s.region is not None]
+        idle = [session for session in cached if session not in kept]
         if not idle:
             return False
         oldest = min(idle, key=lambda session: session.last_used)
@@ -239,6 +248,10 @@ class Schedule:
             f"a conversation of {len(session.ids)} tokens does not fit into the KV cache, whose "
             f"largest region holds {self._arena.largest}. Raise cache_tokens."
         )
+
+
+def _is_over(turn: Turn) -> bool:
+    return turn.ending() is not None
 
 
 def _tiles(work: Work, size: int) -> list[Work]:

@@ -1,0 +1,199 @@
+"""What each layer of a model asks of its attention, read from one short forward of its own.
+
+A model's config does not say it reliably: a sliding window stands in the config of one family, in
+the attention module of another, and holds for all layers or for some. What counts is the mask that
+the model makes for each layer. transformers hands it to attention as a function of two positions,
+so that it can be held against a window at any length without computing as many tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from turnwise.errors import TurnwiseError
+
+_NAME = "turnwise_probe"
+"""What transformers knows the probe by, as an attention and as a maker of masks."""
+_HARMLESS = {
+    "cache_position",
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_ids",
+    "return_dict",
+    "scaling",
+    "sliding_window",  # the mask tells, which is what a plain forward goes by
+    "use_cache",
+}
+"""Arguments of attention that ask for nothing which packed attention does not do."""
+_LONGEST = 2**20
+"""Positions up to which masks are looked at."""
+
+
+class UnsupportedModel(TurnwiseError, TypeError):
+    """A model that cannot run on the local engine; the one on transformers takes it."""
+
+    @classmethod
+    def because(cls, model: Any, reason: object) -> UnsupportedModel:
+        return cls(
+            f"{type(model).__name__} does not run on the local engine: {reason}. "
+            "Use backend='transformers'."
+        )
+
+
+class _Misfit(Exception):
+    """Why a layer's attention is not one that we can compute."""
+
+
+@dataclass(frozen=True)
+class LayerAttention:
+    """What one layer asks of attention."""
+
+    num_kv_heads: int
+    width: int
+    """Of a key or a value, whichever is wider."""
+    window: int | None
+    """Tokens that a token sees, itself included; None: all before it."""
+
+
+@contextmanager
+def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
+    """The model attends by another attention meanwhile; whoever trains it may have its own."""
+    before = [config._attn_implementation for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation = name
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation = implementation
+
+
+def configs_of(model: Any) -> list[Any]:
+    """All configs that modules of a model look at."""
+    from transformers import PreTrainedConfig
+
+    found = {}
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            found[id(config)] = config
+    return list(found.values())
+
+
+@torch.no_grad()
+def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
+    """What each layer of a model asks of attention, within a context of so many tokens.
+
+    Raises `UnsupportedModel` if it asks for something else than causal attention over all tokens
+    or a sliding window, or keeps another state than keys and values.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedModel.because(model, "its layers keep a recurrent state, not only a cache")
+    AttentionInterface.register(_NAME, _record)
+    AttentionMaskInterface.register(_NAME, _keep_mask)
+    config = model.config.get_text_config()
+    layers: dict[int, LayerAttention] = {}
+    length = min(context_length, _LONGEST)
+    ids = torch.arange(4, device=model.device)[None] % model.get_input_embeddings().num_embeddings
+    try:
+        with attention_named(configs_of(model), _NAME):
+            model(
+                input_ids=ids,
+                position_ids=torch.arange(4, device=model.device)[None],
+                use_cache=False,
+                turnwise_layers=(layers, length),
+            )
+        _check_all_there(layers, config.num_hidden_layers)
+    except _Misfit as error:
+        raise UnsupportedModel.because(model, error) from None
+    except (NotImplementedError, TypeError, AttributeError, KeyError, IndexError) as error:
+        raise UnsupportedModel.because(
+            model, f"its attention cannot be replaced ({type(error).__name__}: {error})"
+        ) from error
+    return [layers[index] for index in range(len(layers))]
+
+
+def _check_all_there(layers: dict[int, LayerAttention], number: int) -> None:
+    if missing := [index for index in range(number) if index not in layers]:
+        raise _Misfit(
+            f"{len(missing)} of its {number} layers (the first is layer {missing[0]}) have no "
+            "attention that can be replaced"
+        )
+    if extra := [index for index in layers if index >= number]:
+        raise _Misfit(f"its attention layers have the indices up to {max(extra)}, of {number}")
+    if len({(layer.num_kv_heads, layer.width) for layer in layers.values()}) > 1:
+        raise _Misfit("its layers differ in the number or width of their key and value heads")
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Stands for a mask: which position sees which, as the model has it."""
+
+    sees: Callable[..., torch.Tensor]
+
+
+def _keep_mask(*_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> _Mask:
+    return _Mask(mask_function)
+
+
+def _record(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: object,
+    *,
+    turnwise_layers: tuple[dict[int, LayerAttention], int],
+    **asked: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of transformers' signature that only writes down what is asked of it."""
+    layers, length = turnwise_layers
+    for name, value_asked in asked.items():
+        if name not in _HARMLESS and value_asked is not None:
+            raise _Misfit(f"its attention is asked for {name!r}, which is not implemented here")
+    if asked.get("is_causal") is False or not getattr(module, "is_causal", True):
+        raise _Misfit("its attention is not causal")
+    index = module.layer_idx
+    if index in layers:
+        raise _Misfit(f"layer {index} attends more than once")
+    window = None
+    if isinstance(attention_mask, _Mask):
+        window = _window_of(attention_mask.sees, length)
+    elif attention_mask is not None:
+        raise _Misfit("its attention has a mask or bias of its own")
+    width = max(key.shape[-1], value.shape[-1])
+    layers[index] = LayerAttention(key.shape[1], width, window)
+    return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+def _window_of(sees: Callable[..., torch.Tensor], length: int) -> int | None:
+    """The sliding window that a mask is; None: all tokens before are seen, within `length`.
+
+    It is measured at the last position, and held against positions on either side of it.
+    """
+    positions = torch.arange(length)
+
+    def seen_from(position: int) -> torch.Tensor:
+        zero = torch.tensor(0)
+        row = sees(zero, zero, torch.tensor(position), positions)
+        return row.expand(length) if row.ndim == 0 else row
+
+    window = int(seen_from(length - 1).sum())
+    around = {window + i for i in (-2, -1, 0, 1, 2)} | {2 * window, 2 * window + 1, 3 * window}
+    spread = set(torch.linspace(0, length - 1, 32).long().tolist())
+    for position in sorted(around | spread | {0, 1, length - 1}):
+        if 0 <= position < length:
+            expected = (positions <= position) & (positions > position - window)
+            if not torch.equal(seen_from(position), expected):
+                raise _Misfit("its mask is neither causal nor a sliding window")
+    return window if window < length else None

@@ -1,0 +1,184 @@
+"""Whatever turns and sessions do: memory comes back, every turn ends once, with its own tokens."""
+
+import asyncio
+import random
+
+import pytest
+from hypothesis import settings, strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from inference.history_runner import VOCAB_SIZE, make_engine, next_logits
+from turnwise.inference import FinishReason, GenerationRequest, sampling_log_probs
+from turnwise.inference.local import LocalEngine
+from turnwise.inference.sampling import choose_tokens
+from turnwise.inference.turns import Turn
+
+
+class SteppedEngine(LocalEngine):
+    """Steps when it is told to, in the caller's thread; keeps what ended."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.ended = []
+
+    def _settle(self, turn, error):
+        self.ended.append((turn, error))
+
+    @property
+    def waiting(self):
+        return self._waiting
+
+    def step(self):
+        self._advance(may_begin=True)
+
+    def finish(self):
+        for _ in range(10_000):
+            if not (self._waiting or self._under_way()):
+                return
+            self.step()
+        raise AssertionError("turns are left that never end")
+
+    def held(self):
+        """Tokens of the cache by who is known to hold them."""
+        schedule = self._schedule
+        known = {*schedule._sessions.values(), *schedule.running, *schedule.preempted}
+        regions = [session.region for session in known if session.region is not None]
+        assert len(set(regions)) == len(regions)
+        return sum(self._runner.arena.capacity(region) for region in regions)
+
+
+def sampled_alone(request, number):
+    """The first tokens that a request draws, from its history alone."""
+    rng, history = random.Random(request.seed), list(request.prompt_ids)
+    for _ in range(number):
+        log_probs = sampling_log_probs(next_logits(history)[None], [request.sampling])
+        ids, _ = choose_tokens(log_probs, [request.sampling], [rng.random()])
+        history += ids.tolist()
+    return history[len(request.prompt_ids) :]
+
+
+LOOP = asyncio.new_event_loop()
+
+
+def make_turn(prompt, max_tokens, seed, session=None, timeout=None):
+    request = GenerationRequest(prompt, max_tokens, seed=seed, session=session, timeout=timeout)
+    return Turn(request, asyncio.Future(loop=LOOP), None, 10_000, None)
+
+
+def prompt_of(length, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_copied_prompt_that_would_evict_its_source_leaks_nothing(monkeypatch, deterministic):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=256, deterministic=deterministic)
+    prompt = prompt_of(100, 1)
+    engine.waiting.append(make_turn(prompt, 3, seed=0, session="source"))
+    engine.finish()
+    for seed in (1, 2):  # there is memory for one of them beside the source
+        engine.waiting.append(make_turn(prompt, 3, seed, session=seed))
+    engine.step()
+    assert engine.cache_in_use == engine.held()
+    engine.finish()
+    for key in ("source", 1, 2):
+        engine.end_session(key)
+    engine.step()
+    assert engine.cache_in_use == 0
+
+
+class Traffic(RuleBasedStateMachine):
+    """Turns of many conversations over a small cache, aborted, overdue, ended and updated."""
+
+    def __init__(self):
+        super().__init__()
+        self.turns, self.sessions, self.number = [], {}, 0
+
+    @initialize(
+        deterministic=st.booleans(),
+        cache_tokens=st.sampled_from([256, 384, 512]),
+        max_batch_size=st.integers(1, 6),
+    )
+    def start(self, **options):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            self.engine = make_engine(monkeypatch, SteppedEngine, **options)
+        self.largest = self.engine._runner.arena.largest
+
+    def submit(self, prompt, max_tokens, key, timeout=None):
+        self.number += 1
+        if len(prompt) + max_tokens >= self.largest:
+            return
+        turn = make_turn(prompt, max_tokens, self.number, key, timeout)
+        self.engine.waiting.append(turn)
+        self.turns.append(turn)
+        if key is not None:
+            self.sessions[key] = turn
+
+    @rule(
+        which=st.integers(0, 1),
+        keys=st.lists(st.integers(0, 5), min_size=2, max_size=4, unique=True),
+        max_tokens=st.integers(1, 30),
+    )
+    def begin_a_group_with_a_shared_prompt(self, which, keys, max_tokens):
+        for key in keys:
+            self.submit(prompt_of([100, 50][which], which), max_tokens, key)
+
+    @rule(length=st.integers(1, 150), key=st.none() | st.integers(0, 5), late=st.booleans())
+    def begin_with_a_prompt_of_its_own(self, length, key, late):
+        self.submit(prompt_of(length, self.number), 5, key, 0.0 if late else None)
+
+    @rule(key=st.integers(0, 5), length=st.integers(1, 60), max_tokens=st.integers(1, 30))
+    def continue_a_conversation(self, key, length, max_tokens):
+        if key in self.sessions:
+            last = self.sessions[key]
+            new = prompt_of(length, self.number)
+            self.submit([*last.request.prompt_ids, *last.ids, *new], max_tokens, key)
+
+    @rule(index=st.integers(0, 100))
+    def abort(self, index):
+        if self.turns:
+            self.turns[index % len(self.turns)].future.cancel()
+
+    @rule(key=st.integers(0, 5))
+    def end_session(self, key):
+        self.engine.end_session(key)
+        self.sessions.pop(key, None)
+
+    @rule()
+    def update_weights(self):
+        if not self.engine._under_way():
+            self.engine._schedule.forget_all()
+
+    @rule(number=st.integers(1, 4))
+    def step(self, number):
+        for _ in range(number):
+            self.engine.step()
+
+    @rule()
+    def fall_idle(self):
+        self.engine.finish()
+
+    @invariant()
+    def every_region_has_a_holder(self):
+        if hasattr(self, "engine"):
+            assert self.engine.cache_in_use == self.engine.held()
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        self.engine.finish()
+        ended = [turn for turn, _ in self.engine.ended]
+        assert len(ended) == len(self.turns) == len(set(map(id, ended)))
+        for turn, error in self.engine.ended:
+            assert error is None
+            assert turn.ids == sampled_alone(turn.request, len(turn.ids))
+            if turn.ending() is FinishReason.LENGTH:
+                assert len(turn.ids) == turn.request.max_tokens
+        for key in range(6):
+            self.engine.end_session(key)
+        self.engine.step()
+        assert self.engine.cache_in_use == 0
+
+
+TestTraffic = Traffic.TestCase
+TestTraffic.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
