@@ -80,7 +80,7 @@ def _local(order: _Order) -> BaseInferenceEngine:
     try:
         return LocalEngine(model, tokenizer, **options)
     except UnsupportedModel as error:
-        _log.warning("%s; so the transformers engine runs it, more slowly", error)
+        _log.warning("%s The transformers engine is made instead, which is slower.", error)
     taken = _keywords(TransformersEngine)
     return TransformersEngine(model, tokenizer, **{k: v for k, v in options.items() if k in taken})
 

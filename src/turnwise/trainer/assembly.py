@@ -216,6 +216,13 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 
 def check_settings(config: ConfigStore) -> None:
     """Refuse what cannot be trained."""
+    num_split = config.model.tensor_parallel_size
+    if num_split > 1 and config.inference.backend in SHARING:
+        raise ConfigError(
+            f"model.tensor_parallel_size got {num_split}, and the {config.inference.backend} "
+            "engine runs on one device, on the modules that are trained. Set it to 1, or "
+            "inference.backend to vllm or sglang."
+        )
     if config.inference.backend == "scripted":
         raise ConfigError(
             "inference.backend got 'scripted', which has no model to train. It is for trying "

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from collections.abc import Sequence
 
 import torch
+
+_log = logging.getLogger(__name__)
 
 
 class Arena:
@@ -105,9 +108,15 @@ class Arena:
         if not size:
             return False
         kept, before = self.num_tokens, self.storage
-        self.num_tokens += size * self.UNIT
-        shape = (*before.shape[:2], self.num_tokens + self.UNIT, *before.shape[3:])
-        self.storage = _zeros(shape, before.dtype, before.device)
+        num_tokens = kept + size * self.UNIT
+        shape = (*before.shape[:2], num_tokens + self.UNIT, *before.shape[3:])
+        try:
+            self.storage = _zeros(shape, before.dtype, before.device)
+        except torch.OutOfMemoryError:
+            _log.warning("no memory to grow the KV cache past %d tokens; it stays so", kept)
+            self._most_units = start
+            return False
+        self.num_tokens = num_tokens
         self.storage[:, :, :kept] = before[:, :, :kept]
         self.keys, self.values = self.storage[0].unbind(), self.storage[1].unbind()
         self.num_moves += 1

@@ -9,6 +9,7 @@ runs out is computed again later.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 
 from turnwise.errors import ConfigError
 from turnwise.inference.base import Overflow
+from turnwise.inference.comparison import is_out_of_memory
 from turnwise.inference.local.rows import MOST_STEPS, Row
 from turnwise.inference.local.runner import Chunk, Runner
 from turnwise.inference.local.sampling import draw_tokens
@@ -28,6 +30,8 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.transformers import context_length, plain_scores
 from turnwise.inference.turns import Mail, Outcome, Turn
 from turnwise.inference.worker import WorkerEngine
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from turnwise.inference.local.graph import DecodeGraphs
@@ -57,7 +61,7 @@ class LocalEngine(WorkerEngine):
         self.model = model.eval()
         self._max_model_len = max_model_len
         self._num_words = model.get_input_embeddings().num_embeddings
-        on_cpu = model.device.type == "cpu"
+        self._on_cpu = on_cpu = model.device.type == "cpu"
         self._runner = Runner(
             model,
             cache_tokens=cache_tokens,
@@ -202,7 +206,7 @@ class LocalEngine(WorkerEngine):
             return False
         if self._graphs is not None:
             return self._decode_by_graph(self._graphs)
-        if not schedule.has_room(1):
+        if not self._on_cpu or not schedule.has_room(1):
             return False
         decode = SteadyDecode(self._runner, self._rows())
         turns = [row.turn for row in decode.rows]
@@ -233,11 +237,24 @@ class LocalEngine(WorkerEngine):
             self._take(row, ids, values)
         return True
 
-    def _make_graphs(self) -> DecodeGraphs:
+    def _make_graphs(self) -> DecodeGraphs | None:
+        """None: the model cannot be captured, and decodes as it computes prompts."""
         from turnwise.inference.local.graph import DecodeGraphs
 
         powers = [2**i for i in range(12) if 2**i < self._max_batch_size]
-        return DecodeGraphs(self._runner, self._runner.sizes or [*powers, self._max_batch_size])
+        graphs = DecodeGraphs(self._runner, self._runner.sizes or [*powers, self._max_batch_size])
+        try:
+            graphs.try_capture()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            _log.warning(
+                "%s decodes without captured graphs, which is slower: %s",
+                type(self.model).__name__,
+                error,
+            )
+            return None
+        return graphs
 
     def _rows(self) -> list[Row]:
         return [

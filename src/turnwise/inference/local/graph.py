@@ -7,7 +7,8 @@ sampled; rows that ended within a burst are cut there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,17 @@ from turnwise.inference.local.rows import MOST_STEPS, Row
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.sampling import seed_of
 from turnwise.inference.turns import Turn
+
+
+@contextmanager
+def _no_synchronization() -> Iterator[None]:
+    """An operation that waits for the device raises RuntimeError."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
 
 
 class _State:
@@ -109,6 +121,11 @@ class DecodeGraphs:
             state.seeds[: len(rows)].copy_(torch.tensor([seed_of(row.turn) for row in rows]))
             state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
 
+    def try_capture(self) -> None:
+        """Capture the smallest size. Raises RuntimeError if the model cannot be captured: if a
+        step of it waits for the device, for instance to see which experts have tokens."""
+        self._capture(self._sizes[0])
+
     def _capture(self, size: int) -> tuple[Any, _State]:
         runner = self._runner
         state = _State(size, runner.device)
@@ -123,7 +140,9 @@ class DecodeGraphs:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):  # kernels are compiled and libraries choose theirs before capture
+            for _ in range(2):  # kernels are compiled and libraries choose theirs before capture
+                step()
+            with _no_synchronization():  # rather than in the midst of a capture
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

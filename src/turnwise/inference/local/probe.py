@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from turnwise.errors import TurnwiseError
+from turnwise.inference.comparison import PROBE_ERRORS, is_out_of_memory
 
 _NAME = "turnwise_probe"
 """What transformers knows the probe by, as an attention and as a maker of masks."""
@@ -116,9 +117,13 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
         _check_all_there(layers, config.num_hidden_layers)
     except _Misfit as error:
         raise UnsupportedModel.because(model, error) from None
-    except (NotImplementedError, TypeError, AttributeError, KeyError, IndexError) as error:
+    except PROBE_ERRORS as error:
+        if is_out_of_memory(error):
+            raise
         raise UnsupportedModel.because(
-            model, f"its attention cannot be replaced ({type(error).__name__}: {error})"
+            model,
+            "its attention cannot be replaced by way of transformers' attention interface "
+            f"({type(error).__name__}: {error})",
         ) from error
     return [layers[index] for index in range(len(layers))]
 

@@ -24,7 +24,7 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.trainer.assembly import Machinery, UserParts, samples_exactly
+from turnwise.trainer.assembly import Machinery, UserParts, check_settings, samples_exactly
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout
 
@@ -33,6 +33,7 @@ __all__ = ["assemble"]
 
 def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
     """Start the workers, and build what stands for them in this process."""
+    check_settings(config)
     factory = parts.factory(config)
     options = parts.episode_options(config)
     gpus = config.ray.gpus_per_worker

@@ -1,0 +1,128 @@
+"""Many architectures: what the local engine samples is what a plain forward says, or it refuses."""
+
+import asyncio
+import logging
+import random
+
+import pytest
+import torch
+
+from inference.zoo import REFUSED, SUPPORTED, VOCAB_SIZE, WINDOW, make
+from turnwise import create_inference_engine
+from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_probs
+from turnwise.inference.local import LocalEngine, UnsupportedModel
+from turnwise.inference.transformers import TransformersEngine
+
+PARAMS = [SamplingParams(), SamplingParams(0.7, top_k=20), SamplingParams(0.0)]
+
+
+def random_ids(rng, length):
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
+
+
+async def converse(engine, prompt, number, num_turns):
+    """A conversation of a few turns with observations between them: its tokens, and its turns."""
+    rng, ids, turns = random.Random(number), list(prompt), []
+    for turn in range(num_turns):
+        params = PARAMS[number % len(PARAMS)]
+        request = GenerationRequest(list(ids), 4, params, seed=10 * number + turn, session=number)
+        result = await engine.sample(request)
+        turns.append((request, result))
+        ids += [*result.ids, *random_ids(rng, 4)]
+    engine.end_session(number)
+    return ids, turns
+
+
+def converse_all(engine, *, num_turns=2):
+    """Two groups with a shared prompt past every window, more than the cache holds at once."""
+    prompts = [random_ids(random.Random(seed), 8 * WINDOW + seed) for seed in (1, 4)]
+
+    async def gather():
+        talks = [converse(engine, prompts[n // 2], n, num_turns) for n in range(4)]
+        conversations = await asyncio.gather(*talks)
+        await engine.sample(GenerationRequest([1], 1))  # sessions end when the next step begins
+        return conversations
+
+    try:
+        return asyncio.run(gather())
+    finally:
+        engine.close()
+
+
+@torch.no_grad()
+def check(model, conversations):
+    """Every sampled token and its log-prob against one plain forward of its conversation."""
+    for ids, turns in conversations:
+        logits = model(torch.tensor([ids])).logits[0]
+        for request, result in turns:
+            assert len(result.ids) == request.max_tokens
+            start = len(request.prompt_ids)
+            own = logits[start - 1 : start - 1 + len(result.ids)]
+            log_probs = sampling_log_probs(own, [request.sampling] * len(result.ids))
+            chosen = log_probs.gather(1, torch.tensor(result.ids)[:, None]).squeeze(1)
+            torch.testing.assert_close(torch.tensor(result.log_probs), chosen, atol=2e-4, rtol=0)
+            check_draws(request, result.ids, log_probs)
+
+
+def check_draws(request, ids, log_probs):
+    """The tokens are those that the request's random numbers choose, but for rounding."""
+    rng = random.Random(request.seed)
+    for token, row in zip(ids, log_probs, strict=True):
+        point, mass = rng.random(), row.double().exp()
+        if request.sampling.is_greedy:
+            assert row[token] > row.max() - 1e-4
+        else:
+            below, upto = mass[:token].sum(), mass[: token + 1].sum()
+            assert below - 1e-4 <= point * mass.sum() <= upto + 1e-4
+
+
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_the_local_engine_samples_what_a_plain_forward_says(name, caplog):
+    model = make(SUPPORTED[name]())
+    # Prompts in chunks, and less memory than the conversations want.
+    engine = LocalEngine(model, deterministic=False, cache_tokens=256, prefill_tokens=13)
+    check(model, converse_all(engine))
+    assert engine.cache_in_use == 0
+    assert not [record for record in caplog.records if record.name.startswith("turnwise")]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, caplog):
+    make_config, reason = REFUSED[name]
+    model = make(make_config())
+    with pytest.raises(UnsupportedModel, match=rf"{reason}.*backend='transformers'"):
+        LocalEngine(model)
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        engine = create_inference_engine(model, "local")
+    assert isinstance(engine, TransformersEngine)
+    assert reason in caplog.text
+    check(model, converse_all(engine, num_turns=1))
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])
+def test_deterministic_mode_holds_with_experts(name):
+    model = make(SUPPORTED[name]())
+    together = converse_all(LocalEngine(model), num_turns=1)
+    for number in (0, 3):
+        (request, result), *_ = together[number][1]
+
+        async def alone(request=request):
+            with LocalEngine(model) as engine:
+                return await engine.sample(request)
+
+        assert asyncio.run(alone()) == result
+
+
+def test_a_window_that_is_longer_than_a_step_is_kept():
+    config = SUPPORTED["mistral"]()
+    config.sliding_window, config.max_position_embeddings = 150, 512
+    model = make(config)
+    request = GenerationRequest(random_ids(random.Random(0), 300), 30, seed=1)
+
+    async def sample(engine):
+        return await engine.sample(request)
+
+    for deterministic in (True, False):
+        with LocalEngine(model, deterministic=deterministic, prefill_tokens=64) as engine:
+            result = asyncio.run(sample(engine))
+        check(model, [([*request.prompt_ids, *result.ids], [(request, result)])])
