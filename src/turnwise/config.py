@@ -269,6 +269,7 @@ class RewardItem(Section):
 
     function: str | None = setting(None, "path.py:function; null: the sum of the step rewards.")
     weight: float = setting(1.0, "Its weight in the sum.")
+    name: str | None = setting(None, "Its name in the metrics; null: the function's.")
 
 
 @dataclass

@@ -32,7 +32,7 @@ def test_a_tokenizer_that_cannot_be_kept_stops_nobody(tmp_path, caplog):
     with small_trainer(tmp_path, Memory, *SMALL) as trainer:
         folder = RunFolder(tmp_path / "run")
         folder.path.mkdir()
-        records = Records(folder, trainer.config, "Memory", LogReporter())
+        records = Records(folder, trainer.config, "Memory", LogReporter(), {})
 
         class Broken:
             def to_str(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -54,6 +55,18 @@ def evaluate(
     ] = None,
     param: Parameters = None,
     max_steps: MaxSteps = None,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.PY:NAME", help="Another reward function.", show_default="the run's own"
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE", help="Rows to evaluate on; may be given many times.", show_default=False
+        ),
+    ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 100,
     greedy: Annotated[
         bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
@@ -92,10 +105,13 @@ def evaluate(
     own = None if env is None else environment_config(env, param, max_steps)
     if own is not None:
         name_code(own.name)
+    if reward is not None:
+        name_code(reward)
     source = _source(run_or_model, checkpoint)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model}"):
-            loaded, config = _loaded(run_or_model, source, checkpoint, own, trust_remote_code)
+            given = Given(own, reward, dataset)
+            loaded, config = _loaded(run_or_model, source, checkpoint, given, trust_remote_code)
         if seed is not None:
             config.training.seed = seed
         played = _played(loaded, config, episodes, greedy)
@@ -124,6 +140,15 @@ def evaluate(
     _show_scores(console, scores)
 
 
+@dataclass(frozen=True)
+class Given:
+    """What the command line names instead of the run's own."""
+
+    environment: EnvironmentConfig | None
+    reward: str | None
+    dataset: list[str] | None
+
+
 def _source(name: str, checkpoint: str) -> Path | None:
     """The run or the checkpoint whose settings are taken; None for a model."""
     if checkpoint not in ("best", "last"):
@@ -137,15 +162,15 @@ def _loaded(
     name: str,
     source: Path | None,
     checkpoint: str,
-    environment: EnvironmentConfig | None,
+    given: Given,
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model, and the settings under which it plays."""
-    from turnwise.cli.settings import check_code, find_code
-    from turnwise.config import ConfigStore
+    from turnwise.cli.settings import check_code, find_code, run_folders
+    from turnwise.config import ConfigStore, DatasetConfig
     from turnwise.trainer.state import load_configured_model, load_trained_model
 
-    if source is None and environment is None:
+    if source is None and given.environment is None:
         raise ConfigError(
             f"{name} is not a run, so it does not say what to play. "
             "Name an environment: --env guess-number"
@@ -158,11 +183,18 @@ def _loaded(
         config.model.model_name = name
         config.model.trust_remote_code = trust_remote_code
         loaded = load_configured_model(config)
-    if environment is not None:
-        config.environment = environment
+    if given.environment is not None:
+        # Another environment has other tasks and rewards; what is wanted of them is named too.
+        config.environment = given.environment
+        config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+        config.reward, config.tools = None, []
+    if given.reward is not None:
+        config.reward = given.reward
+    if given.dataset:
+        config.dataset = DatasetConfig()
+        config.eval_dataset = DatasetConfig(path=given.dataset)
     # A run lies somewhere below the folder in which its environment was found.
-    folders = source.absolute().parents if source is not None and environment is None else []
-    find_code(config, folders)
+    find_code(config, [] if source is None else run_folders(source))
     check_code(config)
     return loaded, config
 

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
@@ -37,17 +37,30 @@ def split_arguments(
 
 
 def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
-    """Let a user's `path.py:Name` be found: from here, or else from one of these folders.
-
-    Its folder becomes one that Python imports from, so it must be trusted before that.
-    """
-    environment = config.environment
+    """Make the files that the settings name be found: from here, or else from these folders."""
     places = list(folders)
-    environment.name = _found(environment.name, places)
-    name_code(environment.name)
+    environment = config.environment
+    environment.name = _importable(environment.name, places)
     if environment.reward is not None:
-        environment.reward = _found(environment.reward, places)
-        name_code(environment.reward)
+        environment.reward = _importable(environment.reward, places)
+    if isinstance(config.reward, str):
+        config.reward = _importable(config.reward, places)
+    for item in config.reward or [] if not isinstance(config.reward, str) else []:
+        if item.function is not None:
+            item.function = _importable(item.function, places)
+    config.tools = [_found_tool(tool, places) for tool in config.tools]
+    for dataset in (config.dataset, config.eval_dataset):
+        if dataset.path is not None:
+            paths = [dataset.path] if isinstance(dataset.path, str) else dataset.path
+            dataset.path = [_found_file(path, places) for path in paths]
+
+
+def run_folders(run: Path) -> list[Path]:
+    """Where the code of a run may be: around its folder, or where the run was started."""
+    from turnwise.runs.run_folder import RunFolder
+
+    started = RunFolder(run).status.get("provenance", {}).get("working_directory")
+    return [*run.absolute().parents, *([Path(started)] if isinstance(started, str) else [])]
 
 
 def name_code(target: str) -> None:
@@ -69,16 +82,19 @@ def check_code(config: ConfigStore) -> None:
     """
     from turnwise.env.catalog import environment_factory
     from turnwise.env.checker.rig import explain
-    from turnwise.user_code import import_object
+    from turnwise.reward.by_name import reward_by_name
+    from turnwise.tools.by_name import tools_by_name
 
     target = config.environment.name
     try:
         made = environment_factory(target, config.environment)()
         with contextlib.suppress(Exception):  # it was never reset, which `close` may count on
             made.close()
-        if config.environment.reward is not None:
-            target = config.environment.reward
-            import_object(target)
+        target = "the reward"
+        reward_by_name(config.reward)
+        reward_by_name(config.environment.reward)
+        target = "a tool"
+        tools_by_name([tool for tool in config.tools if "mcp" not in tool])
     except TurnwiseError:
         raise
     except Exception as error:
@@ -88,12 +104,27 @@ def check_code(config: ConfigStore) -> None:
         ) from error
 
 
-def _found(target: str, folders: Sequence[Path]) -> str:
-    place, _, name = target.rpartition(":")
-    if not place.endswith(".py") or Path(place).is_file():
-        return target
+def _importable(target: str, folders: Sequence[Path]) -> str:
+    """A target that can be imported from here."""
+    place, colon, name = target.rpartition(":")
+    if colon and place.endswith(".py"):
+        target = f"{_found_file(place, folders)}:{name}"
+    name_code(target)
+    return target
+
+
+def _found_tool(tool: str | dict[str, Any], folders: Sequence[Path]) -> str | dict[str, Any]:
+    if isinstance(tool, str):
+        return _importable(tool, folders)
+    target = tool.get("tool")
+    return {**tool, "tool": _importable(target, folders)} if isinstance(target, str) else tool
+
+
+def _found_file(place: str, folders: Sequence[Path]) -> str:
+    if place.startswith("<") or Path(place).expanduser().exists():
+        return place
     for folder in folders:
-        if (folder / place).is_file():
-            return f"{folder / place}:{name}"
+        if (folder / place).exists():
+            return str(folder / place)
     looked = ", ".join(str(folder.resolve()) for folder in [Path(), *folders][:3])
-    raise ConfigError(f"there is no file {place} for {target!r}: looked in {looked}")
+    raise ConfigError(f"there is no file {place}: looked in {looked}")

@@ -159,13 +159,13 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
 
 def _find_code(config: ConfigStore, file: Path | None) -> None:
     """Import what the settings name, so that a wrong name is reported before anything else."""
-    from turnwise.cli.settings import check_code, find_code
+    from turnwise.cli.settings import check_code, find_code, run_folders
 
     # A file names what lies beside it; a run, what lies beside the folder that holds it.
     if file is None:
         folders: Sequence[Path] = []
     else:
-        folders = file.absolute().parents if file.is_dir() else [file.parent]
+        folders = run_folders(file) if file.is_dir() else [file.parent]
     find_code(config, folders)
     check_code(config)
 

@@ -20,10 +20,17 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> RLHFDataset 
     if config.path is None:
         return None
     paths = [config.path] if isinstance(config.path, str) else config.path
+    if paths[0].startswith("<"):
+        raise ConfigError(
+            f"the dataset was {paths[0].partition(':')[2]} in a script, which cannot be read from "
+            "here. Save its rows as .jsonl and name the file: --dataset or the setting dataset"
+        )
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
     rows = [_renamed(row, config.columns) for row in rows_of(files, None)]
     prompt_key = config.prompt_key if are_prompts else None
-    return RLHFDataset(rows[: config.max_rows], prompt_key=prompt_key)
+    found = RLHFDataset(rows[: config.max_rows], prompt_key=prompt_key)
+    found.origin = config
+    return found
 
 
 def _files(path: Path, split: str | None) -> list[Path]:

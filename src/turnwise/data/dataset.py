@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeAlias, get_args
 from torch.utils.data import Dataset
 
 from turnwise.chat import ChatFormat
-from turnwise.data.sources import Row, Source, rows_of
+from turnwise.config import DatasetConfig
+from turnwise.data.sources import Row, Source, is_file_name, rows_of
 from turnwise.env.prompts import prompt_of
 from turnwise.errors import ConfigError
 from turnwise.models import load_tokenizer
@@ -79,6 +80,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
                 "rows without a prompt (prompt_key=None) cannot be tokenized or limited. Leave out "
                 "the tokenizer and max_prompt_length, or say which column is the prompt."
             )
+        self.origin = _origin(source, prompt_key)
+        """The files that the rows came from, or None."""
         if source is not None:
             self._rows = rows_of(source, prompt_key)
             if max_prompt_length is not None:
@@ -213,6 +216,13 @@ class RLHFDataset(Dataset[dict[str, Any]]):
                 f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
             )
         return kept(fits)
+
+
+def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
+    paths = source if isinstance(source, list | tuple) else [source]
+    if not paths or not all(is_file_name(path) for path in paths):
+        return None
+    return DatasetConfig([str(path) for path in paths], prompt_key=prompt_key or "prompt")
 
 
 def flat_ids(ids: Any) -> list[int]:

@@ -36,7 +36,7 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
         source = [Path(source)]
     rows: Sequence[Row]
     if isinstance(source, list | tuple):
-        is_files = len(source) > 0 and all(map(_is_file_name, source))
+        is_files = len(source) > 0 and all(map(is_file_name, source))
         placed = read_files(source) if is_files else _numbered(source)
         rows = [read_row(value, prompt_key, place) for place, value in placed]
     elif isinstance(source, Mapping):
@@ -122,7 +122,7 @@ def _numbered(values: Iterable[object]) -> Iterable[Placed]:
     return ((f"row {number} of the list", value) for number, value in enumerate(values))
 
 
-def _is_file_name(value: object) -> bool:
+def is_file_name(value: object) -> bool:
     """A path; or a text that ends like one and has no spaces, which a prompt would have."""
     if isinstance(value, str):
         return value.endswith(FILE_KINDS) and len(value.split()) == 1

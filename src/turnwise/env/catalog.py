@@ -80,22 +80,30 @@ def make_environment(
 
 
 def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory:
+    source = source_by_name(name)
     prefix, colon, rest = name.partition(":")
     if colon and prefix in ADAPTERS:
         if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
             require_code(rest)
-        adapter = import_object(ADAPTERS[prefix], is_built_in=True)
-        return lambda: adapter(rest, config)
-    if colon:
-        return environment_factory(import_object(name), config)
+        return lambda: source(rest, config)
+    return environment_factory(source, config)
+
+
+def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
+    """The class or factory that a name means: `guess-number`, `gym:CartPole-v1`, `file.py:Maze`."""
+    prefix, colon, _ = name.partition(":")
+    target = ADAPTERS.get(prefix) if colon else BUILT_IN.get(name)
     if name == PROMPTS:
-        return environment_factory(import_object("turnwise.env.prompts:PromptEnvironment"), config)
-    if name in BUILT_IN:
-        return environment_factory(import_object(BUILT_IN[name], is_built_in=True), config)
-    raise ConfigError(
-        f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
-        "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
+        target = "turnwise.env.prompts:PromptEnvironment"
+    if target is None and not colon:
+        raise ConfigError(
+            f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
+            "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
+        )
+    found: Callable[..., BaseEnvironment] = import_object(
+        target or name, option="--env or environment.name", is_built_in=target is not None
     )
+    return found
 
 
 def _name_of(source: object) -> str:

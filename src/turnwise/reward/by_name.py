@@ -20,7 +20,7 @@ def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | Non
     parts: dict[str, tuple[RewardFn | None, float]] = {}
     for item in setting:
         function = None if item.function is None else _imported(item.function)
-        name = "steps" if item.function is None else item.function.rpartition(":")[2]
+        name = item.name or (item.function or ":steps").rpartition(":")[2]
         if name in parts:
             raise ConfigError(f"reward names {name!r} twice. Add their weights.")
         parts[name] = (function, item.weight)
@@ -28,7 +28,7 @@ def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | Non
 
 
 def _imported(target: str) -> RewardFn:
-    function: RewardFn = import_object(target)
+    function: RewardFn = import_object(target, option="--reward or the setting reward")
     if not callable(function):
         raise ConfigError(f"reward got {target!r}, which is no function")
     return function

@@ -36,6 +36,11 @@ class WeightedReward:
             )
         self._parts = {name: _read_part(name, part) for name, part in parts.items()}
 
+    @property
+    def functions(self) -> dict[str, tuple[RewardFn, float]]:
+        """The functions with their weights, by name."""
+        return {name: (part.function, weight) for name, (part, weight) in self._parts.items()}
+
     async def __call__(
         self, trajectory: Trajectory, environment: BaseEnvironment | None = None
     ) -> Reward:

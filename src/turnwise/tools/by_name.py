@@ -62,7 +62,11 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         )
     if name in BUILT_IN and options.keys() & _RISKY:
         require_use(f"the tool {name} with {options}")
-    found = import_object(BUILT_IN.get(name, name), is_built_in=name in BUILT_IN)
+    found = import_object(
+        BUILT_IN.get(name, name),
+        option="--tool or the setting tools",
+        is_built_in=name in BUILT_IN,
+    )
     if isinstance(found, ToolRegistry | list | tuple) and not options:
         return list(found)
     is_tool_class = isinstance(found, type) and issubclass(found, Tool)

@@ -20,6 +20,7 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.metrics_log import MetricsLog, missing_steps
+from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -33,13 +34,20 @@ class Records:
     """The files of a run. Each step is written down before the next one begins."""
 
     def __init__(
-        self, folder: RunFolder, config: ConfigStore, environment: str, reporter: Reporter
+        self,
+        folder: RunFolder,
+        config: ConfigStore,
+        environment: str,
+        reporter: Reporter,
+        identity: Mapping[str, str],
     ) -> None:
         self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
         self._folder = folder
         self._config = config
         self._environment = environment
         self._reporter = reporter
+        self._facts = {"identity": dict(identity), "provenance": provenance()}
+        """What `run.json` says besides the status: what was trained, and how it was started."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
         self._doctor = Doctor()
@@ -180,4 +188,5 @@ class Records:
             num_steps=self._num_steps,
             environment=self._environment,
             turnwise=__version__,
+            **self._facts,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,7 @@ from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
 from turnwise.trainer.figures import episode_figures, staleness
+from turnwise.trainer.recording import identity, recorded
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.rollout import Rollout, Rows
@@ -94,18 +96,19 @@ class RayPPOTrainer:
         """Where the run is kept, once it has begun."""
         self.step = 0
         """Steps that are done."""
-        self._parts = UserParts(
+        self._given = UserParts(
             environment,
             reward_fn,
             dataset if dataset is not None else train_dataset,
             eval_dataset,
-            tools,
+            tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
             parser,
             system_prompt,
             tokenizer,
             model,
             limits,
-        ).filled_from(self.config)
+        )
+        self._parts = self._given.filled_from(self.config)
         self._name = self._parts.environment_name
         self._rows: Rows | None = self._parts.dataset
         self._curriculum = curriculum
@@ -128,6 +131,16 @@ class RayPPOTrainer:
         if self._machinery is None:
             self._machinery = assemble(self.config, self._parts, self._planned_steps())
         return self._machinery
+
+    @property
+    def _recorded(self) -> ConfigStore:
+        """The settings with everything in them that Python gave, as the run folder keeps them."""
+        return recorded(self.config, self._given)
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, str]:
+        """What environment, reward, tools and dataset do, as hashes."""
+        return identity(self._parts, self.config)
 
     def _steps_per_epoch(self) -> int:
         training = self.config.training
@@ -372,7 +385,7 @@ class RayPPOTrainer:
                 stack.enter_context(folder.held())
                 stack.enter_context(folder.logged(self.config.logging.level))
             stack.enter_context(stop.listening())
-            records = Records(folder, self.config, self._name, self._reporter)
+            records = Records(folder, self._recorded, self._name, self._reporter, self._identity)
             records.begin(num_steps)
             if resumes:
                 self._take_up(records)
@@ -411,7 +424,7 @@ class RayPPOTrainer:
             return RunFolder(self.run_folder), False
         # Weights that were loaded from elsewhere are not to be replaced by those of another run.
         resume: Resume = "never" if self._is_loaded else self._resume
-        return choose_run_folder(self.config, self._name, resume)
+        return choose_run_folder(self._recorded, self._name, resume)
 
     def _take_up(self, records: Records) -> None:
         """Go on where the run in the folder stopped."""
@@ -461,7 +474,7 @@ class RayPPOTrainer:
         }
         if self._curriculum is not None:
             progress["curriculum"] = self._curriculum.state_dict()
-        write_state(folder, self.machinery.learner, self.config, progress)
+        write_state(folder, self.machinery.learner, self._recorded, progress)
 
     def _take(self, checkpoint: Checkpoint) -> None:
         parts = self.machinery

@@ -23,13 +23,28 @@ _refused: list[ConfigError] = []
 """Refusals during the current import: a script may catch them, the import fails all the same."""
 
 
-def import_object(target: str, *, is_built_in: bool = False) -> Any:
+_LOST = {
+    "<notebook>": "was defined in a notebook",
+    "<interactive>": "was typed at a Python prompt",
+    "<function>": "was defined inside a function or without a name",
+    "<object>": "is an object that a script made",
+}
+
+
+def import_object(target: str, *, option: str = "its name", is_built_in: bool = False) -> Any:
     """Return the object that `path.py:Name` or `package.module:Name` means.
 
-    A folder that the user does not trust cannot name it, unless it is one of turnwise's own tables
-    that does (`is_built_in`); see `trust`.
+    `option` is what a user would name another one with, for the error about a target that a run
+    recorded and that cannot be imported: `<notebook>:Name`. A folder that the user does not trust
+    cannot name code, unless it is one of turnwise's own tables that does (`is_built_in`); see
+    `trust`.
     """
     place, _, attribute = target.rpartition(":")
+    if place in _LOST:
+        raise ConfigError(
+            f"{attribute} {_LOST[place]}, so it cannot be imported from here. Put it into a file, "
+            f"under a name of its own, and give {option}: file.py:name"
+        )
     if not place or not attribute:
         raise ConfigError(f"got {target!r}, expected path/to/file.py:Name or package.module:Name")
     if not is_built_in:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,18 +31,17 @@ class CodeReference:
     target: str | None
     """`file.py:Name` or `module:Name`, from which it can be imported; None if it cannot be."""
     folder: str | None
-    """What `target` is relative to: the folder of the file, or the one that holds the module."""
+    """What `target` is relative to: the working directory, or the folder that holds the package."""
     fingerprint: str
     """Changes when the code does something else; see `fingerprint`."""
 
     @property
-    def why_not(self) -> str:
-        """Why it cannot be imported again, as the end of a sentence."""
-        places = {
-            "notebook": "it was defined in a notebook",
-            "interactive": "it was defined at a Python prompt",
-        }
-        return places.get(self.origin, "it was defined inside a function or is not named there")
+    def label(self) -> str:
+        """The target, or `<notebook>:Name` and the like for what cannot be imported again."""
+        if self.target is not None:
+            return self.target
+        kind = self.origin if self.origin in ("notebook", "interactive") else "function"
+        return f"<{kind}>:{self.name}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -108,5 +106,5 @@ def _target(module: ModuleType, name: str, origin: Origin) -> tuple[str | None, 
         root = file.parents[len(module.__package__.split("."))]
         return f"{module.__name__}:{name}", str(root)
     here = Path.cwd()
-    folder = here if file.is_relative_to(here) else file.parent
-    return f"{os.path.relpath(file, folder)}:{name}", str(folder)
+    place = file.relative_to(here) if file.is_relative_to(here) else file
+    return f"{place}:{name}", str(here)

@@ -1,0 +1,87 @@
+"""Under which circumstances a run was started: command, code version, packages, machine."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("turnwise", "torch", "transformers", "numpy", "peft", "vllm", "sglang", "ray", "verl")
+_GIT_SECONDS = 5.0
+
+
+def provenance() -> dict[str, Any]:
+    """Return what a later reader needs to know about this start of a run."""
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(_command()),
+        "working_directory": str(Path.cwd()),
+        "git": git_state(Path.cwd()),
+        "python": platform.python_version(),
+        "packages": _versions(),
+        "machine": _machine(),
+    }
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Return the commit of the checkout around `folder` and whether it has changes, or None."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": bool(changes)}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *words],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=False,
+            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or one that hangs
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _command() -> list[str]:
+    """The words of the command line; the interpreter's path says nothing to anybody else."""
+    words = list(getattr(sys, "orig_argv", sys.argv))
+    return ["python", *words[1:]] if words else []
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "gpus": _gpus(),
+    }
+
+
+def _gpus() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

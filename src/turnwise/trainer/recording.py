@@ -1,0 +1,169 @@
+"""What a run consists of, as names that a file can hold, so that the run can be played again.
+
+`recorded` writes what Python gave into the settings; `identity` says by a hash what each piece of
+it does, so that a changed reward function is noticed when the run is started again.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, RewardItem
+from turnwise.data import CustomEnvDataset
+from turnwise.env import BaseEnvironment
+from turnwise.env.catalog import EnvironmentSource, source_by_name
+from turnwise.reward import RewardFn, WeightedReward
+from turnwise.reward.function import step_rewards
+from turnwise.tools import CalculatorTool, FunctionTool, Tool, ToolRegistry
+from turnwise.tools.base import as_tool
+from turnwise.trainer.assembly import UserParts
+from turnwise.user_code import fingerprint, reference_to
+
+_OBJECT = "<object>"
+_MOST_HASHED_ROWS = 100_000
+
+
+def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
+    """Return the settings with everything that Python gave written in by name.
+
+    `given` is what the user passed to the trainer, before it was filled from the settings. What
+    cannot be imported again stands there as `<notebook>:Name` or the like.
+    """
+    found = copy.deepcopy(config)
+    if given.environment is not None:
+        found.environment = _environment(given.environment, config.environment)
+    if given.reward_fn is not None:
+        found.reward = _reward(given.reward_fn)
+    if given.tools is not None:
+        found.tools = [_tool(tool) for tool in given.tools]
+    if given.parser is not None:
+        is_name = isinstance(given.parser, str)
+        found.parser = str(given.parser) if is_name else _object_label(given.parser)
+    if given.system_prompt is not None:
+        found.system_prompt = given.system_prompt
+    if given.limits is not None:
+        found.limits = dataclasses.replace(found.limits, **dataclasses.asdict(given.limits))
+    for name in ("dataset", "eval_dataset"):
+        if getattr(given, name) is not None:
+            setattr(found, name, _dataset(getattr(given, name)))
+    return found
+
+
+def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
+    """Return a hash of what each piece of a run does, by its name in the settings."""
+    found = {
+        "environment": _code_of(parts.environment),
+        "reward": fingerprint(parts.reward_fn),
+        "system_prompt": _hash(parts.system_prompt or ""),
+        "tools": _hash(config.tools) if parts.tools is None else _tools_hash(parts.tools),
+    }
+    if parts.dataset is not None:
+        found["dataset"] = dataset_hash(parts.dataset)
+    return found
+
+
+def dataset_hash(rows: Any) -> str:
+    """Return a hash of the rows; of a very long dataset, of the first ones and its length."""
+    number = min(len(rows), _MOST_HASHED_ROWS)
+    digest = hashlib.sha256(str(len(rows)).encode())
+    for index in range(number):
+        digest.update(json.dumps(rows[index], sort_keys=True, default=repr).encode())
+    return digest.hexdigest()[:16]
+
+
+def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> EnvironmentConfig:
+    if isinstance(source, str):
+        return dataclasses.replace(config, name=source)
+    reference = reference_to(source)
+    if isinstance(source, BaseEnvironment):
+        own = dataclasses.replace(source.config, name=reference.label, reward=config.reward)
+        return own if _is_remade(source) else dataclasses.replace(own, name=_object_label(source))
+    return dataclasses.replace(config, name=reference.label)
+
+
+def _is_remade(environment: BaseEnvironment) -> bool:
+    """Whether the class and the config alone make the same environment again."""
+    try:
+        again = type(environment)(environment.config)
+        is_same = fingerprint(again) == fingerprint(environment)
+        again.close()
+    except Exception:  # the user's constructor wants more than a config
+        return False
+    return is_same
+
+
+def _reward(function: RewardFn) -> str | list[RewardItem]:
+    if isinstance(function, WeightedReward):
+        return [
+            RewardItem(None if part is step_rewards else _callable_label(part), weight, name)
+            for name, (part, weight) in function.functions.items()
+        ]
+    return _callable_label(function)
+
+
+def _tool(thing: Any) -> str | dict[str, Any]:
+    tool = as_tool(thing)
+    if type(tool) is CalculatorTool:
+        return "calculator"
+    if isinstance(tool, FunctionTool):
+        return _callable_label(tool.function)
+    recipe: dict[str, Any] | None = getattr(tool, "recipe", None)
+    if recipe is not None:
+        return recipe
+    reference = reference_to(tool)
+    return reference.label if _is_made_alone(tool) else _object_label(tool)
+
+
+def _is_made_alone(tool: Tool) -> bool:
+    """Whether the class without arguments makes the same tool again."""
+    try:
+        return fingerprint(type(tool)()) == fingerprint(tool)
+    except Exception:  # the user's constructor wants arguments
+        return False
+
+
+def _dataset(source: Any) -> DatasetConfig:
+    paths = source if isinstance(source, list | tuple) else [source]
+    if all(isinstance(path, str | Path) for path in paths) and paths:
+        return DatasetConfig(path=[str(path) for path in paths])
+    if isinstance(source, CustomEnvDataset):  # the environment's own seeds
+        return DatasetConfig()
+    origin = getattr(source, "origin", None)
+    return (
+        origin if isinstance(origin, DatasetConfig) else DatasetConfig(path=_object_label(source))
+    )
+
+
+def _callable_label(function: Any) -> str:
+    """The name of a function; an object that is called, or a method of one, has none."""
+    is_object = not isinstance(function, type) and not hasattr(function, "__code__")
+    return _object_label(function) if is_object else reference_to(function).label
+
+
+def _object_label(value: object) -> str:
+    return f"{_OBJECT}:{type(value).__qualname__}"
+
+
+def _code_of(environment: EnvironmentSource | None) -> str:
+    if isinstance(environment, str):
+        return fingerprint(source_by_name(environment))
+    return fingerprint(environment)
+
+
+def _tools_hash(tools: ToolRegistry | Iterable[Any]) -> str:
+    """What the tools do, and what the model is told about them: docstrings count here."""
+    found = [as_tool(tool) for tool in tools]
+    told = [tool.definition.to_openai() for tool in found]
+    code = [fingerprint(tool.function) for tool in found]
+    return _hash([told, code])
+
+
+def _hash(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=repr)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
