@@ -125,7 +125,7 @@ def test_resume_where_there_must_be_one(tmp_path):
 
 def test_two_at_once(tmp_path):
     folder = stopped(tmp_path, "checkpoint.run_name=mine")
-    named = small_config(tmp_path, *NAMED)
+    named = ConfigStore.load(RunFolder(folder).config_file)
     with RunFolder(folder).held():
         with pytest.raises(ConfigError, match=r"another process is training in .*mine"):
             finished(tmp_path, "checkpoint.run_name=mine")

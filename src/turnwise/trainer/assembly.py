@@ -55,12 +55,7 @@ class UserParts:
 
     def filled_from(self, config: ConfigStore) -> UserParts:
         """Return the same, with what Python did not give taken from the settings."""
-        environment = self.environment
-        if environment is None:
-            environment = config.environment.name
-            has_rows = self.dataset is not None or config.dataset.path is not None
-            if has_rows and environment == EnvironmentConfig().name:
-                environment = PROMPTS
+        environment = environment_of(self, config)
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         reward = config.environment.reward if config.reward is None else config.reward
         return dataclasses.replace(
@@ -174,6 +169,15 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     return Machinery(
         tokenizer, learner, engine, collector, factory, advantages, shares, closing=closing
     )
+
+
+def environment_of(parts: UserParts, config: ConfigStore) -> EnvironmentSource:
+    """The environment that was given or named; a dataset alone is one of prompts."""
+    if parts.environment is not None:
+        return parts.environment
+    has_rows = parts.dataset is not None or config.dataset.path is not None
+    is_named = config.environment.name != EnvironmentConfig().name
+    return PROMPTS if has_rows and not is_named else config.environment.name
 
 
 def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:

@@ -22,7 +22,7 @@ from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools import CalculatorTool, FunctionTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.assembly import UserParts, environment_of
 from turnwise.user_code import fingerprint, reference_to
 
 _OBJECT = "<object>"
@@ -36,8 +36,11 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     cannot be imported again stands there as `<notebook>:Name` or the like.
     """
     found = copy.deepcopy(config)
-    if given.environment is not None:
-        found.environment = _environment(given.environment, config.environment)
+    environment = given.environment
+    if environment is None and given.dataset is not None:
+        environment = environment_of(given, config)  # prompts, if no other was named
+    if environment is not None:
+        found.environment = _environment(environment, config.environment)
     if given.reward_fn is not None:
         found.reward = _reward(given.reward_fn)
     if given.tools is not None:
