@@ -14,8 +14,9 @@ try:
 except ModuleNotFoundError:  # the environments of VERL and vLLM do without it
     pass
 else:
-    settings.register_profile("same", derandomize=True, database=None)
-    settings.register_profile("search", derandomize=False)
+    # No deadline: how long an example takes says more about the machine than about the code.
+    settings.register_profile("same", derandomize=True, database=None, deadline=None)
+    settings.register_profile("search", derandomize=False, deadline=None)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

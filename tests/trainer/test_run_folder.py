@@ -3,12 +3,14 @@
 import json
 import logging
 import os
+import types
 
 import pytest
 
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, Memory, small_config, small_trainer
-from turnwise import ConfigError
+from turnwise import ConfigError, ConfigStore
+from turnwise.config import RewardItem
 from turnwise.runs.resume_settings import changes_between
 from turnwise.runs.run_folder import RunFolder, choose_run_folder
 
@@ -279,3 +281,56 @@ def test_drafts_of_a_run_that_was_killed_are_removed(tmp_path):
     finished(tmp_path)
     assert [name for name in os.listdir(folder) if "saving" in name] == []
     assert json.loads((folder / "run.json").read_text())["status"] == "finished"
+
+
+def ones(trajectory):
+    return 1.0
+
+
+def twos(trajectory):
+    return 2.0
+
+
+def test_a_changed_reward_begins_a_new_run_unless_the_old_one_is_asked_for(tmp_path, caplog):
+    def stopped_with(reward, *overrides):
+        listener = Listener(lambda what, number: (what, number) == ("step", 1))
+        trainer = small_trainer(
+            tmp_path, Echo, *QUICK, *overrides, reporter=listener, reward_fn=reward
+        )
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit()
+        return trainer.run_folder
+
+    old = stopped_with(ones)
+    # A script keeps the name of its function while the code behind it changes.
+    other = types.FunctionType(twos.__code__, twos.__globals__, "ones")
+    other.__qualname__, other.__module__ = ones.__qualname__, ones.__module__
+    config = ConfigStore.load(RunFolder(old).config_file)
+    identity = json.loads((old / "run.json").read_text())["identity"]
+    assert choose_run_folder(config, "Echo", identity=identity) == (RunFolder(old), True)
+    changed = {**identity, "reward": "another"}
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        assert choose_run_folder(config, "Echo", identity=changed) == (
+            RunFolder(tmp_path / "Echo-2"),
+            False,
+        )
+    assert "the reward changed since" in caplog.text
+    assert choose_run_folder(config, "Echo", "always", identity=changed) == (RunFolder(old), True)
+    config.checkpoint.run_name = "Echo"
+    with pytest.raises(ConfigError, match=r"the reward changed since the run .*resume=True"):
+        choose_run_folder(config, "Echo", identity=changed)
+    assert finished(tmp_path, reward_fn=ones) == old
+    assert finished(tmp_path, reward_fn=other) != old
+
+
+def test_the_same_file_from_another_folder_is_the_same_setting():
+    here, there = ConfigStore(), ConfigStore()
+    here.environment.name, there.environment.name = "maze.py:Maze", "/home/me/maze.py:Maze"
+    here.reward = [RewardItem("r.py:f")]
+    there.reward = [RewardItem("../r.py:f")]
+    here.tools = [{"tool": "t.py:search"}]
+    there.tools = [{"tool": "a/t.py:search"}]
+    here.dataset.path, there.dataset.path = "rows.jsonl", "data/rows.jsonl"
+    assert changes_between(here, there) == []
+    there.environment.name = "maze.py:Other"
+    assert [change.name for change in changes_between(here, there)] == ["environment.name"]

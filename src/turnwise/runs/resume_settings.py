@@ -6,10 +6,11 @@ there are, what the task is, or where the run stands in its data and random numb
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, RewardItem
 
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it is a part of the task, and another task is another run"
@@ -73,6 +74,10 @@ MAY_CHANGE = frozenset(
 )
 """Settings that a resumed run may have others of. A new setting goes here or into `FIXED`."""
 
+_NAMES_FILES = {
+    *("environment.name", "environment.reward", "reward", "tools"),
+    *("dataset.path", "eval_dataset.path"),
+}
 _SAME_EXPERIMENT = {"training.num_epochs"}
 _SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
 _REFERENCE = (
@@ -102,8 +107,30 @@ class Change(NamedTuple):
 def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
     """Every setting that differs."""
     old = dict(before.settings())
-    pairs = now.settings()
-    return [Change(name, old[name], value) for name, value in pairs if old[name] != value]
+    return [
+        Change(name, old[name], value)
+        for name, value in now.settings()
+        if _comparable(name, old[name]) != _comparable(name, value)
+    ]
+
+
+def _comparable(name: str, value: Any) -> Any:
+    """A setting without the folders of the files that it names.
+
+    From another working directory the same file has another path; whether it still holds the same
+    code and rows is seen by their hashes, not by where they are.
+    """
+    if name not in _NAMES_FILES:
+        return value
+    if isinstance(value, str):
+        return value.rpartition("/")[2]
+    if isinstance(value, list):
+        return [_comparable(name, item) for item in value]
+    if isinstance(value, dict):
+        return {key: _comparable(name, item) for key, item in value.items()}
+    if isinstance(value, RewardItem):
+        return dataclasses.replace(value, function=_comparable(name, value.function))
+    return value
 
 
 def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:

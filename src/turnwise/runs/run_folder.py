@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -182,31 +182,63 @@ def choose_run_folder(
     environment: str,
     resume: Resume = "auto",
     *,
+    identity: Mapping[str, str] | None = None,
     allow_changes: bool = True,
 ) -> tuple[RunFolder, bool]:
     """The folder for this run, and whether a run in it is to be resumed. Nothing is made yet.
 
     A run that is named may be resumed with other settings, as far as `resume_settings` allows it
     and unless `allow_changes` is False. One that is found by its environment has the same ones.
+    `identity` are hashes of the environment, reward, tools and dataset: where they are others than
+    the run has, it is resumed only with `always`.
     """
     base = Path(config.checkpoint.output_dir).expanduser()
     name = config.checkpoint.run_name
     if name is not None:
         folder = RunFolder(base / _checked(name))
-        return _named(folder, config, environment, resume, allow_changes)
+        found = _named(folder, config, environment, resume, allow_changes)
+        changed = changed_code(folder, identity) if found[1] else []
+        if changed and resume == "auto":
+            raise ConfigError(
+                f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
+                "continue it in spite of that, say resume=True (or --resume); for a new run, "
+                "choose another checkpoint.run_name."
+            )
+        return found
     stem = _slug(environment)
     for number in range(1, _MOST_RUNS):
         folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
         if not folder.exists:
             break
         if resume != "never" and _can_resume(folder, config, environment):
-            return folder, True
+            changed = changed_code(folder, identity)
+            if not changed or resume == "always":
+                return folder, True
+            _LOG.warning(
+                "%s changed since the run in %s began: a new run begins beside it. To continue the "
+                "old one in spite of that, say resume=True (or --resume).",
+                " and ".join(changed),
+                folder.path,
+            )
     if resume == "always":
         raise ConfigError(
             f"there is no run to resume in {base}: none with these settings that did not end. "
             "Name it with checkpoint.run_name, or leave out --resume to begin a new one."
         )
     return folder, False
+
+
+def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[str]:
+    """The components of a run that do something else now: `the reward`, `the dataset` ..."""
+    before = folder.status.get("identity")
+    if identity is None or not isinstance(before, dict):  # of an older version
+        return []
+    names = {"system_prompt": "system prompt"}
+    return [
+        f"the {names.get(name, name)}"
+        for name in dict.fromkeys([*before, *identity])
+        if before.get(name) != identity.get(name)
+    ]
 
 
 def _named(

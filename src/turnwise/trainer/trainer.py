@@ -22,7 +22,7 @@ from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
+from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
@@ -86,7 +86,7 @@ class RayPPOTrainer:
         limits: EpisodeLimits | None = None,
         curriculum: Curriculum | None = None,
         reporter: Reporter | None = None,
-        resume: Resume = "auto",
+        resume: Resume | bool = "auto",
     ) -> None:
         self.config = (config or ConfigStore()).validate()
         check_sinks(self.config.logging.sinks)
@@ -113,7 +113,9 @@ class RayPPOTrainer:
         self._rows: Rows | None = self._parts.dataset
         self._curriculum = curriculum
         self._reporter = reporter or LogReporter()
-        self._resume = resume
+        if isinstance(resume, bool):
+            resume = "always" if resume else "never"
+        self._resume: Resume = resume
         self._machinery: Machinery | None = None
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._is_loaded = False
@@ -424,7 +426,15 @@ class RayPPOTrainer:
             return RunFolder(self.run_folder), False
         # Weights that were loaded from elsewhere are not to be replaced by those of another run.
         resume: Resume = "never" if self._is_loaded else self._resume
-        return choose_run_folder(self._recorded, self._name, resume)
+        folder, resumes = choose_run_folder(
+            self._recorded, self._name, resume, identity=self._identity
+        )
+        changed = changed_code(folder, self._identity) if resumes else []
+        if changed:
+            self._reporter.say(
+                f"{' and '.join(changed)} changed since this run began; it continues all the same"
+            )
+        return folder, resumes
 
     def _take_up(self, records: Records) -> None:
         """Go on where the run in the folder stopped."""
