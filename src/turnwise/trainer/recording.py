@@ -17,13 +17,13 @@ from typing import Any
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, RewardItem
 from turnwise.data import CustomEnvDataset
 from turnwise.env import BaseEnvironment
-from turnwise.env.catalog import EnvironmentSource, source_by_name
+from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools import CalculatorTool, FunctionTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
 from turnwise.trainer.assembly import UserParts, environment_of
-from turnwise.user_code import fingerprint, reference_to
+from turnwise.user_code import fingerprint, reference_to, remember_code
 
 _OBJECT = "<object>"
 _MOST_HASHED_ROWS = 100_000
@@ -55,7 +55,24 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, _dataset(getattr(given, name)))
+    for target in _targets(found):
+        remember_code(target)  # a later command may then import it because this folder names it
     return found
+
+
+def _targets(config: ConfigStore) -> list[str]:
+    """Code that the settings name and that can be imported."""
+    rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
+    named = [
+        config.environment.name,
+        *(item if isinstance(item, str) else item.function or "" for item in rewards),
+        *(tool for tool in config.tools if isinstance(tool, str)),
+    ]
+    return [
+        name
+        for name in named
+        if ":" in name and not name.startswith("<") and name.partition(":")[0] not in ADAPTERS
+    ]
 
 
 def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:

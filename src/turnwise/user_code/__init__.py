@@ -6,6 +6,7 @@ from turnwise.user_code.reference import CodeReference, reference_to
 from turnwise.user_code.trust import (
     allows_model_code,
     is_in_run,
+    remember_code,
     require_code,
     require_model_code,
     require_use,
@@ -20,6 +21,7 @@ __all__ = [
     "is_in_run",
     "reference_to",
     "refuse_during_import",
+    "remember_code",
     "require_code",
     "require_model_code",
     "require_use",

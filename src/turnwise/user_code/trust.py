@@ -55,6 +55,12 @@ def require_code(target: str) -> None:
     _require(_location(target), target)
 
 
+def remember_code(target: str) -> None:
+    """Note that the user himself ran this code: a run that names it may use it later."""
+    if not _sources:
+        _remember(_location(target))
+
+
 def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
     """The same for the Python code that comes with a model."""
     what = f"the Python code that comes with the model {os.fspath(name_or_path)}"
