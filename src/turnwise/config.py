@@ -88,6 +88,11 @@ class InferenceConfig(Section):
     top_p: Probability = setting(1.0, "Sample from the smallest set of tokens with this mass.")
     multi_turn: bool = setting(True, "False ends every episode after the first action.")
     max_turns: Positive = setting(10, "Most turns of the model in one episode.")
+    stall_timeout: Annotated[float, Gt(0)] | None = setting(
+        900.0,
+        "Seconds without any result from the engine, while episodes wait for it, after which the "
+        "run is saved and stops; null disables it.",
+    )
 
 
 @dataclass

@@ -3,23 +3,36 @@
 A user's function may block, so it never runs on the event loop: sync code gets a daemon thread
 of its own. Python cannot kill a thread; one that overruns is left behind, named after what it
 was doing, and cannot keep the process alive (an executor's threads would). Async code runs on
-the loop: it is cancelled when it overruns, but one that blocks instead of awaiting holds up all.
+the loop: it is cancelled when it overruns, and again if it ignores that; but one that blocks
+instead of awaiting holds up all.
+
+Whatever other people's code raises is its failure, also what is no `Exception`. Only what is
+addressed to us passes through as it is (`is_interrupt`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
+import logging
+import signal
 import threading
-from collections.abc import Callable, Coroutine
-from types import TracebackType
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from turnwise.errors import DeadlineExceeded
+from turnwise.errors import DeadlineExceeded, describe_error
 
 T = TypeVar("T")
+
+_CANCEL_AGAIN_SECONDS = 10.0
+"""For cleaning up after a cancellation; code that still waits then is cancelled once more."""
+_ENDING_SECONDS = 5.0
+"""For the tasks that are left when a loop ends; those that ignore their cancellation are left."""
+_LOG = logging.getLogger("turnwise")
 
 
 class Deadline:
@@ -29,11 +42,12 @@ class Deadline:
     of them are met. None: no limit. It is only for the block that made it.
     """
 
-    __slots__ = ("_alarm", "_cancelling", "_task", "expired", "when")
+    __slots__ = ("_alarm", "_cancelling", "_num_cancels", "_task", "expired", "when")
 
     def __init__(self, seconds: float | None) -> None:
         self.expired = False
         """Whether the time was up before the end."""
+        self._num_cancels = 0
         self._alarm: _Alarm | None = None
         if seconds is not None:
             self._alarm = _alarm_of_this_loop()
@@ -50,6 +64,7 @@ class Deadline:
 
     def expire(self) -> None:
         self.expired = True
+        self._num_cancels += 1
         self._task.cancel()
 
     def __exit__(
@@ -61,12 +76,12 @@ class Deadline:
         if self._alarm is None:
             return
         self._alarm.open.discard(self)
+        if not self.expired:
+            return
+        for _ in range(self._num_cancels):
+            self._task.uncancel()
         # Whoever else cancelled the task meanwhile is obeyed.
-        if (
-            self.expired
-            and self._task.uncancel() <= self._cancelling
-            and kind is asyncio.CancelledError
-        ):
+        if kind is asyncio.CancelledError and self._task.cancelling() <= self._cancelling:
             raise TimeoutError from error
 
 
@@ -89,7 +104,7 @@ class _Alarm:
     def _ring(self) -> None:
         now = self.loop.time()
         for deadline in [deadline for deadline in self.open if deadline.when <= now]:
-            self.open.discard(deadline)
+            deadline.when = now + _CANCEL_AGAIN_SECONDS
             deadline.expire()
         first = min((deadline.when for deadline in self.open), default=None)
         self._timer = None if first is None else self.loop.call_at(first, self._ring)
@@ -118,7 +133,10 @@ async def call_with_deadline(
     waiting_for: str,
     **kwargs: Any,
 ) -> Any:
-    """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds."""
+    """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds.
+
+    What it raises is an `Exception` in any case.
+    """
     try:
         with Deadline(timeout) as limit:
             if is_async(function):
@@ -130,12 +148,10 @@ async def call_with_deadline(
     except TimeoutError:
         if not limit.expired:
             raise  # the function's own, such as a socket's
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+    except BaseException as error:
+        if isinstance(error, Exception) or is_interrupt(error):
             raise
-        # Nobody cancelled us: something that the function waited for was. That is its failure.
-        raise RuntimeError(f"{waiting_for} was cancelled from within") from None
+        raise contained(error, waiting_for) from error
     else:
         # A bare `except:` in the function can swallow the cancellation and still return.
         if not limit.expired:
@@ -144,6 +160,37 @@ async def call_with_deadline(
         f"{waiting_for} took longer than {timeout:g} s. "
         "Make it faster, or raise its limit in the configuration."
     )
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether an exception is addressed to whoever runs here, not raised by what they called.
+
+    That is a cancellation of this very task, the user's Ctrl-C (which only the main thread gets),
+    and the end of a coroutine that nobody runs any more.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    if not isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs here
+        return isinstance(error, GeneratorExit)
+    if isinstance(error, GeneratorExit):
+        return task is None
+    return task is not None and task.cancelling() > 0
+
+
+def contained(error: BaseException, what: str) -> Exception:
+    """What a call raised, as something that ends neither a loop nor a thread."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    words = f"raised {describe_error(error)}"
+    if isinstance(error, asyncio.CancelledError):
+        words = "was cancelled from within"  # something that it waited for was
+    failure = RuntimeError(f"{what} {words}")
+    failure.__cause__ = error
+    return failure
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -173,11 +220,7 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
         try:
             result = function()
         except BaseException as raised:  # sys.exit in user code must not end our thread silently
-            error = raised
-            # A future cannot carry StopIteration, and what is no Exception would end the loop.
-            if isinstance(raised, StopIteration) or not isinstance(raised, Exception):
-                error = RuntimeError(f"{name} raised {raised!r}")
-                error.__cause__ = raised
+            error = contained(raised, name)
         try:
             loop.call_soon_threadsafe(settle, result, error)
         except RuntimeError:  # the loop closed while an overrunning call was still at work
@@ -195,13 +238,13 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(coroutine)
+        return _run(coroutine)
     outcome: list[T] = []
     failure: list[BaseException] = []
 
     def work() -> None:
         try:
-            outcome.append(asyncio.run(coroutine))
+            outcome.append(_run(coroutine))
         except BaseException as raised:
             failure.append(raised)
 
@@ -214,3 +257,60 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     if failure:
         raise failure[0]
     return outcome[0]
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, which waits for ever for what ignores its cancellation."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(coroutine)
+    try:
+        with _cancelled_by_ctrl_c(task, loop):
+            return loop.run_until_complete(task)
+    finally:
+        try:
+            loop.run_until_complete(_end_tasks())
+        finally:
+            loop.close()  # does not wait for the threads of `asyncio.to_thread`
+
+
+@contextlib.contextmanager
+def _cancelled_by_ctrl_c(
+    task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop
+) -> Iterator[None]:
+    """The first Ctrl-C cancels the task, so that it cleans up; a second one leaves at once."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    num_heard = 0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        if num_heard > 1 or task.done():
+            raise KeyboardInterrupt
+        task.cancel()
+        loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if num_heard:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def _end_tasks() -> None:
+    loop = asyncio.get_running_loop()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=_ENDING_SECONDS)
+    for task in left:
+        _LOG.warning("%s ignores its cancellation, and is left", task.get_coro())
+    closing = asyncio.ensure_future(loop.shutdown_asyncgens())
+    await asyncio.wait({closing}, timeout=_ENDING_SECONDS)

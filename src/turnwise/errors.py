@@ -36,6 +36,10 @@ class EngineError(TurnwiseError, RuntimeError):
     """An engine that somebody else runs could not be reached, or refused what it was asked."""
 
 
+class EngineStalled(EngineError):
+    """Nothing arrived from an engine for longer than it may take."""
+
+
 class CheckpointError(TurnwiseError, RuntimeError):
     """A checkpoint could not be saved, is damaged, or is not one."""
 

@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import queue
-import sys
 import threading
 import time
 
 import pytest
 
+from contention import hasty_threads, run_together
 from turnwise.inference import FinishReason, GenerationRequest, worker
 from turnwise.inference.turns import Mail
 from turnwise.inference.worker import WorkerEngine
@@ -146,31 +146,9 @@ def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
 
 
 @pytest.fixture
-def hasty_threads():
-    """Threads that take turns after every few operations: what may interleave does."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
-def run_together(*functions, seconds=60):
-    """Each in a thread of its own; none may still be at work afterwards."""
-    failures = []
-
-    def run(function):
-        try:
-            function()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(seconds)
-    assert not any(thread.is_alive() for thread in threads), "stuck"
-    assert not failures, failures
+def hasty():
+    with hasty_threads():
+        yield
 
 
 def test_results_that_come_while_the_loop_takes_others_are_delivered():
@@ -197,7 +175,7 @@ def test_results_that_come_while_the_loop_takes_others_are_delivered():
     asyncio.run(main())
 
 
-@pytest.mark.usefixtures("hasty_threads")
+@pytest.mark.usefixtures("hasty")
 class TestContention:
     def test_no_result_is_lost(self):
         """Several threads deliver to a loop that is taking what came before."""

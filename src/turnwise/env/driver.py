@@ -110,7 +110,9 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
         )
     if info is None:
         info = {}
-    if not isinstance(info, dict):
+    if isinstance(info, dict):
+        info = info if type(info) is dict else dict(info)  # what it is read by is then Python's own
+    else:
         raise EnvironmentFault(
             f"{who}.step() returned info of {_kind(info)}, expected a dict. Return {{}} for none."
         )
@@ -122,7 +124,7 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
 
 def _checked_observation(env: BaseEnvironment, call: str, observation: object) -> str:
     if isinstance(observation, str):
-        return observation
+        return observation if type(observation) is str else str.__str__(observation)
     raise EnvironmentFault(
         f"{type(env).__name__}.{call} returned an observation of {_kind(observation)}, "
         "expected str. Describe the state in words, or return json.dumps(...) of it."

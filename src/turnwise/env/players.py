@@ -7,10 +7,10 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from turnwise.deadlines import run_sync
+from turnwise.deadlines import is_interrupt, run_sync
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.driver import StepResult, reset_environment, step_environment
-from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.errors import ConfigError, TurnwiseError, describe_error, error_message
 from turnwise.types import EpisodeStatus, Trajectory
 
 Player: TypeAlias = Callable[[BaseEnvironment, str], str | Awaitable[str]]
@@ -61,7 +61,7 @@ async def play_episode_async(
     trajectory = Trajectory(seed=seed)
     try:
         observation = await reset_environment(env, seed)
-    except Exception as error:  # the one boundary at which an environment's failure becomes data
+    except BaseException as error:  # the one boundary where an environment's failure becomes data
         return _failed(trajectory, "reset", error)
     trajectory.prompts = [env.get_prompt_prefix(), observation]
     while True:
@@ -72,7 +72,7 @@ async def play_episode_async(
             trajectory.states.append(env.get_state_description())
             trajectory.actions.append(action)
             result = await step_environment(env, action)
-        except Exception as error:  # the same boundary
+        except BaseException as error:  # the same boundary
             return _failed(trajectory, "step", error)
         trajectory.observations.append(result.observation)
         trajectory.rewards.append(result.reward)
@@ -109,11 +109,13 @@ def _ending(result: StepResult) -> EpisodeStatus:
     return EpisodeStatus.TRUNCATED_BY_TURNS
 
 
-def _failed(trajectory: Trajectory, call: str, error: Exception) -> Trajectory:
+def _failed(trajectory: Trajectory, call: str, error: BaseException) -> Trajectory:
+    if is_interrupt(error):
+        raise error
     trajectory.status = EpisodeStatus.ENVIRONMENT_ERROR
     trajectory.error = (
-        str(error)
+        error_message(error)
         if isinstance(error, TurnwiseError)
-        else f"{call}() raised {type(error).__name__}: {error}"
+        else f"{call}() raised {describe_error(error)}"
     )
     return trajectory

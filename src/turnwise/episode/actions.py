@@ -130,8 +130,10 @@ class Actions:
         if self._abilities is not None:
             outcome.messages = self._abilities.answers(answers)
         environment = self._environment
-        if outcome.status is None and environment is not None and environment.done:
-            outcome.status, outcome.done = EpisodeStatus.DONE, True
+        if outcome.status is None and environment is not None:
+            with self._parts.part("environment"):
+                if environment.done:
+                    outcome.status, outcome.done = EpisodeStatus.DONE, True
         return outcome
 
     async def close(self, timeout: float | None) -> None:
@@ -152,13 +154,13 @@ class Actions:
         if self._world is None:  # nobody to act upon: it was the answer
             return Outcome(status=EpisodeStatus.DONE, done=True)
         environment = self._environment
-        action = text if environment is not None and environment.sees_thoughts else answer
         with self._parts.part("environment"):
+            action = text if environment is not None and environment.sees_thoughts else answer
             timeout = self._clock.within(self._limits.step_timeout)
             state, step = await self._world.step(action, timeout)
-        message = {"role": "user", "content": step.observation}
-        outcome = Outcome(step.observation, [message], state)
-        _take_step(outcome, step)
+            message = {"role": "user", "content": step.observation}
+            outcome = Outcome(step.observation, [message], state)
+            _take_step(outcome, step)
         return outcome
 
     async def _call(self, call: ToolCall, outcome: Outcome, results: list[ToolResult]) -> str:
@@ -175,7 +177,8 @@ class Actions:
             with self._parts.part("environment"):
                 raise EnvironmentFault(result.text)
         if result.step is not None:
-            _take_step(outcome, result.step)
+            with self._parts.part("environment"):
+                _take_step(outcome, result.step)
         return readable(result.text)
 
     def _refuse(self, call: ToolCall, outcome: Outcome) -> str:

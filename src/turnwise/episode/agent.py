@@ -124,10 +124,15 @@ async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> Generation
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
     try:
         with Deadline(limit) as deadline:
-            return await setup.engine.sample(request)
+            try:
+                return await setup.engine.sample(request)
+            finally:
+                if not deadline.expired:
+                    setup.waits.silence.end()
     except TimeoutError:
         if not deadline.expired:
             raise  # the engine's own, such as a socket's
+    setup.waits.silence.give_up()
     raise DeadlineExceeded(f"the engine took longer than {limit:g} s for a turn")
 
 

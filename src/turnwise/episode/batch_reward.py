@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from turnwise.deadlines import call_with_deadline
+from turnwise.deadlines import call_with_deadline, is_interrupt
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult
-from turnwise.errors import RewardError, TurnwiseError
+from turnwise.errors import RewardError, TurnwiseError, describe_error, error_message
 from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type
 from turnwise.reward.batches import Columns
 from turnwise.reward.function import RewardFunction
@@ -64,8 +64,11 @@ class BatchReward:
                 waiting_for=f"reward function {self.function.name!r}",
             )
             rewards = read_batch_rewards(value, [agent for _, agent in rows])
-        except Exception as error:  # the boundary: a reward's failure becomes the episodes'
-            what = str(error) if isinstance(error, TurnwiseError) else f"raised {error!r}"
+        except BaseException as error:  # the boundary: a reward's failure becomes the episodes'
+            if is_interrupt(error):
+                raise
+            is_ours = isinstance(error, TurnwiseError)
+            what = error_message(error) if is_ours else f"raised {describe_error(error)}"
             _fail(rows, f"reward function {self.function.name!r}: {what}")
             return
         for (_, agent), reward in zip(rows, rewards, strict=True):

@@ -7,14 +7,15 @@ import contextlib
 import copy
 import gc
 import logging
+import threading
 import typing
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, overload
 
 from turnwise.chat import ChatFormat
 from turnwise.config import EnvironmentConfig
-from turnwise.deadlines import run_sync
+from turnwise.deadlines import contained, is_interrupt, run_sync
 from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.actions import ParserChoice
@@ -22,15 +23,15 @@ from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
 from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.seeds import derive_seed
-from turnwise.episode.setup import make_setup
+from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import EpisodeResult
+from turnwise.episode.waiting import Watchdog
 from turnwise.episode.world import EnvironmentCalls
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
 from turnwise.reward import RewardFn
-from turnwise.reward.compute import DEFAULT_CONCURRENCY
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.types import RolloutData, Trajectory
 
@@ -38,6 +39,8 @@ ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
 
+_NUMBERING = threading.Lock()
+_GARBAGE = threading.Lock()
 _OBJECTS_BETWEEN = 20_000
 """New objects between two looks for garbage, where Python's own number is smaller."""
 _LOG = logging.getLogger("turnwise")
@@ -128,6 +131,7 @@ class EpisodeCollector:
         num_retries: int = 2,
         environment_calls: EnvironmentCalls = "auto",
         report_after: float = 30.0,
+        stall_timeout: float | None = 900.0,
     ) -> None:
         if on_error not in typing.get_args(ErrorPolicy):
             raise ConfigError(
@@ -137,6 +141,10 @@ class EpisodeCollector:
             raise ConfigError(
                 f"got max_concurrency={max_concurrency}, num_retries={num_retries}, "
                 f"report_after={report_after}; expected at least 1, at least 0, and more than 0"
+            )
+        if stall_timeout is not None and stall_timeout <= 0:
+            raise ConfigError(
+                f"stall_timeout got {stall_timeout}, expected seconds, or None for no limit"
             )
         self.setup = make_setup(
             engine,
@@ -153,12 +161,11 @@ class EpisodeCollector:
         self._batch_reward = BatchReward.of(reward_fn, self.setup)
         self._make: EnvironmentFactory = environment_factory(environment, config)
         self._max_concurrency = max_concurrency
-        # A plain reward function may keep state that is not safe to share.
-        together = DEFAULT_CONCURRENCY if self.setup.reward.is_async else 1
-        self._reward_concurrency = reward_concurrency or together
+        self._reward_concurrency = reward_concurrency
         self._on_error = on_error
         self._num_tries = 1 + (num_retries if on_error == "retry" else 0)
         self._report_after = report_after
+        self._stall_timeout = stall_timeout
         self._num_groups = 0
 
     async def collect(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
@@ -178,8 +185,9 @@ class EpisodeCollector:
         if group_size < 1:
             raise ConfigError(f"group_size got {group_size}, expected at least 1")
         if isinstance(groups, int):
-            first, self._num_groups = self._num_groups, self._num_groups + groups
-            numbers = range(first, self._num_groups)
+            with _NUMBERING:
+                first, self._num_groups = self._num_groups, self._num_groups + groups
+            numbers = range(first, first + groups)
             groups = [derive_seed(self.setup.seed, "group", number) for number in numbers]
         return [
             EpisodeTask(seed, group, member)
@@ -199,22 +207,29 @@ class EpisodeCollector:
         tasks: Iterable[EpisodeTask],
         on_result: Callable[[EpisodeResult], None] | None = None,
     ) -> Collection:
-        """Play these episodes, at most `max_concurrency` at a time; `on_result` sees each end."""
+        """Play these episodes, at most `max_concurrency` at a time; `on_result` sees each end.
+
+        As many come back as were asked for, dropped ones included. Several threads may call it at
+        once, each in an event loop of its own.
+        """
         asked = list(tasks)
         results: list[EpisodeResult | None] = [None] * len(asked)
         waiting = iter(enumerate(asked))
+        setup = self.setup.in_this_loop(self._reward_concurrency)
 
         async def work() -> None:
             for place, task in waiting:  # shared: whoever is free takes the next one
-                results[place] = result = await self._play(task)
+                results[place] = result = await self._play(task, setup)
                 if on_result is not None:
                     on_result(result)
 
-        self.setup.reward_limit = asyncio.Semaphore(self._reward_concurrency)
-        with _patient_garbage_collector():
-            async with self._watched():
-                await together(work() for _ in range(min(self._max_concurrency, len(asked))))
+        with (
+            _patient_garbage_collector(),
+            Watchdog(setup.waits, self._report_after, self._stall_timeout),
+        ):
+            await together(work() for _ in range(min(self._max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
+        assert len(played) == len(asked), f"{len(asked)} were asked for, {len(played)} came back"
         await self.score_together(played)
         return Collection(played) if self._on_error != "drop_group" else without_failed(played)
 
@@ -227,11 +242,11 @@ class EpisodeCollector:
         if failed is not None and self._on_error == "fail":
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
-    async def _play(self, task: EpisodeTask) -> EpisodeResult:
+    async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
         """One episode, as often as the policy allows."""
         for attempt in range(1, self._num_tries + 1):
             episode = Episode(
-                self.setup,
+                setup,
                 self._make,
                 seed=task.seed,
                 group=task.group,
@@ -253,18 +268,6 @@ class EpisodeCollector:
             )
         return result
 
-    @contextlib.asynccontextmanager
-    async def _watched(self) -> AsyncIterator[None]:
-        """While it runs, say what is waited for if nothing moves."""
-        self.setup.waits.counts.clear()
-        watch = asyncio.create_task(self.setup.waits.watch(self._report_after))
-        try:
-            yield
-        finally:
-            watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watch
-
 
 @contextlib.contextmanager
 def _patient_garbage_collector() -> Iterator[None]:
@@ -273,26 +276,38 @@ def _patient_garbage_collector() -> Iterator[None]:
     Episodes make many small objects that stay until the end; looking through them again and again,
     and through all that the libraries made, takes a fifth of the time of a turn.
     """
-    if gc.get_freeze_count():  # somebody did it before, and will undo it
-        yield
-        return
-    before = gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(max(before[0], _OBJECTS_BETWEEN) if before[0] else 0, *before[1:])
+    # It is the whole process's: whoever comes while it is so leaves it to whoever made it so.
+    with _GARBAGE:
+        before = None if gc.get_freeze_count() else gc.get_threshold()
+        if before is not None:
+            gc.freeze()
+            gc.set_threshold(max(before[0], _OBJECTS_BETWEEN) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
+        if before is not None:
+            with _GARBAGE:
+                gc.set_threshold(*before)
+                gc.unfreeze()
 
 
 async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
     """Run all at once. The first error ends the others, each of which cleans up."""
     failure: BaseException | None = None
+
+    async def run(one: typing.Coroutine[Any, Any, None]) -> None:
+        try:
+            await one
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            # A group takes a task that ends by CancelledError for one that it cancelled itself.
+            raise contained(error, "an episode") from None
+
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:
-                group.create_task(one)
+                group.create_task(run(one))
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:

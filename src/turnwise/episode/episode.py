@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.chat import Message
+from turnwise.deadlines import contained, is_interrupt
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode.actions import Actions, Outcome
@@ -17,7 +18,13 @@ from turnwise.episode.parts import Parts
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeResult, TurnRecord
 from turnwise.episode.world import World
-from turnwise.errors import DeadlineExceeded, EnvironmentFault, TurnwiseError
+from turnwise.errors import (
+    DeadlineExceeded,
+    EnvironmentFault,
+    TurnwiseError,
+    describe_error,
+    error_message,
+)
 from turnwise.inference import FinishReason
 from turnwise.types import EpisodeStatus
 
@@ -50,6 +57,8 @@ class Episode:
         self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
         self._status: EpisodeStatus | None = None
         self._agents: dict[str, Agent] = {}
+        self._players: Sequence[str] = ()
+        """In the environment's order."""
         self._num_turns = 0
         self._clock = Clock(setup.limits.max_seconds)
         self._parts = Parts(setup.waits)
@@ -75,13 +84,13 @@ class Episode:
         try:
             try:
                 await self._play()
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self._take_failure(error)
             self._write_down()
             if self._status is not None and not self._status.is_error:
                 try:
                     await self._score()
-                except Exception as error:
+                except BaseException as error:
                     self._take_failure(error)
                     self._write_down()
         finally:
@@ -120,7 +129,10 @@ class Episode:
 
     async def _agent_to_move(self, told: str, prefix: str) -> Agent:
         """Whose turn it is; one that has not spoken yet hears its opening first."""
-        name = self._player()
+        name = _ALONE
+        if self._world is not None:
+            with self._parts.part("environment"):
+                name = self._player(self._world.environment)
         agent = self._agents.get(name)
         if agent is not None:
             return agent
@@ -148,14 +160,13 @@ class Episode:
         agent.open(messages, actions.definitions)
         return agent
 
-    def _player(self) -> str:
-        environment = None if self._world is None else self._world.environment
+    def _player(self, environment: BaseEnvironment | None) -> str:
         players = getattr(environment, "players", None)
         if players is None or not isinstance(players, Sequence) or isinstance(players, str):
             return _ALONE
+        self._players = list(players)
         current = getattr(environment, "current_player", None)
         if not isinstance(current, str) or current not in players:
-            self._parts.failed_in = "environment"
             raise EnvironmentFault(
                 f"{type(environment).__name__}.current_player is {current!r}, expected one of its "
                 f"players: {', '.join(map(str, players))}"
@@ -221,14 +232,17 @@ class Episode:
         self._status, self.result.error = status, why
 
     def _take_failure(self, error: BaseException) -> None:
+        """Give the failure its status; what nobody in the episode raised propagates."""
+        if is_interrupt(error):
+            raise error
         blame = self._parts.blame
         if blame is None:
-            raise error
+            raise contained(error, "an episode")
         if isinstance(error, DeadlineExceeded) and self._clock.is_over and self._status is None:
             self._end(EpisodeStatus.TRUNCATED_BY_TIME, str(error))
             return
         is_ours = isinstance(error, TurnwiseError)
-        self._end(blame, str(error) if is_ours else f"{type(error).__name__}: {error}")
+        self._end(blame, error_message(error) if is_ours else describe_error(error))
 
     def _write_down(self) -> None:
         """The result, with the turns once more as reward functions see them."""
@@ -252,10 +266,7 @@ class Episode:
 
     def _in_order(self) -> list[Agent]:
         """The agents that spoke, in the order of the environment's players; at least one."""
-        environment = None if self._world is None else self._world.environment
-        players = getattr(environment, "players", None)
-        order = list(players) if isinstance(players, Sequence) else []
-        spoke = sorted(self._agents.items(), key=lambda item: _place(item[0], order))
+        spoke = sorted(self._agents.items(), key=lambda item: _place(item[0], self._players))
         return [agent for _, agent in spoke] or [Agent(self._setup)]
 
     async def _score(self) -> None:
@@ -270,7 +281,7 @@ class Episode:
             for agent in self._agents.values():
                 agent.close()
         except Exception as error:
-            _LOG.warning("ending a conversation with the engine failed: %s", error)
+            _LOG.warning("ending a conversation with the engine failed: %s", describe_error(error))
         try:
             await self._actions.close(timeout)
         finally:

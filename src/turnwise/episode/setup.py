@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
+import copy
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
 from turnwise.reward import Reward, RewardFn
 from turnwise.reward.function import RewardFunction, step_rewards
+from turnwise.reward.limit import RewardLimit
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
 from turnwise.types import Trajectory
@@ -47,14 +49,14 @@ class EpisodeSetup:
     seed: int = 0
     """Of the sampling, together with the episode's own."""
     reward: RewardFunction = field(default_factory=lambda: RewardFunction.of(None))
-    reward_limit: asyncio.Semaphore | None = None
+    reward_limit: RewardLimit | None = None
     """How many rewards are computed at once; of the loop on which the episodes run."""
     style: CallStyle = field(default_factory=CallStyle)
     waits: Waits = field(default_factory=Waits)
 
     def __post_init__(self) -> None:
         self.abilities = Abilities(self.chat)
-        self._num_compared = 0
+        self._compared = itertools.count(1)  # shared by copies, and safe to count in any thread
 
     @cached_property
     def thought_marks(self) -> tuple[str, ...]:
@@ -71,8 +73,14 @@ class EpisodeSetup:
 
     def may_compare(self) -> bool:
         """Whether to look for differences to a full rendering: in the first few episodes only."""
-        self._num_compared += 1
-        return self._num_compared <= _MOST_COMPARED
+        return next(self._compared) <= _MOST_COMPARED
+
+    def in_this_loop(self, reward_concurrency: int | None = None) -> EpisodeSetup:
+        """The same, with what belongs to one event loop; others may play with theirs meanwhile."""
+        own = copy.copy(self)
+        own.reward_limit = RewardLimit(self.reward, reward_concurrency)
+        own.waits = Waits(self.waits.silence)
+        return own
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
         """The reward of an episode that has just ended; its environment is still open."""
@@ -81,7 +89,7 @@ class EpisodeSetup:
             return Reward(trajectory.total_reward, tuple(trajectory.rewards))
         if self.reward_limit is None:
             return await self.reward.score(trajectory, environment, timeout=timeout)
-        async with self.reward_limit:
+        async with self.reward_limit.slot():
             return await self.reward.score(trajectory, environment, timeout=timeout)
 
 
@@ -145,9 +153,6 @@ def _guarded(reward: RewardFunction) -> RewardFunction:
     @functools.wraps(function, updated=())
     async def run_async(*args: Any, **kwargs: Any) -> Any:
         with same_process():
-            try:
-                return await function(*args, **kwargs)
-            except SystemExit as error:  # it would end the loop with all its episodes
-                raise RuntimeError(f"it raised {error!r}") from error
+            return await function(*args, **kwargs)
 
     return replace(reward, function=run_async if is_async(function) else run)

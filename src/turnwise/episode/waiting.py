@@ -1,17 +1,61 @@
-"""What episodes are waiting for, so that a run that does not move can say why."""
+"""What episodes are waiting for, so that a run that does not move can say why, and ends."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sys
+import threading
 import time
+import traceback
 from collections import Counter
+from types import TracebackType
+from typing import Self
 
+from turnwise.errors import EngineStalled
+
+ENGINE = "the engine"
+_BEAT_SECONDS = 1.0
+"""A loop that does not come round for so long is blocked."""
 _LOG = logging.getLogger("turnwise")
 
 
+class EngineSilence:
+    """How long an engine that was asked has answered nobody; shared by all who ask it.
+
+    A request that is given up does not end it: whoever tries again goes on counting.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._before = 0.0
+        self._has_given_up = False
+
+    @property
+    def seconds(self) -> float:
+        """While somebody waits."""
+        return time.monotonic() - self._since
+
+    def begin(self) -> None:
+        """Somebody asks while nobody else waits."""
+        self._since = time.monotonic() - self._before
+
+    def pause(self) -> None:
+        """Nobody waits any more."""
+        self._before = self.seconds if self._has_given_up else 0.0
+
+    def end(self) -> None:
+        """The engine answered, if only with an error."""
+        self._since = time.monotonic()
+        self._has_given_up = False
+
+    def give_up(self) -> None:
+        """Whoever asked waits no longer; the engine has still not answered."""
+        self._has_given_up = True
+
+
 class Waits:
-    """Counts who waits for what; `moved` is when anything last changed.
+    """Counts who waits for what, in one event loop; `moved` is when anything last changed.
 
     >>> waits = Waits()
     >>> for what in ("the engine", "the engine", "a tool"):
@@ -20,12 +64,15 @@ class Waits:
     '2 for the engine, 1 for a tool'
     """
 
-    def __init__(self) -> None:
+    def __init__(self, silence: EngineSilence | None = None) -> None:
         self.counts: Counter[str] = Counter()
         self.moved = time.monotonic()
+        self.silence = silence or EngineSilence()
 
     def begin(self, what: str) -> float:
         """One more waits for it, from now on: the time."""
+        if what == ENGINE and not self.counts[what]:
+            self.silence.begin()
         self.counts[what] += 1
         self.moved = now = time.monotonic()
         return now
@@ -33,20 +80,122 @@ class Waits:
     def end(self, what: str) -> float:
         """One less waits for it, from now on: the time."""
         self.counts[what] -= 1
+        if what == ENGINE and not self.counts[what]:
+            self.silence.pause()
         self.moved = now = time.monotonic()
         return now
 
     def report(self) -> str:
         """What is waited for, the most common first."""
-        waiting = [(what, number) for what, number in self.counts.most_common() if number > 0]
+        counts = Counter(self.counts.copy())  # another thread may be counting
+        waiting = [(what, number) for what, number in counts.most_common() if number > 0]
         return ", ".join(f"{number} for {what}" for what, number in waiting) or "0 for anything"
 
-    async def watch(self, report_after: float) -> None:
-        """Log what is waited for whenever nothing has moved for so many seconds."""
-        while True:
-            quiet = time.monotonic() - self.moved
-            if quiet < report_after:
-                await asyncio.sleep(report_after - quiet)
-                continue
-            _LOG.warning("Nothing has moved for %.0f s. Waiting: %s.", quiet, self.report())
-            await asyncio.sleep(report_after)
+
+class Watchdog:
+    """A thread that looks after the episodes of one event loop while they are played.
+
+    When nothing has moved for `report_after` seconds it logs what is waited for, and where the loop
+    is if user code blocks it. When nothing has arrived from the engine for `stall_timeout` seconds
+    it logs where every thread is and cancels the task it guards, which then raises `stalled`.
+    """
+
+    def __init__(self, waits: Waits, report_after: float, stall_timeout: float | None) -> None:
+        self.stalled: EngineStalled | None = None
+        self._has_cancelled = False
+        self._waits = waits
+        self._report_after = report_after
+        self._stall_timeout = stall_timeout
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="turnwise: watchdog", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        task = asyncio.current_task()
+        assert task is not None, "a watchdog guards a task"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._loop_thread = threading.get_ident()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        if not self._has_cancelled:
+            return
+        assert self.stalled is not None
+        # Whoever else cancelled the task meanwhile is obeyed.
+        if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise self.stalled from None
+
+    def _watch(self) -> None:
+        reported = time.monotonic()
+        while not self._over.wait(self._pause()):
+            now, silent = time.monotonic(), self._waits.silence.seconds
+            is_awaited = self._waits.counts[ENGINE] > 0
+            if is_awaited and self._stall_timeout is not None and silent >= self._stall_timeout:
+                self._stop(silent)
+                return
+            quiet = now - self._waits.moved
+            if quiet >= self._report_after and now - reported >= self._report_after:
+                self._report(quiet)
+                reported = now
+
+    def _pause(self) -> float:
+        limits = [self._report_after, self._stall_timeout or self._report_after]
+        return max(min(limits) / 4, 0.01)
+
+    def _report(self, quiet: float) -> None:
+        text = f"Nothing has moved for {quiet:.0f} s. Waiting: {self._waits.report()}."
+        if self._is_blocked():
+            where = where_thread_is(self._loop_thread)
+            text += f" The event loop is blocked, by what should be quick or awaited: {where}"
+        _LOG.warning("%s", text)
+
+    def _is_blocked(self) -> bool:
+        came_round = threading.Event()
+        try:
+            self._loop.call_soon_threadsafe(came_round.set)
+        except RuntimeError:  # it has ended
+            return False
+        return not came_round.wait(_BEAT_SECONDS)
+
+    def _stop(self, silent: float) -> None:
+        self.stalled = EngineStalled(
+            f"nothing arrived from the engine for {silent:.0f} s (inference.stall_timeout). "
+            f"Waiting: {self._waits.report()}. The log says where each thread is. "
+            "If turns may take that long, raise the limit; null disables it."
+        )
+        _LOG.error("%s\n%s", self.stalled, where_threads_are())
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # it has ended
+            return
+
+    def _cancel(self) -> None:
+        if not self._over.is_set():
+            self._has_cancelled = True
+            self._task.cancel()
+
+
+def where_threads_are() -> str:
+    """A line for each thread of the process: its name, and what it is doing."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    lines = [
+        f"  {name}: {where_thread_is(ident)}" for ident, name in names.items() if ident is not None
+    ]
+    return "Threads:\n" + "\n".join(lines)
+
+
+def where_thread_is(ident: int, depth: int = 4) -> str:
+    """The innermost calls of a thread, the innermost first."""
+    frame = sys._current_frames().get(ident)
+    if frame is None:
+        return "it has ended"
+    calls = reversed(traceback.extract_stack(frame)[-depth:])
+    return " < ".join(f"{call.name} ({call.filename}:{call.lineno})" for call in calls)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from turnwise.deadlines import call_with_deadline, is_async
+from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
 from turnwise.env import BaseEnvironment, StepResult, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.errors import EnvironmentFault
+from turnwise.errors import EnvironmentFault, describe_error
 
 T = TypeVar("T")
 
@@ -152,8 +152,10 @@ class World:
                 await call_with_deadline(
                     environment.close, timeout=timeout, waiting_for=f"{self._name}.close()"
                 )
-        except (Exception, SystemExit) as error:
-            _LOG.warning("%s.close() failed: %s", self._name, error)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            _LOG.warning("%s.close() failed: %s", self._name, describe_error(error))
 
     def _make(self) -> BaseEnvironment:
         assert not isinstance(self._source, BaseEnvironment)
@@ -211,8 +213,12 @@ class World:
         self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None, what: str
     ) -> T:
         if self._is_async:
-            result = await call_with_deadline(_guarded(work), timeout=timeout, waiting_for=what)
-            return cast(T, result)
+
+            async def on_loop() -> T:
+                with same_process():
+                    return await work()
+
+            return cast(T, await call_with_deadline(on_loop, timeout=timeout, waiting_for=what))
         if self._style.is_inline:
             process = os.getpid()
             try:
@@ -225,17 +231,6 @@ class World:
                 return finish(work(), what)
 
         return cast(T, await call_with_deadline(in_thread, timeout=timeout, waiting_for=what))
-
-
-def _guarded(work: Callable[[], Coroutine[Any, Any, T]]) -> Callable[[], Coroutine[Any, Any, T]]:
-    async def run() -> T:
-        with same_process():
-            try:
-                return await work()
-            except SystemExit as error:  # it would end the loop with all its episodes
-                raise RuntimeError(f"it raised {error!r}") from error
-
-    return run
 
 
 def finish(work: Coroutine[Any, Any, T], what: str) -> T:

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.reward.limit import RewardLimit
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
 from turnwise.types import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
-
-DEFAULT_CONCURRENCY = 16
 
 
 class HasTrajectories(Protocol):
@@ -94,21 +93,20 @@ async def score_trajectories_async(
 
     `max_concurrency` is how many calls run at once. None means 16 for an async function, and one
     after the other for a plain one: it runs in a thread and may keep state that is not safe to
-    share. Without a timeout a plain function needs no thread and runs where it is called.
+    share. A call that takes longer than 5 seconds then no longer holds the others back. Without a
+    timeout a plain function needs no thread and runs where it is called.
     """
     function = RewardFunction.of(reward_fn)
-    if max_concurrency is None:
-        max_concurrency = DEFAULT_CONCURRENCY if function.is_async else 1
-    if max_concurrency < 1:
+    if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
-    limit = asyncio.Semaphore(max_concurrency)
+    limit = RewardLimit(function, max_concurrency)
     episodes = list_trajectories(trajectories)
 
     async def score(trajectory: Trajectory, environment: BaseEnvironment | None) -> RewardOutcome:
         if trajectory.status.is_error:
             return RewardFailure(trajectory.status, _why_failed(trajectory))
         try:
-            async with limit:
+            async with limit.slot():
                 return await function.score(
                     trajectory, environment, timeout=timeout, inline=timeout is None
                 )

@@ -8,8 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from turnwise.deadlines import call_with_deadline, is_async
-from turnwise.errors import ConfigError, DeadlineExceeded, RewardError, TurnwiseError
+from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
+from turnwise.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    RewardError,
+    TurnwiseError,
+    describe_error,
+    error_message,
+)
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
 
@@ -81,10 +88,11 @@ class RewardFunction:
             return read_reward(value, count_turns(trajectory))
         except DeadlineExceeded as error:
             raise RewardError(str(error)) from error
-        except Exception as error:  # the boundary: a reward's failure becomes an episode's
-            what = f"raised {type(error).__name__}: {error}"
-            if isinstance(error, TurnwiseError):
-                what = str(error)
+        except BaseException as error:  # the boundary: a reward's failure becomes an episode's
+            if is_interrupt(error):
+                raise
+            is_ours = isinstance(error, TurnwiseError)
+            what = error_message(error) if is_ours else f"raised {describe_error(error)}"
             raise RewardError(f"reward function {self.name!r}: {what}") from error
 
     async def _call(

@@ -13,8 +13,14 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from turnwise.deadlines import call_with_deadline, is_async, run_sync
-from turnwise.errors import DeadlineExceeded, EnvironmentFault, ToolError
+from turnwise.deadlines import call_with_deadline, is_async, is_interrupt, run_sync
+from turnwise.errors import (
+    DeadlineExceeded,
+    EnvironmentFault,
+    ToolError,
+    describe_error,
+    error_message,
+)
 from turnwise.tools.base import Tool
 from turnwise.tools.context import ToolContext
 from turnwise.tools.results import (
@@ -54,7 +60,9 @@ async def call_async(
                 answer = await answer
         else:
             answer = await _call_elsewhere(found, work, name)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return _failed(name, error, started)
     return _worked(name, answer, context, started)
 
@@ -73,7 +81,9 @@ def call_here(
                 answer = run_sync(_wait(answer))
         else:
             answer = run_sync(_call_elsewhere(found, work, name))
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
         return _failed(name, error, started)
     return _worked(name, answer, context, started)
 
@@ -163,24 +173,16 @@ def _failed(name: str, error: BaseException, started: float) -> ToolResult:
 
 def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
     if isinstance(error, CallRefused):
-        return error.failure, str(error)
+        return error.failure, error_message(error)
     if isinstance(error, ToolError):
-        return ToolFailure.REFUSED, str(error)
+        return ToolFailure.REFUSED, error_message(error)
     if isinstance(error, EnvironmentFault):
-        return ToolFailure.ENVIRONMENT, str(error)
+        return ToolFailure.ENVIRONMENT, error_message(error)
     if isinstance(error, NotTextError):
         return ToolFailure.BAD_RESULT, f"{name} failed: it {error}."
     if isinstance(error, DeadlineExceeded):
         return ToolFailure.TIMED_OUT, f"{name} took too long and was stopped. Ask for less at once."
     # What a thread cannot hand over, such as an exit, arrives wrapped.
-    if isinstance(cause := error.__cause__, SystemExit | KeyboardInterrupt | GeneratorExit):
+    if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
         error = cause
-    text = _words_of(error)
-    return ToolFailure.RAISED, f"{name} failed with {type(error).__name__}{text and f': {text}'}"
-
-
-def _words_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # an exception whose own message is broken
-        return ""
+    return ToolFailure.RAISED, f"{name} failed with {describe_error(error)}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
-from turnwise.deadlines import call_with_deadline, run_sync
+from turnwise.deadlines import call_with_deadline, is_interrupt, run_sync
+from turnwise.errors import describe_error
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
@@ -51,13 +52,16 @@ class ToolContext:
         self._closed = True
         while self.store:
             name, thing = self.store.popitem()
-            close = getattr(thing, "aclose", None) or getattr(thing, "close", None)
-            if not callable(close) or isinstance(thing, type):
-                continue
             try:
-                await call_with_deadline(close, timeout=timeout, waiting_for=f"closing {name}")
-            except Exception as error:  # the others must be closed too
-                _LOG.warning("closing %r of an episode's tools failed: %s", name, error)
+                close = getattr(thing, "aclose", None) or getattr(thing, "close", None)
+                if callable(close) and not isinstance(thing, type):
+                    await call_with_deadline(close, timeout=timeout, waiting_for=f"closing {name}")
+            except BaseException as error:  # the others must be closed too
+                if is_interrupt(error):
+                    raise
+                _LOG.warning(
+                    "closing %r of an episode's tools failed: %s", name, describe_error(error)
+                )
 
     def __enter__(self) -> Self:
         return self

@@ -117,6 +117,7 @@ class UserParts:
             "reward_fn": self.reward_fn,
             "seed": config.training.seed,
             "on_error": config.training.on_error,
+            "stall_timeout": config.inference.stall_timeout,
         }
 
 

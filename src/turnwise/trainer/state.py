@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
-from turnwise.errors import CheckpointError
+from turnwise.errors import CheckpointError, EngineStalled
 from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
 from turnwise.models import LoadedModel, load_model
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
@@ -178,7 +178,7 @@ def undone_if_interrupted() -> Iterator[None]:
     numbers, tensors = _random_state(), _random_tensors()
     try:
         yield
-    except Interrupted:
+    except (Interrupted, EngineStalled):
         _set_random_state(numbers, tensors)
         raise
 

@@ -1,0 +1,68 @@
+"""Threads that get in each other's way as often as they can, and what they leave behind."""
+
+import asyncio
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+
+
+@contextlib.contextmanager
+def hasty_threads():
+    """Threads take turns after every few operations: what may interleave does."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+def run_together(*functions, seconds=60):
+    """Each in a thread of its own; none may still be at work afterwards."""
+    failures = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(f,), daemon=True) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(seconds)
+    assert not any(thread.is_alive() for thread in threads), "stuck"
+    if failures:
+        raise failures[0]
+
+
+def wait_until(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return condition()
+
+
+@contextlib.contextmanager
+def nothing_left():
+    """Afterwards there are no more threads and open files than before."""
+
+    def count():
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def is_clean():
+        return all(now <= then for now, then in zip(count(), before, strict=True))
+
+    before = count()
+    yield
+    assert wait_until(is_clean), (before, count(), threading.enumerate())
+
+
+def no_tasks_left():
+    """In a coroutine: it is the only task of its loop."""
+    return len(asyncio.all_tasks()) == 1

@@ -1,0 +1,252 @@
+"""Whatever user code raises, wherever: as many episodes come back as were asked for."""
+
+import asyncio
+import functools
+import gc
+import signal
+import threading
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from episode.worlds import Counting, Recording
+from turnwise import EpisodeCollector, EpisodeStatus, compute_reward, play_episode, tool
+from turnwise.tools import JSONActionParser, ToolCall
+
+
+class Own(BaseException):
+    """Neither an Exception nor one of Python's own."""
+
+
+class Unreadable(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
+class ExitsWhenRead(BaseException):
+    def __str__(self):
+        raise SystemExit(5)
+
+    __repr__ = __str__
+
+
+class Hostile(str):
+    def isascii(self):
+        raise Own
+
+    def __format__(self, spec):
+        raise Own
+
+
+ERRORS = (
+    ValueError("plain"),
+    Own("mine"),
+    Unreadable(),
+    ExitsWhenRead(),
+    asyncio.CancelledError(),
+    GeneratorExit(),
+    SystemExit(2),
+    StopIteration(),
+    StopAsyncIteration(),
+    TimeoutError(),
+    MemoryError(),
+    RecursionError(),
+)
+ATTRIBUTES = {"players": None, "current_player": "one", "done": False, "max_steps": 100}
+PLACES = (
+    *("__init__", "reset", "step", "close", "seed", "get_state_description"),
+    *("get_prompt_prefix", "get_history", *ATTRIBUTES),
+)
+STYLES = ("quick", "thread", "async")
+
+
+def make_world(place, error, style, share):
+    """Breaks at one place, in the episodes with that share of secrets."""
+
+    def break_if_due(self):
+        if getattr(self, "secret", 0) % 10 < share:
+            raise error
+
+    def broken_method(name):
+        original = getattr(Counting, name)
+
+        @functools.wraps(original)
+        def method(self, *args, **kwargs):
+            value = original(self, *args, **kwargs)
+            break_if_due(self)
+            return value
+
+        @functools.wraps(original)
+        async def method_async(self, *args, **kwargs):
+            await asyncio.sleep(0)
+            return method(self, *args, **kwargs)
+
+        return method_async if style == "async" and name in ("reset", "step") else method
+
+    members = {"quick": style == "quick"}
+    if place in ATTRIBUTES:
+        members[place] = property(lambda self: break_if_due(self) or ATTRIBUTES[place])
+        if place == "current_player":
+            members["players"] = ("one", "two")
+    else:
+        members[place] = broken_method(place)
+    if style == "async" and place not in ("reset", "step"):
+        members["step"] = awaited(Counting.step)
+    return type("Breaking", (Counting,), members)
+
+
+def awaited(function):
+    async def call(self, *args):
+        await asyncio.sleep(0)
+        return function(self, *args)
+
+    return call
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    place=st.sampled_from(PLACES),
+    error=st.sampled_from(ERRORS),
+    style=st.sampled_from(STYLES),
+    share=st.integers(0, 10),
+    policy=st.sampled_from(["retry", "drop_group"]),
+    concurrency=st.sampled_from([1, 3, 100]),
+)
+def test_as_many_come_back_as_were_asked_for(place, error, style, share, policy, concurrency):
+    async def main():
+        collector = EpisodeCollector(
+            Recording(),
+            make_world(place, error, style, share),
+            on_error=policy,
+            num_retries=1,
+            max_concurrency=concurrency,
+        )
+        collection = await collector.collect(6, group_size=2)
+        assert len(asyncio.all_tasks()) == 1
+        assert asyncio.current_task().cancelling() == 0
+        return collection
+
+    collection = asyncio.run(main())
+    results = [*collection, *collection.dropped]
+    assert len(results) == 12
+    assert {(r.group, r.member) for r in results} == {(g, m) for g in range(6) for m in range(2)}
+    for result in results:
+        assert (result.error is not None) == result.status.is_error
+        assert (result.reward is None) == result.status.is_error
+        if result.status.is_error:
+            assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
+    if share == 0:
+        assert collection.summary.num_errors == 0
+    if share == 10 and place not in ("close", "done"):  # read with tools only
+        assert collection.summary.num_errors == 12
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+class TestOthers:
+    def test_tools(self, error, style):
+        def fail():
+            """Fail."""
+            raise error
+
+        async def fail_async():
+            """Fail."""
+            await asyncio.sleep(0)
+            raise error
+
+        function = fail_async if style == "async" else fail
+        broken = tool(name="fail", inline=style == "quick")(function)
+        call = JSONActionParser().render(ToolCall("fail", {}))
+        words = iter([call, "go", "go", "go"] * 10)
+        collector = EpisodeCollector(
+            Recording(lambda text: next(words)), Counting, tools=[broken], parser="json"
+        )
+        collection = collector.collect_sync(4)
+        assert len(collection) == 4
+        assert {result.status for result in collection} == {EpisodeStatus.DONE}
+        (count,) = {value for name, value in collection.summary.failures.items()} or {0}
+        assert count >= 1
+
+    def test_rewards(self, error, style):
+        def reward(trajectory):
+            raise error
+
+        async def reward_async(trajectory):
+            await asyncio.sleep(0)
+            raise error
+
+        function = reward_async if style == "async" else reward
+        collector = EpisodeCollector(Recording(), Counting, reward_fn=function, num_retries=0)
+        collection = collector.collect_sync(4)
+        assert [r.status for r in collection] == [EpisodeStatus.REWARD_ERROR] * 4
+        with pytest.raises(RuntimeError, match="reward"):
+            compute_reward(collection[0].trajectory.__class__(actions=["a"]), reward_fn=function)
+
+    def test_engines_and_players(self, error, style):
+        def policy(text):
+            raise error
+
+        collection = EpisodeCollector(Recording(policy), Counting, num_retries=0).collect_sync(4)
+        assert [r.status for r in collection] == [EpisodeStatus.ENGINE_ERROR] * 4
+        world = make_world("step", error, style, 10)
+        played = play_episode(world(), lambda env, observation: "go", seed=1)
+        assert played.status is EpisodeStatus.ENVIRONMENT_ERROR
+
+
+def test_observations_and_infos_that_are_not_what_they_seem():
+    class Info(dict):
+        def get(self, *args):
+            raise Own
+
+        __contains__ = get
+
+    class Odd(Counting):
+        def step(self, action):
+            text, reward, done, _ = super().step(action)
+            return Hostile(text), reward, done, Info(seen=True)
+
+    (result,) = EpisodeCollector(Recording(), Odd, num_retries=0).collect_sync(1)
+    assert result.status is EpisodeStatus.DONE
+    assert result.turns[0].info == {"seen": True}
+
+
+def test_a_callback_that_is_cancelled_is_an_error_and_not_a_loss():
+    def on_result(result):
+        raise asyncio.CancelledError
+
+    collector = EpisodeCollector(Recording(), Counting)
+
+    async def main():
+        with pytest.raises(RuntimeError, match="cancelled from within"):
+            await collector.play(collector.tasks(5), on_result)
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="signals need it"
+)
+def test_the_users_own_ctrl_c_stops_the_run():
+    heard, closed = [], []
+
+    class Interrupted(Counting):
+        def step(self, action):
+            if not heard:
+                heard.append(self)
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+        def close(self):
+            closed.append(self)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            EpisodeCollector(Recording(), Interrupted).collect_sync(5)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(closed) == 5
+    assert gc.get_freeze_count() == 0

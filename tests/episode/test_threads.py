@@ -1,0 +1,272 @@
+"""Collectors, rewards and deadlines from several threads at once; and an engine that is silent."""
+
+import asyncio
+import gc
+import itertools
+import logging
+import threading
+import time
+
+import pytest
+
+from contention import hasty_threads, no_tasks_left, nothing_left, run_together
+from episode.worlds import Awaited, Counting, InThreads, Recording, model, tokenizer
+from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine, Trajectory
+from turnwise.deadlines import call_with_deadline
+from turnwise.episode import waiting
+from turnwise.episode.waiting import EngineSilence
+from turnwise.errors import ConfigError, DeadlineExceeded, EngineStalled
+from turnwise.reward import limit
+from turnwise.reward.compute import score_trajectories
+
+SHORT = EpisodeLimits(max_tokens_per_turn=4)
+
+
+class TestSeveralThreads:
+    @pytest.mark.parametrize("world", [Counting, InThreads, Awaited])
+    def test_one_collector_plays_in_all_of_them(self, world):
+        seeds = []
+
+        def reward(trajectory):
+            return 1.0
+
+        collector = EpisodeCollector(Recording(), world, reward_fn=reward, max_concurrency=5)
+
+        async def play():
+            collection = await collector.collect(6)
+            assert [r.reward.total for r in collection] == [1.0] * 6
+            seeds.extend(result.seed for result in collection)
+            assert no_tasks_left()
+
+        threshold = gc.get_threshold()
+        with nothing_left(), hasty_threads():
+            run_together(*[lambda: [asyncio.run(play()) for _ in range(5)]] * 3)
+        assert len(seeds) == len(set(seeds)) == 3 * 5 * 6  # each call has seeds of its own
+        assert (gc.get_threshold(), gc.get_freeze_count()) == (threshold, 0)
+
+    def test_the_local_engine_serves_all_of_them(self):
+        with LocalEngine(model(), tokenizer(), max_batch_size=8) as engine:
+            collector = EpisodeCollector(engine, Counting, limits=SHORT)
+            expected = [list(r.stream.ids) for r in collector.collect_sync(range(4))]
+
+            async def play():
+                collection = await asyncio.wait_for(collector.collect(range(4)), 50)
+                assert [list(r.stream.ids) for r in collection] == expected
+                assert no_tasks_left()
+
+            with nothing_left():  # in haste, torch takes half a minute for it
+                run_together(*[lambda: [asyncio.run(play()) for _ in range(3)]] * 3)
+
+    def test_deadlines_of_many_loops(self):
+        """Met and missed ones, sync and async, in loops that come and go."""
+        release = threading.Event()
+
+        async def one(number):
+            kind = number % 4
+            if kind == 0:
+                return await call(lambda: number, 20.0)
+            if kind == 1:
+                return await call(asyncio.sleep, 20.0, 0, number)
+            with pytest.raises(DeadlineExceeded):
+                await call(release.wait if kind == 2 else asyncio.sleep, 0.01, 20)
+            return number
+
+        async def call(function, timeout, *args):
+            return await call_with_deadline(function, *args, timeout=timeout, waiting_for="it")
+
+        async def many():
+            assert await asyncio.gather(*(one(n) for n in range(40))) == list(range(40))
+            assert no_tasks_left()
+
+        with nothing_left(), hasty_threads():
+            run_together(*[lambda: [asyncio.run(many()) for _ in range(3)]] * 3)
+            release.set()
+
+
+class TestHungRewards:
+    """A call that hangs must not keep the others from being made."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch):
+        monkeypatch.setattr(limit, "PATIENCE_SECONDS", 0.02)
+
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_others_are_served_meanwhile(self, is_async):
+        release, seen = threading.Event(), []
+
+        def is_hung(trajectory):
+            seen.append(trajectory)
+            return len(seen) <= 40 and not trajectory.actions[-1].startswith("good")
+
+        def reward(trajectory):
+            if is_hung(trajectory):
+                release.wait(60)
+            return 1.0
+
+        async def reward_async(trajectory):
+            if is_hung(trajectory):
+                await asyncio.Event().wait()
+            return 1.0
+
+        words = itertools.cycle(["bad", "good"])
+        collector = EpisodeCollector(
+            Recording(lambda text: next(words)),
+            type("Short", (Counting,), {"length": 1}),
+            reward_fn=reward_async if is_async else reward,
+            limits=EpisodeLimits(reward_timeout=3.0),
+            num_retries=0,
+        )
+        ended = []
+
+        async def main():
+            tasks = collector.tasks(40)
+            playing = asyncio.create_task(collector.play(tasks, ended.append))
+            while len(ended) < 20 and not playing.done():
+                await asyncio.sleep(0.01)
+            first = list(ended)
+            release.set()
+            return first, await playing
+
+        first, collection = asyncio.run(main())
+        # Those that do not hang are all there before the first that hangs runs out of time.
+        assert [result.status for result in first[:20]] == [EpisodeStatus.DONE] * 20
+        assert len(collection) == 40
+
+    def test_in_batches_too(self):
+        release = threading.Event()
+        trajectories = [Trajectory(actions=[str(i)]) for i in range(12)]
+
+        def reward(trajectory):
+            if int(trajectory.actions[0]) < 8:
+                release.wait(30)
+            return 1.0
+
+        started = time.monotonic()
+        outcomes = score_trajectories(trajectories, reward, timeout=1.0)
+        assert time.monotonic() - started < 8  # one after the other they would need longer
+        release.set()
+        assert [hasattr(outcome, "total") for outcome in outcomes] == [False] * 8 + [True] * 4
+
+    def test_a_number_that_was_given_is_kept_to(self):
+        running, most = [], []
+
+        def reward(trajectory):
+            running.append(1)
+            most.append(len(running))
+            time.sleep(0.05)  # longer than the patience
+            running.pop()
+            return 1.0
+
+        collector = EpisodeCollector(
+            Recording(), Counting, reward_fn=reward, reward_concurrency=2, max_concurrency=50
+        )
+        assert len(collector.collect_sync(10)) == 10
+        assert max(most) <= 2
+
+
+class Silent(Recording):
+    """Answers a number of turns, and then nobody any more."""
+
+    def __init__(self, num_answers):
+        super().__init__()
+        self.num_answers = num_answers
+
+    async def sample(self, request):
+        if len(self.given) >= self.num_answers:
+            await asyncio.Event().wait()
+        return await super().sample(request)
+
+
+class TestSilentEngine:
+    def test_it_is_told_and_the_collection_ends(self, caplog):
+        closed = []
+
+        class Watched(Counting):
+            def close(self):
+                closed.append(self)
+
+        collector = EpisodeCollector(Silent(20), Watched, stall_timeout=0.2, report_after=0.05)
+
+        async def main():
+            with pytest.raises(EngineStalled, match=r"Waiting: \d+ for the engine"):
+                await collector.collect(16)
+            assert no_tasks_left()
+            assert asyncio.current_task().cancelling() == 0
+
+        with nothing_left(), caplog.at_level(logging.WARNING, "turnwise"):
+            asyncio.run(main())
+        assert len(closed) == 16
+        assert "Nothing has moved" in caplog.text
+        assert "MainThread: " in caplog.text
+
+    def test_a_request_that_is_tried_again_does_not_begin_anew(self, monkeypatch):
+        monkeypatch.setattr("turnwise.episode.agent._GRACE_SECONDS", 0.0)
+        engine = Silent(0)
+        collector = EpisodeCollector(
+            engine,
+            Counting,
+            stall_timeout=0.3,
+            limits=EpisodeLimits(generation_timeout=0.1),
+            num_retries=1,
+        )
+
+        # Each play ends by its own deadlines before the limit; the third is one too many.
+        def play_again_and_again():
+            for _ in range(5):
+                collector.collect_sync(2)
+
+        with pytest.raises(EngineStalled):
+            play_again_and_again()
+
+    def test_slow_environments_are_none_of_its_business(self):
+        class Slow(Counting):
+            async def step(self, action):
+                await asyncio.sleep(0.15)
+                return super().step(action)
+
+        collector = EpisodeCollector(Recording(), Slow, stall_timeout=0.1)
+        assert len(collector.collect_sync(3)) == 3
+
+    def test_an_engine_that_answers_now_and_then_is_not_silent(self):
+        class Slow(Recording):
+            async def sample(self, request):
+                await asyncio.sleep(0.05 * (1 + len(self.asked) % 8))
+                return await super().sample(request)
+
+        collector = EpisodeCollector(Slow(), Counting, stall_timeout=2.0)
+        assert len(collector.collect_sync(8)) == 8
+
+    def test_silence_counts_only_while_somebody_waits(self, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+        silence = EngineSilence()
+        silence.begin()
+        now[0] = 10.0
+        silence.give_up()
+        silence.pause()
+        now[0] = 1000.0
+        silence.begin()
+        now[0] = 1005.0
+        assert silence.seconds == 15.0
+        silence.end()
+        silence.pause()
+        now[0] = 2000.0
+        silence.begin()
+        assert silence.seconds == 0.0
+
+    def test_a_blocked_loop_is_told(self, caplog, monkeypatch):
+        monkeypatch.setattr(waiting, "_BEAT_SECONDS", 0.05)
+
+        class Blocking(Counting):
+            def step(self, action):
+                time.sleep(0.4)
+                return super().step(action)
+
+        with caplog.at_level(logging.WARNING, "turnwise"):
+            EpisodeCollector(Recording(), Blocking, report_after=0.1).collect_sync(1)
+        assert "The event loop is blocked" in caplog.text
+        assert "step (" in caplog.text
+
+    def test_a_limit_that_makes_no_sense(self):
+        with pytest.raises(ConfigError, match="stall_timeout"):
+            EpisodeCollector(Recording(), Counting, stall_timeout=0)
