@@ -37,9 +37,9 @@ test-examples:  ## every file of examples/ in its quick mode
 	$$py -m pytest tests/examples -n 2
 
 .PHONY: test-faults
-test-faults:  ## kill training runs with kill -9 at 40 moments, and workers on Ray at 20
+test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_THOROUGH=1: more often
 	@py=$(call env,dev)
-	$$py -m pytest tests/faults
+	OMP_NUM_THREADS=1 $$py -m pytest tests/faults -n 2 --dist loadfile
 
 .PHONY: test-view
 test-view:  ## the run viewer in a real browser; installs Debian's chromium if it may

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("gymnasium")
 
@@ -328,6 +329,59 @@ def test_close_may_be_called_twice_and_step_waits_for_reset() -> None:
 def test_a_mistake_is_named_with_its_cure(arguments: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         GymnasiumEnvironment(**arguments)
+
+
+DIGIT = spaces.Discrete(9)
+
+
+class OtherArrays(gymnasium.Env):
+    """Computes with another library than numpy, as Gymnasium's JAX environments do."""
+
+    def __init__(self) -> None:
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Dict(
+            place=spaces.Box(-9, 9, (2,)), turn=DIGIT, pair=spaces.Tuple([DIGIT])
+        )
+
+    def _observe(self) -> Any:
+        turn = torch.tensor(self.turn)
+        return {"place": torch.tensor([0.5, -1.0]) * turn, "turn": turn, "pair": (turn,)}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.turn = 1
+        return self._observe(), {"action_mask": torch.tensor([0, 1])}
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        self.turn += 1
+        over = torch.tensor(self.turn == 3)
+        return self._observe(), torch.tensor(0.5), over, torch.tensor(False), {"height": over * 2.0}
+
+
+def test_arrays_of_another_library_are_read_as_numbers() -> None:
+    env = GymnasiumEnvironment(OtherArrays)
+    first = env.reset(seed=1)
+    assert "Possible now: 1." in first
+    plain = GymnasiumEnvironment(OtherArrays, describe=str)
+    assert plain.reset(seed=1).startswith("{'place': array([ 0.5, -1. ]")
+    observation, reward, done, info = env.step("1")
+    assert "1, -2" in observation
+    assert "tensor" not in f"{first}{observation}"
+    assert (reward, done, info["height"]) == (0.5, False, 0.0)
+    *_, done, info = env.step("1")
+    assert (done, info["height"], type(info["height"])) == (True, 2.0, float)
+
+
+@pytest.mark.parametrize("name", ["tabular/Blackjack-v0", "phys2d/CartPole-v1"])
+def test_environments_of_jax_play_or_name_the_command_that_installs_it(name: str) -> None:
+    try:
+        env = make_environment(f"gym:{name}")
+    except MissingExtraError as error:
+        assert "pip install 'gymnasium[jax]'" in str(error)  # noqa: PT017 - one of two outcomes
+        return
+    trajectory = play_episode(env, random_player(0), seed=3)
+    assert trajectory.error is None
+    assert "Array" not in trajectory.prompts[1]
+    assert record(play_episode(env.spawn(), random_player(0), seed=3)) == record(trajectory)
 
 
 def test_a_missing_package_is_named() -> None:

@@ -33,6 +33,7 @@ def test_settings_may_come_from_the_config():
         ("Nim-v0", {"opponent": "clever"}, "'random' or a function"),
         ("TruthAndDeception-v0", {}, "no random opponent .*opponent=function"),
         ("TwentyQuestions-v0", {}, "language model over the network"),
+        ("ScorableGames-v0", {}, "ScorableGames-v0 does not run here: .*directory not found"),
     ],
 )
 def test_a_mistake_in_the_settings_says_the_cure(game, options, words, monkeypatch):
@@ -78,5 +79,5 @@ def test_a_users_own_game_is_played_without_being_in_the_table(registered):
     assert play_episode(choice, random_player(0), seed=0).status is EpisodeStatus.DONE
     nim = TextArenaEnvironment("MyNim-v0", opponent=lambda *_: "[1 1]")
     assert play_episode(nim, lambda *_: "[0 1]").infos[-1]["outcome"] == "loss"
-    crowd = TextArenaEnvironment("Crowd-v0")
-    assert "three players or more" in play_episode(crowd, random_player(0)).error
+    with pytest.raises(ConfigError, match="three players or more"):
+        TextArenaEnvironment("Crowd-v0")

@@ -1,4 +1,6 @@
-"""kill -9 of workers on Ray, 20 times in one run: it finishes, and it is the same run.
+"""kill -9 of workers on Ray, 8 times in one run: it finishes, and it is the same run.
+
+With TURNWISE_THOROUGH=1 in the environment the run is longer, and it is 20 times.
 
 Episode workers die at each of an environment's steps, learners in the middle of an update, in
 every step of the run. Who dies is decided by files: whoever gets hold of one dies of it, once.
@@ -14,7 +16,7 @@ from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Memory
 from turnwise.scale.ray import learner_group
 
-NUM_STEPS = 5
+NUM_STEPS = 5 if os.environ.get("TURNWISE_THOROUGH") else 2
 # In each step: at each step of an episode one worker, and one learner in the update.
 KINDS = ("episode0", "episode1", "episode2", "update")
 LONGER = (f"training.steps_per_epoch={NUM_STEPS}",)
@@ -41,7 +43,7 @@ class Layer(Listener):
             self.lay()
 
 
-def test_twenty_workers_die_and_the_run_is_the_same(tmp_path):
+def test_workers_die_in_every_step_and_the_run_is_the_same(tmp_path):
     alone = train(tmp_path / "alone", Memory, *LONGER)
     fuses = tmp_path / "fuses"
     fuses.mkdir()
@@ -60,8 +62,7 @@ def test_twenty_workers_die_and_the_run_is_the_same(tmp_path):
         before=watch,
         reporter=layer,
     )
-    assert layer.num_laid == 20
-    assert lost[0].num_lost == 20
+    assert lost[0].num_lost == layer.num_laid == NUM_STEPS * len(KINDS)
     assert [m["num_episodes"] for m in metrics_of(run[2])] == [6] * NUM_STEPS
     # Each episode is there once, and is the one that one process plays.
     kept, expected = episodes(run[2]), episodes(alone[2])

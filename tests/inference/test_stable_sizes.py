@@ -1,7 +1,9 @@
 """Batch sizes that leave a row's bits alone are found by measuring, not believed."""
 
 import torch
+from torch import nn
 
+from turnwise.inference.local import stable
 from turnwise.inference.local.stable import stable_sizes
 
 
@@ -32,6 +34,29 @@ def test_a_size_must_suit_all_layers():
     ]
     sizes = stable_sizes(layers)
     assert (sizes[0], sizes[-1]) == (8, 64)
+
+
+def test_a_kernel_is_measured_once_and_another_one_again(monkeypatch):
+    measured = []
+    monkeypatch.setattr(stable, "_measured", {})
+    monkeypatch.setattr(
+        stable, "_stable_for", lambda layer, weight, width, sizes: measured.append(width) or {1, 32}
+    )
+
+    def measure(layer):
+        assert stable_sizes([(layer, layer.weight, layer.weight.shape[1])]) == [1, 32]
+        return len(measured)
+
+    assert measure(nn.Linear(8, 8)) == measure(nn.Linear(8, 8)) == 1
+    assert measure(nn.Linear(8, 8, bias=False)) == 2
+    assert measure(nn.Linear(8, 8).double()) == 3
+    assert measure(nn.Linear(6, 8)) == 4
+
+    class Doubled(nn.Linear):
+        """Of whose arithmetic nothing is known."""
+
+    assert measure(Doubled(8, 8)) == 5
+    assert measure(Doubled(8, 8)) == 6
 
 
 def test_a_large_model_is_not_tried_with_thousands_of_rows():

@@ -7,9 +7,13 @@ matter of the machine and its libraries: it is measured, on the model's own laye
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 
 import torch
+from torch import nn
+
+from turnwise.inference.local.products import Product
 
 _REFERENCE = 32
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -19,6 +23,9 @@ _LARGE_SIZES = (320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 _LITTLE_WORK = 10**9
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
+
+_measured: dict[Hashable, frozenset[int]] = {}
+"""Measured once in a process: a trainer, an evaluation and a reference may each have an engine."""
 
 
 @torch.no_grad()
@@ -38,9 +45,38 @@ def stable_sizes(
         sizes += [size for size in _LARGE_SIZES if 2 * size * largest <= _LITTLE_WORK]
     stable = set(sizes)
     for layer, weight, width in distinct.values():
-        stable &= _stable_for(layer, weight, width, sizes)
+        key = _kernel(layer, weight, width)
+        found = None if key is None else _measured.get((key, *sizes))
+        if found is None:
+            found = frozenset(_stable_for(layer, weight, width, sizes))
+            if key is not None:
+                _measured[key, *sizes] = found
+        stable &= found
     # One row alone has no neighbours.
     return sorted(stable) if _REFERENCE in stable else [1]
+
+
+def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
+    """All that the choice of a kernel goes by; None for a layer of which that is not known."""
+    module: object = layer
+    options: dict[str, object] = {}
+    if isinstance(layer, partial):
+        module, options = layer.func, layer.keywords
+    if type(module) not in (Product, nn.Linear):
+        return None
+    assert isinstance(module, Product | nn.Linear)
+    return (
+        *(
+            type(module),
+            *sorted(options.items()),
+            module.bias is None,
+            width,
+            weight.shape,
+            weight.stride(),
+        ),
+        *(weight.dtype, weight.device, torch.get_num_threads()),
+        torch.get_float32_matmul_precision(),
+    )
 
 
 def _stable_for(layer: Layer, weight: torch.Tensor, width: int, sizes: Sequence[int]) -> set[int]:

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -143,7 +143,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         # Never None: copies of one environment would all go on with the same random numbers.
         seed = self.rng.randrange(2**31) if seed is None else seed
         observation, info = self._env.reset(seed=seed)
-        return self._see(observation, info)
+        return self._see(_numpy(observation), _plain(info))
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         if self._text is None:
@@ -161,8 +161,9 @@ class GymnasiumEnvironment(BaseEnvironment):
         observation, reward, terminated, truncated, info = self._env.step(value)
         terminated, truncated = bool(terminated), bool(truncated)
         self._done = terminated or truncated
-        text = self._see(observation, info)
-        info = {**_plain(info), "terminated": terminated, "truncated": truncated and not terminated}
+        info = _plain(info)
+        text = self._see(_numpy(observation), info)
+        info = {**info, "terminated": terminated, "truncated": truncated and not terminated}
         if self._done:
             ending, outcome = self._ending(reward, terminated, info)
             text, info = f"{text}\n{ending}", info | outcome
@@ -262,8 +263,27 @@ class GymnasiumEnvironment(BaseEnvironment):
             self._env.close()
 
 
+@runtime_checkable
+class _Array(Protocol):
+    """An array of any library, such as JAX's."""
+
+    def __array__(self) -> np.ndarray[Any, Any]: ...
+
+
+def _numpy(value: Any) -> Any:
+    """An observation in numpy's arrays, whatever library the environment computes with."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _numpy(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_numpy(part) for part in value)
+    return np.asarray(value)[()] if isinstance(value, _Array) else value
+
+
 def _plain(value: Any) -> Any:
-    """Numpy's values as Python's, so that an info can be compared and written down."""
+    """Values of numpy and the like as Python's, so that an info can be compared and kept."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
+    value = _numpy(value)
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value

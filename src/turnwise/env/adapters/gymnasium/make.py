@@ -59,7 +59,7 @@ def _make_registered(name: str, kwargs: dict[str, Any]) -> Env:
     try:
         return gymnasium.make(name, **kwargs)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
-        raise MissingExtraError(f"Gymnasium cannot make {name!r}: {error}") from error
+        raise MissingExtraError(f"Gymnasium cannot make {name!r}: {_missing(error)}") from error
     except gymnasium.error.UnregisteredEnv as error:
         known = {registered.lower(): registered for registered in gymnasium.registry}
         near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
@@ -67,3 +67,12 @@ def _make_registered(name: str, kwargs: dict[str, Any]) -> Env:
         raise ConfigError(f"Gymnasium has no environment {name!r}. {hint}") from error
     except (gymnasium.error.Error, TypeError) as error:
         raise ConfigError(f"Gymnasium cannot make {name!r} with {kwargs}: {error}") from error
+
+
+def _missing(error: Exception) -> str:
+    """What is not installed, and the command that installs it; Gymnasium's own errors say it."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return str(error)
+    package = error.name.partition(".")[0]
+    package = "'gymnasium[jax]'" if package in ("jax", "jaxlib", "flax") else package
+    return f"{error}. Install it with: pip install {package}"

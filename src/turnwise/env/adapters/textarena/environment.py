@@ -23,6 +23,7 @@ from turnwise.env.adapters.textarena.play import (
     result,
     start_game,
     take_move,
+    try_game,
     unread,
 )
 from turnwise.env.base import BaseEnvironment
@@ -73,6 +74,8 @@ class TextArenaEnvironment(BaseEnvironment):
         self._play: Any = None
         with self._randomness.installed():
             self._made, self._adds_brackets = make_game(game, self.options)
+            if self._facts.num_players is None:
+                self._check_players(try_game(game, self._made, self.options))
 
     def reset(self) -> str:
         self._done = False

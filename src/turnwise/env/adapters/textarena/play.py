@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -52,6 +53,24 @@ def start_game(game: Any, num_players: int | None, seed: int) -> int:
     raise ConfigError(
         f"{type(game).__name__} is for three players or more; games for one or two can be played"
     )
+
+
+_NUM_PLAYERS: dict[tuple[str, type, str], int] = {}
+"""Of games that have been tried, by name, class and options."""
+
+
+def try_game(name: str, game: Any, options: Mapping[str, Any]) -> int:
+    """Begin a copy of a game that is not known here; for how many it is.
+
+    So that one that lacks a file of its own, or a third player, is refused when it is made.
+    """
+    key = (name, type(game), repr(sorted(options.items())))
+    if key not in _NUM_PLAYERS:
+        try:
+            _NUM_PLAYERS[key] = start_game(copy.deepcopy(game), None, seed=0)
+        except (ImportError, LookupError, OSError, SyntaxError) as error:
+            raise ConfigError(f"{name} does not run here: {_cause(error)}") from error
+    return _NUM_PLAYERS[key]
 
 
 def take_move(game: Any, action: str) -> bool:
