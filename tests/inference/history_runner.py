@@ -5,14 +5,17 @@ at once: a token that is lost, stale, or another sequence's gives other logits.
 """
 
 import functools
+import random
 
 import torch
 
 from inference.tiny_models import make_model
+from turnwise.inference import sampling_log_probs
 from turnwise.inference.local import LocalEngine
 from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.runs import Segment
+from turnwise.inference.sampling import choose_tokens
 
 VOCAB_SIZE = 19
 _TABLE = 3.0 * torch.randn(251, VOCAB_SIZE, generator=torch.Generator().manual_seed(5))
@@ -71,3 +74,18 @@ def _model():
 def make_engine(monkeypatch, kind=LocalEngine, **options):
     monkeypatch.setattr("turnwise.inference.local.engine.Runner", HistoryRunner)
     return kind(_model(), **options)
+
+
+def sampled_alone(request, number):
+    """The first tokens that a request draws, from its history alone."""
+    rng, history = random.Random(request.seed), list(request.prompt_ids)
+    for _ in range(number):
+        log_probs = sampling_log_probs(next_logits(history)[None], [request.sampling])
+        ids, _ = choose_tokens(log_probs, [request.sampling], [rng.random()])
+        history += ids.tolist()
+    return history[len(request.prompt_ids) :]
+
+
+def prompt_of(length, seed):
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]

@@ -1,16 +1,14 @@
 """Whatever turns and sessions do: memory comes back, every turn ends once, with its own tokens."""
 
 import asyncio
-import random
 
 import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from inference.history_runner import VOCAB_SIZE, make_engine, next_logits
-from turnwise.inference import FinishReason, GenerationRequest, sampling_log_probs
+from inference.history_runner import make_engine, prompt_of, sampled_alone
+from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.inference.local import LocalEngine
-from turnwise.inference.sampling import choose_tokens
 from turnwise.inference.turns import Turn
 
 
@@ -28,8 +26,8 @@ class SteppedEngine(LocalEngine):
     def waiting(self):
         return self._waiting
 
-    def step(self):
-        self._advance(may_begin=True)
+    def step(self, *, may_begin=True):
+        self._advance(may_begin=may_begin)
 
     def finish(self):
         for _ in range(10_000):
@@ -47,27 +45,12 @@ class SteppedEngine(LocalEngine):
         return sum(self._runner.arena.capacity(region) for region in regions)
 
 
-def sampled_alone(request, number):
-    """The first tokens that a request draws, from its history alone."""
-    rng, history = random.Random(request.seed), list(request.prompt_ids)
-    for _ in range(number):
-        log_probs = sampling_log_probs(next_logits(history)[None], [request.sampling])
-        ids, _ = choose_tokens(log_probs, [request.sampling], [rng.random()])
-        history += ids.tolist()
-    return history[len(request.prompt_ids) :]
-
-
 LOOP = asyncio.new_event_loop()
 
 
 def make_turn(prompt, max_tokens, seed, session=None, timeout=None):
     request = GenerationRequest(prompt, max_tokens, seed=seed, session=session, timeout=timeout)
     return Turn(request, asyncio.Future(loop=LOOP), None, 10_000, None)
-
-
-def prompt_of(length, seed):
-    rng = random.Random(seed)
-    return [rng.randrange(VOCAB_SIZE) for _ in range(length)]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -85,6 +68,19 @@ def test_a_copied_prompt_that_would_evict_its_source_leaks_nothing(monkeypatch, 
         engine.end_session(key)
     engine.step()
     assert engine.cache_in_use == 0
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_preempted_turns_go_on_while_new_weights_wait_for_them(monkeypatch, deterministic):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=256, deterministic=deterministic)
+    for seed in range(3):
+        engine.waiting.append(make_turn(prompt_of(100, seed), 40, seed))
+    while not engine._schedule.preempted:
+        engine.step()
+    for _ in range(500):
+        engine.step(may_begin=False)
+    assert not engine._under_way()
+    assert len(engine.ended) == 3
 
 
 class Traffic(RuleBasedStateMachine):
@@ -146,8 +142,12 @@ class Traffic(RuleBasedStateMachine):
 
     @rule()
     def update_weights(self):
-        if not self.engine._under_way():
-            self.engine._schedule.forget_all()
+        for _ in range(1000):  # as the engine's thread does: no new turn begins before them
+            if not self.engine._under_way():
+                break
+            self.engine.step(may_begin=False)
+        assert not self.engine._under_way()
+        self.engine._schedule.forget_all()
 
     @rule(number=st.integers(1, 4))
     def step(self, number):

@@ -152,6 +152,7 @@ class LocalEngine(WorkerEngine):
             self.model.eval()
         while self._ended_sessions:
             schedule.end_session(self._ended_sessions.popleft())
+        may_begin = schedule.resume_preempted() and may_begin
         ready = schedule.begin(self._waiting) if may_begin else []
         try:
             if ready:

@@ -66,8 +66,6 @@ class Schedule:
         with the row of the logits that `openings` keeps.
         """
         ready: list[tuple[Session, int]] = []
-        if not self._resume_preempted():
-            return ready
         computing = {s.opening for s in self.running if s.turn is not None and not s.turn.ids}
         index = 0  # of the next turn to look at; those before it are postponed
         while index < len(waiting) and len(self.running) < self._max_batch_size:
@@ -89,8 +87,11 @@ class Schedule:
             self.running.append(session)
         return ready
 
-    def _resume_preempted(self) -> bool:
-        """Those that had to give way come first; False while one of them still waits."""
+    def resume_preempted(self) -> bool:
+        """Those that had to give way come before new turns; False while one of them still waits.
+
+        Also when no new turn may begin: new weights wait for all turns under way, these too.
+        """
         while self.preempted and len(self.running) < self._max_batch_size:
             session = self.preempted[0]
             if self.running and not self._make_room(session, len(session.ids) + 1, preempt=False):
