@@ -1,5 +1,6 @@
 """A checkpoint that is not what was saved is refused, by the name of the file."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -136,7 +137,11 @@ def rewritten(store, **changes):
 
 
 @pytest.mark.parametrize(
-    "name", ["../secret", "/etc/hostname", "parts/../../secret", "./x", "a//b", "", "manifest.json"]
+    "name",
+    [
+        *("../secret", "../..", "..", ".", "/etc/hostname", "parts/../../secret", "./x", "a//b"),
+        *("", "manifest.json", "a/" * 50 + "b", "a\0b"),
+    ],
 )
 def test_names_that_lead_elsewhere(store, name):
     rewritten(store, files={name: {"size": 0, "sha256": ""}})
@@ -149,7 +154,12 @@ def test_names_that_lead_elsewhere(store, name):
         {"files": [1]},
         {"files": {"weights.bin": 3}},
         {"files": {"weights.bin": {}}},
+        {"files": {"weights.bin": {"size": -1, "sha256": ""}}},
+        {"files": {"weights.bin": {"size": "1", "sha256": ""}}},
         {"step": "x"},
+        {"step": True},
+        {"step": -1},
+        {"step": 1e300},
         {"meta": 1},
     ],
 )
@@ -200,3 +210,53 @@ def test_what_is_no_checkpoint_at_all(store, tmp_path):
 def test_none_at_all_is_none(tmp_path):
     assert CheckpointStore(tmp_path / "nothing").newest() is None
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_step_that_is_infinite(store):
+    path = last(store) / "manifest.json"
+    head = b'{"format": 1, "step": Infinity, "meta": {}, "files": {}'
+    seal = hashlib.sha256(head).hexdigest().encode()
+    path.write_bytes(head + b',\n  "sha256": "' + seal + b'"\n}\n')
+    refused(store, r"manifest\.json: not what a checkpoint says")
+
+
+def test_folders_inside_each_other_without_end(store, monkeypatch):
+    monkeypatch.chdir(last(store))
+    for _ in range(100):
+        os.mkdir("d")
+        os.chdir("d")
+    refused(store, "folders inside each other")
+
+
+def test_a_manifest_that_is_a_pipe_or_without_end(store):
+    path = last(store) / "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    refused(store, "it has no manifest")
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    refused(store, "expected at most")
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {},
+        {"step": 1},
+        {"step": [], "metric": "reward", "value": 1.0},
+        {"step": 1, "metric": 5, "value": 1.0},
+        {"step": 1, "metric": "reward", "value": "high"},
+    ],
+)
+def test_a_mark_of_the_best_of_another_shape(store, mark, caplog):
+    (store.folder / "best.json").write_bytes(sealed_json({"format": 1, **mark}))
+    assert store.best is None
+    assert "not what says which checkpoint is the best" in caplog.text
+    assert store.newest() is not None
+
+
+def test_a_mark_of_the_best_that_is_a_pipe(store, caplog):
+    os.mkfifo(store.folder / "best.json")
+    assert store.best is None
+    assert "is a pipe or a device" in caplog.text

@@ -24,6 +24,7 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.manifest import (
     FORMAT,
     Defect,
+    is_step,
     read_manifest,
     read_sealed_json,
     sealed_json,
@@ -130,11 +131,16 @@ class CheckpointStore:
 
     def _best_mark(self) -> dict[str, Any]:
         try:
-            return read_sealed_json(self.folder / "best.json")
+            mark = read_sealed_json(self.folder / "best.json")
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise Defect(f"best.json: {error.strerror}") from error
+        value = mark.get("value")
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        if not (is_step(mark.get("step")) and isinstance(mark.get("metric"), str) and is_number):
+            raise Defect("best.json: not what says which checkpoint is the best")
+        return mark
 
     def _folders(self) -> dict[int, Path]:
         """Every folder that is named as a checkpoint, by step."""

@@ -11,13 +11,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from turnwise.errors import CheckpointError
+from turnwise.bounded_files import parse_json, read_bytes
+from turnwise.errors import CheckpointError, ConfigError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+_MAX_BYTES = 1 << 24
+_MAX_DEPTH = 32
+"""Folders inside each other, in a checkpoint."""
 _SEAL = b',\n  "sha256": "'
 _END = b'"\n}\n'
 
@@ -66,14 +70,17 @@ def sealed_json(content: Mapping[str, Any]) -> bytes:
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
     """The content that `sealed_json` wrote; any changed byte is refused."""
-    raw = path.read_bytes()
+    try:
+        raw = read_bytes(path, _MAX_BYTES)
+    except ConfigError as error:
+        raise Defect(str(error)) from None
     head, _, tail = raw.rpartition(_SEAL)
     if tail != hashlib.sha256(head).hexdigest().encode() + _END:
         raise Defect(f"{path.name}: it was changed or cut since it was written")
     try:
-        content: dict[str, Any] = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Defect(f"{path.name}: it is not JSON") from error
+        content: dict[str, Any] = parse_json(raw, path.name)
+    except ConfigError as error:
+        raise Defect(str(error)) from None
     if content.get("format") != FORMAT:
         raise Defect(
             f"{path.name}: it has format {content.get('format')!r}, and this turnwise reads "
@@ -107,15 +114,31 @@ def read_manifest(folder: Path) -> Manifest:
         raise Defect(f"it has no {MANIFEST}: not a checkpoint, or a save that did not finish")
     content = read_sealed_json(path)
     try:
-        files = {str(name): FileFacts(**facts) for name, facts in content["files"].items()}
-        manifest = Manifest(int(content["step"]), dict(content["meta"]), files)
+        files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
+        manifest = Manifest(content["step"], dict(content["meta"]), files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Defect(f"{MANIFEST}: not what a checkpoint says of itself") from error
+    if not is_step(manifest.step) or not all(is_step(facts.size) for facts in files.values()):
+        raise Defect(f"{MANIFEST}: not what a checkpoint says of itself")
     for name in files:
-        pure = PurePosixPath(name)
-        if pure.is_absolute() or ".." in pure.parts or str(pure) != name or name == MANIFEST:
-            raise Defect(f"{MANIFEST}: it names {name!r}, which is not a file of its own")
+        if not _is_inside(name) or name == MANIFEST:
+            raise Defect(f"{MANIFEST}: it names {name!r:.200}, which is not a file of its own")
     return manifest
+
+
+def is_step(value: object) -> bool:
+    """Whether it is a whole number from 0 on, as steps and sizes are."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name stays in the folder: no way up, nothing absolute, no name that has two forms.
+
+    >>> [_is_inside(name) for name in ("a/b", "../a", "/a", "a//b", "./a", "a/..", "")]
+    [True, False, False, False, False, False, False]
+    """
+    parts = name.split("/")
+    return len(parts) <= _MAX_DEPTH and not {"", ".", ".."} & set(parts) and "\0" not in name
 
 
 def verify(folder: Path) -> Manifest:
@@ -143,6 +166,8 @@ def unknown_files(folder: Path, manifest: Manifest) -> list[str]:
 
 def _names(folder: Path, prefix: str = "") -> Iterator[str]:
     """Every file below `folder`; links and devices are refused, as they lead out of it."""
+    if prefix.count("/") >= _MAX_DEPTH:
+        raise Defect(f"{prefix:.80}...: more than {_MAX_DEPTH} folders inside each other")
     with os.scandir(folder) as entries:
         for entry in entries:
             name = prefix + entry.name
