@@ -6,8 +6,12 @@ What a command needs is imported when it runs, so that `turnwise --help` is quic
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Sequence
+from types import TracebackType
 from typing import Annotated
 
 import typer
@@ -15,6 +19,7 @@ import typer
 from turnwise import __version__
 from turnwise.cli.chat import chat
 from turnwise.cli.check_env import check_env
+from turnwise.cli.common import say
 from turnwise.cli.config import config
 from turnwise.cli.doctor import doctor
 from turnwise.cli.envs import envs
@@ -26,6 +31,7 @@ from turnwise.cli.plot import plot
 from turnwise.cli.train import train
 from turnwise.cli.view import view
 from turnwise.errors import TurnwiseError
+from turnwise.legible import LegibleFormatter
 
 _EXAMPLES = "[bold]Examples[/bold]"
 
@@ -76,8 +82,26 @@ def turnwise(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command; the one place where an error of turnwise becomes a message."""
+    _make_reports_legible()
     try:
         app(args=arguments)
     except TurnwiseError as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         sys.exit(2)
+
+
+def _make_reports_legible() -> None:
+    """Tracebacks and warnings quote what environments and models say, too."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _report
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = lambda raised: _report(*raised[:3])
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LegibleFormatter("%(message)s"))
+
+
+def _report(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    if kind is not SystemExit:  # with which a thread may end itself
+        say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"), err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.errors import ConfigError
+from turnwise.legible import legible as legible
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from turnwise.config import EnvironmentConfig
 
 METRICS = "metrics.jsonl"
+_ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 EnvironmentName = Annotated[
     str,
@@ -85,9 +88,9 @@ def make_importable(name: str) -> None:
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """A console as wide as reads well; lines that go to a file or a pipe are left whole."""
-    from rich.console import Console
+    from turnwise.cli.console import LegibleConsole
 
-    console = Console(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
+    console = LegibleConsole(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000
     return console
 
@@ -105,9 +108,21 @@ def working(text: str) -> Iterator[None]:
         yield
 
 
-def print_json(value: Any) -> None:
+def say(text: str, *, err: bool = False) -> None:
+    """A line without style, on the standard output or the standard error."""
+    typer.echo(legible(text), err=err)
+
+
+def print_file(text: str) -> None:
+    """The content of a file: byte for byte into a pipe, legible on a terminal."""
+    typer.echo(legible(text) if sys.stdout.isatty() else text, nl=not text.endswith("\n"))
+
+
+def print_json(value: Any, indent: int | None = 1) -> None:
     """For machines: one object, on the standard output."""
-    typer.echo(json.dumps(value, indent=1, ensure_ascii=False))
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
+    # JSON escapes the first 32 control characters by itself.
+    typer.echo(_ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def metrics_file(path: Path) -> Path:
@@ -120,17 +135,3 @@ def metrics_file(path: Path) -> Path:
     inner = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
     cure = f"Runs in it: {', '.join(inner[:5])}." if inner else "Is it the folder of a run?"
     raise ConfigError(f"the folder {path} holds no {METRICS}. {cure}")
-
-
-def legible(text: str) -> str:
-    """Foreign text as it may reach a terminal: control characters are pictures of themselves.
-
-    It could else move the cursor, change colours, or write into the clipboard.
-    """
-    return text.translate(_PICTURES)
-
-
-_PICTURES = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\n\t"},
-    **dict.fromkeys([*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
-}

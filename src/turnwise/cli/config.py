@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import AsJson, print_json
+from turnwise.cli.common import AsJson, print_file, print_json
 
 
 def config(
@@ -46,4 +46,4 @@ def config(
     if as_json:
         print_json(dataclasses.asdict(found))
     else:
-        typer.echo(found.to_yaml(), nl=False)
+        print_file(found.to_yaml())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from turnwise.cli.common import legible
+from turnwise.cli.common import legible, say
 from turnwise.errors import ConfigError, TurnwiseError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def train_with_verl(
     except ConfigError:
         raise
     except TurnwiseError as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     first, last = history[0], history[-1]
     words.print(

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, working
+from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, say, working
 from turnwise.errors import ConfigError
 
 
@@ -78,7 +78,7 @@ def export(
         files = sorted(file.name for file in place.iterdir())
         print_json({"folder": out, "run": run, "step": found.step, "files": files})
         return
-    typer.echo(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
+    say(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
 
 
 def _check_free(place: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli.common import AsJson, print_json
+from turnwise.cli.common import AsJson, print_json, say
 from turnwise.errors import ConfigError
 
 # What a new folder holds, and the template of each.
@@ -51,10 +51,10 @@ def init(
         environment = f"{module}.py:{class_name}"
         print_json({"folder": str(folder), "files": made, "environment": environment})
         return
-    typer.echo(f"Made {folder}/ with {', '.join(made)}.\n")
-    typer.echo(f"  cd {folder}")
-    typer.echo(f"  turnwise play {module}.py:{class_name}      play it yourself")
-    typer.echo("  turnwise train config.yaml")
+    say(f"Made {folder}/ with {', '.join(made)}.\n")
+    say(f"  cd {folder}")
+    say(f"  turnwise play {module}.py:{class_name}      play it yourself")
+    say("  turnwise train config.yaml")
 
 
 def _module_name(folder: Path) -> str:

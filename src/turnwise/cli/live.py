@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.status import Status
 
+from turnwise.cli.console import LegibleConsole
 from turnwise.cli.lines import JsonReporter, LineReporter, Warnings
 from turnwise.cli.run_state import RunState
 from turnwise.cli.run_view import RunView
@@ -29,7 +30,7 @@ def make_reporter(
     """What suits where the output goes; a context manager, so that a terminal is left as it was."""
     if as_json:
         return JsonReporter()
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = LegibleConsole(highlight=False, markup=False, emoji=False)
     if plain or not console.is_terminal or console.is_dumb_terminal:
         return LineReporter()
     return LiveReporter(console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable
@@ -57,7 +56,12 @@ def play(
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
-    from turnwise.cli.common import environment_config, make_console, make_importable
+    from turnwise.cli.common import (
+        environment_config,
+        make_console,
+        make_importable,
+        print_json,
+    )
     from turnwise.cli.screen import Screen
     from turnwise.env.catalog import environment_factory
     from turnwise.errors import ConfigError, TurnwiseError
@@ -75,7 +79,7 @@ def play(
         for index in range(episodes):
             trajectories.append(_play_episode(factory(), choose, first_seed + index, screen))
             if as_json:
-                typer.echo(json.dumps(_as_json(trajectories[-1]), ensure_ascii=False, default=repr))
+                print_json(_as_json(trajectories[-1]), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # a failure of the environment: the user's own code, so in brief

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import TrustRemoteCode, legible, make_console
+from turnwise.cli.common import TrustRemoteCode, legible, make_console, print_file, say
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
@@ -106,11 +106,11 @@ def train(
         if output is not None:
             config.checkpoint.output_dir = output
         if dry and engine is not Engine.VERL and run is not None:
-            typer.echo(config.to_yaml())  # read only: nothing that the run names is imported
+            print_file(config.to_yaml())  # read only: nothing that the run names is imported
             return
         _find_code(config, file)
         if dry:
-            typer.echo(dry_run(config, engine, verl_words))
+            print_file(dry_run(config, engine, verl_words))
             return
         if estimate:
             from turnwise.cli.estimate import estimate_run
@@ -190,7 +190,7 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
         except (ConfigError, MissingExtraError):
             raise
         except TurnwiseError as error:
-            typer.echo(f"error: {error}", err=True)
+            say(f"error: {error}", err=True)
             raise typer.Exit(1) from None
         else:
             outcome = 0

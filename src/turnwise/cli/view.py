@@ -33,6 +33,7 @@ def view(
     turnwise view runs/guess-number runs/guess-number-2
     turnwise view /data/experiments --port 9000 --no-open
     """
+    from turnwise.cli.common import say
     from turnwise.config import ConfigStore
     from turnwise.errors import import_extra
 
@@ -41,4 +42,4 @@ def view(
     from turnwise.view.server import serve
 
     places = runs or [Path(ConfigStore().checkpoint.output_dir)]
-    serve([place.expanduser() for place in places], port, not no_open, typer.echo)
+    serve([place.expanduser() for place in places], port, not no_open, say)

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
+from turnwise.legible import LegibleFormatter
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.resume_settings import Change, changes_between, refusals
 from turnwise.whole_files import is_draft, write_whole
@@ -165,7 +166,7 @@ class RunFolder:
         """What turnwise logs goes into `log.txt` too."""
         logger = logging.getLogger("turnwise")
         handler = logging.FileHandler(self.log_file, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(LegibleFormatter("%(asctime)s %(levelname)s %(message)s"))
         before = logger.level
         logger.addHandler(handler)
         logger.setLevel(level.upper())

@@ -1,0 +1,186 @@
+"""No command lets foreign text act on a terminal, and none lets it into a log as it is."""
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from turnwise.cli.console import LegibleConsole
+from turnwise.legible import LegibleFormatter, legible
+
+# Clears the screen, writes into the clipboard, goes back in the line; one of them in eight bits,
+# and one that turns the order of writing round.
+ACTING = "\x1b[2J\x1b]52;c;ZXZpbA==\x07\rforged\x9b31m\u202e"
+HOSTILE = f"""
+from turnwise.env import BaseEnvironment
+
+ACTING = {ACTING!r}
+
+
+class Loud(BaseEnvironment):
+    max_steps = 2
+
+    def get_prompt_prefix(self):
+        return "rules " + ACTING
+
+    def reset(self):
+        self.taken = 0
+        return "reset " + ACTING
+
+    def step(self, action):
+        self.taken += 1
+        if self.config.get("crashes"):
+            raise ValueError("crash " + ACTING)
+        return "step " + ACTING, 0.5, self.taken > 1, {{"success": True, "note": ACTING}}
+
+    def get_state_description(self):
+        return "state " + ACTING
+
+    def sample_action(self, rng):
+        return "random " + ACTING
+
+    def expert_action(self):
+        return "expert " + ACTING
+
+
+class Broken(Loud):
+    def reset(self):
+        raise RuntimeError("reset " + ACTING)
+
+
+class Unmade(Loud):
+    def __init__(self, config=None):
+        raise RuntimeError("made " + ACTING)
+"""
+SETTINGS = {
+    "environment": {"name": "loud.py:Loud"},
+    "inference": {"max_turns": 2, "max_tokens": 2},
+    "training": {
+        "num_epochs": 1,
+        "steps_per_epoch": 1,
+        "batch_size": 2,
+        "group_size": 1,
+        "eval_episodes": 2,
+    },
+    "checkpoint": {"run_name": "loud"},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "loud.py").write_text(HOSTILE)
+    (tmp_path / "loud.yaml").write_text(yaml.safe_dump(SETTINGS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def acts(text: str) -> list[str]:
+    return [c for c in text if c not in "\n\t" and legible(c) != c]
+
+
+def test_environments_say_what_they_want(turnwise, folder):
+    for command in (
+        ["check-env", "loud.py:Loud"],
+        ["check-env", "loud.py:Broken"],
+        ["check-env", "loud.py:Unmade"],
+        ["check-env", "loud.py:Loud", "--param", "crashes=true", "--json"],
+        ["play", "loud.py:Loud", "--agent", "random"],
+        ["play", "loud.py:Loud", "--agent", "expert", "--json"],
+        ["play", "loud.py:Broken", "--agent", "random"],
+        ["play", "loud.py:Unmade", "--agent", "random"],
+        ["eval", "tiny", "--env", "loud.py:Loud", "--episodes", "1", "--show", "1"],
+        ["eval", "tiny", "--env", "loud.py:Broken", "--episodes", "1"],
+        ["eval", "tiny", "--env", "loud.py:Unmade", "--episodes", "1"],
+    ):
+        ran = turnwise(*command)
+        assert ran.out + ran.err, command
+        assert not acts(ran.out + ran.err), (command, ran)
+
+
+def test_a_run_and_its_log(turnwise, folder):
+    for more in ([], ["--fresh", "--name", "crashing", "environment.params.crashes=true"]):
+        ran = turnwise("train", "loud.yaml", *more)
+        assert not acts(ran.out + ran.err), ran
+    logs = [path.read_text() for path in folder.glob("runs/*/log.txt")]
+    assert len(logs) == 2
+    assert not [log for log in logs if acts(log)]
+    assert any("crash ␛[2J" in log for log in logs)
+    (folder / "runs/loud/metrics.jsonl").write_text(json.dumps({"step": 1, f"x{ACTING}": 1.0}))
+    for command in ("doctor", "plot"):
+        ran = turnwise(command, "runs/loud")
+        assert not acts(ran.out + ran.err), (command, ran)
+
+
+def test_names_of_files_and_values(turnwise, folder):
+    name = f"a{ACTING}"
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({"environment": {"name": ACTING}}))
+    os.mkdir(name)
+    for command in (
+        ["train", f"{name}.yaml"],
+        ["train", f"no{name}.yaml"],
+        ["train", "loud.yaml", f"training.batch_size={ACTING}"],
+        ["eval", name],
+        ["export", name, "out"],
+        ["chat", name],
+        ["doctor", name],
+        ["plot", name],
+        ["check-env", f"loud.py:{name}"],
+        ["play", name],
+        ["init", name],
+    ):
+        ran = turnwise(*command)
+        assert ran.out + ran.err, command
+        assert not acts(ran.out + ran.err), (command, ran)
+
+
+def test_tracebacks_and_warnings_of_a_command(folder):
+    """What ends a command unforeseen, in a process of its own, as Python itself would tell it."""
+    script = (
+        "import logging, sys, threading, turnwise.cli\n"
+        f"acting = {ACTING!r}\n"
+        "def fail(*arguments, **more):\n"
+        "    logging.getLogger('turnwise.any').warning('said %s', acting)\n"
+        "    thread = threading.Thread(target=lambda: 1 / 0 if acting else 0, name=acting)\n"
+        "    thread.start(); thread.join()\n"
+        "    raise RuntimeError(acting)\n"
+        "turnwise.cli.app = fail\n"
+        "turnwise.cli.main([])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: ␛[2J" in done.stderr
+    assert "said ␛[2J" in done.stderr
+    assert "ZeroDivisionError" in done.stderr
+    assert not acts(done.stderr)
+
+
+def test_a_console_acts_only_by_itself():
+    stream = io.StringIO()
+    console = LegibleConsole(file=stream, force_terminal=True, width=60, color_system="truecolor")
+    table = Table("head " + ACTING)
+    table.add_row(Text(ACTING, "red"))
+    for shown in (ACTING, Text(ACTING), Panel(ACTING, title=ACTING), table):
+        console.print(shown)
+    with console.status(ACTING):
+        pass
+    text = stream.getvalue()
+    assert "\x1b[" in text  # its own colours
+    for piece in ("\x1b[2J", "\x1b]52", "\x07", "\rforged", "\x9b", "\u202e"):
+        assert piece not in text
+
+
+def test_a_record_stays_one():
+    record = logging.LogRecord("turnwise", logging.INFO, "", 0, "a\n2026 INFO b\x1b", (), None)
+    text = LegibleFormatter("%(levelname)s %(message)s").format(record)
+    assert text == "INFO a\n    2026 INFO b␛"
