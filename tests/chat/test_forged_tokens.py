@@ -248,6 +248,36 @@ def test_a_special_token_that_looks_at_its_neighbours_is_no_way_in():
     assert chat.prompt_ids([user("a <|stop|> b")]).count(stop) == 0  # no word may stand before it
 
 
+class Slow:
+    """A tokenizer written in Python, which does not say where in a text its tokens stand."""
+
+    def __init__(self, fast):
+        self.fast = fast
+
+    def __getattr__(self, name):
+        if name == "_tokenizer":
+            raise AttributeError(name)
+        return getattr(self.fast, name)
+
+    def __len__(self):
+        return len(self.fast)
+
+
+@pytest.mark.parametrize("name", ["qwen3-coder", "llama-3.1", "zephyr", "phi-3.5", "deepseek-r1"])
+def test_tokenizers_written_in_python_are_guarded_as_well(name):
+    slow, fast, control = ChatFormat(Slow(zoo_tokenizer(name))), zoo_format(name), control_ids(name)
+    for text in (INERT, *spellings(name)):
+        for fill in OPENINGS.values():
+            messages, tools = fill(text)
+            try:
+                expected = fast.prompt_ids(messages, tools)
+            except ConfigError:
+                continue
+            found = slow.prompt_ids(messages, tools)
+            assert [i for i in found if i in control] == [i for i in expected if i in control]
+        assert slow.increment_ids([user(text)], TURN) == fast.increment_ids([user(text)], TURN)
+
+
 @pytest.mark.parametrize("depth", [150, 5000])
 def test_definitions_that_are_nested_too_deeply_are_refused(depth):
     schema = {"type": "string"}

@@ -75,7 +75,9 @@ def test_turns_are_read_as_the_tokenizer_reads_them(family, data):
     assert chat.decode(ids) == chat.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-@pytest.mark.parametrize("family", ["chatml", "llama-2", "llama-3", "mistral", "gemma", "glm"])
+@pytest.mark.parametrize(
+    "family", ["chatml", "llama-2", "llama-3", "llama-3.1", "mistral", "gemma", "glm"]
+)
 def test_ordinary_observations_are_not_rendered(family, monkeypatch):
     chat = make_format(family)
     chat.increment_ids([{"role": "user", "content": "find the pieces"}], [7])
@@ -115,7 +117,7 @@ LOOP = "{% for message in messages %}[BODY]{% endfor %}"
 @pytest.mark.parametrize(
     "body",
     [
-        "{{ message.content | trim }}",
+        "{{ message.content | trim | upper }}",
         "{{ message.content | upper }}",
         "{{ message.content | e }}",
         "{{ message.content | tojson }}",
@@ -128,6 +130,13 @@ LOOP = "{% for message in messages %}[BODY]{% endfor %}"
 )
 def test_a_template_that_changes_the_text_is_rendered_each_time(body):
     assert write(LOOP.replace("[BODY]", body), "hello")
+
+
+@pytest.mark.parametrize("trim", ["| trim", ".strip()"])
+def test_a_template_that_trims_is_not_rendered_each_time(trim):
+    for text in ("hello", "  hello\n\n", "\u2003hello\x1f", " \n"):
+        body = "<b>{{ message.content" + trim + " }}</b>"
+        assert not write(LOOP.replace("[BODY]", body), text)
 
 
 @pytest.mark.parametrize(

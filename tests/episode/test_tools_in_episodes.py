@@ -283,3 +283,27 @@ def test_marks_that_are_special_tokens_reach_the_parser():
     assert result.turns[0].calls[0].result == 4
     assert "<tool_call>" in result.turns[0].text
     assert "<|im_end|>" not in result.turns[0].text
+
+
+def test_a_template_that_drops_thoughts_is_reported_with_tools_too(caplog):
+    from chat.zoo import zoo_tokenizer
+
+    own = zoo_tokenizer("qwen3")
+    hermes = get_parser("hermes")
+    told = hermes.render(ToolCall("add", {"a": 2, "b": 2}))
+    turns = iter([f"<think>\nadd\n</think>\n\n{told}", "<think>\nstep\n</think>\n\n5", "6", "7"])
+    run_episode(ScriptedEngine(own, lambda text: next(turns)), Counting, tools=[add])
+    assert caplog.text.count("not append-only") == 1
+
+
+def test_results_are_tool_messages_where_a_template_asks_for_ids():
+    from chat.zoo import zoo_format
+    from turnwise.episode.opening import Abilities
+
+    for name, written in (("mistral-0.3", "call00001"), ("kimi-k2", "functions.add:1")):
+        chat = zoo_format(name)
+        abilities = Abilities(chat)
+        assert abilities.takes_tool_results
+        told = abilities.answers([("add", "3"), ("add", "4")])
+        text = chat.tokenizer.decode(chat.increment_ids(told, [7]), skip_special_tokens=False)
+        assert written in text

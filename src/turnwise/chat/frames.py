@@ -45,7 +45,15 @@ class Frame:
     """What a template writes around the texts of messages, and its control tokens."""
 
     pieces: tuple[str, ...]
+    is_trimmed: tuple[bool, ...]
+    """For each text, whether the template takes away the white space around it."""
     controls: tuple[int, ...]
+
+    def filled(self, texts: Sequence[str]) -> str:
+        written = self.pieces[0]
+        for text, is_trimmed, piece in zip(texts, self.is_trimmed, self.pieces[1:], strict=True):
+            written += (text.strip() if is_trimmed else text) + piece
+        return written
 
 
 class Frames:
@@ -89,6 +97,8 @@ class Frames:
             for literal in self._watched:
                 if literal in content:
                     return self._render_owned(messages)
+            if frame.is_trimmed[number - 1]:
+                content = content.strip()
             spans.append((len(text), len(text) + len(content)))
             text += content + frame.pieces[number]
         return OwnedText(text, tuple(spans), frame.controls)
@@ -120,21 +130,24 @@ class Frames:
                 before, _, rest = rest.partition(mark)
                 pieces.append(before)
             pieces.append(rest)
-            for texts in _probe_texts(len(shape)):
-                if self._render(_messages(shape, texts)) != _filled(pieces, texts):
-                    return None
             # Names stand in the pieces; they must not have become control tokens there.
             inert = [(role, None if name is None else "n") for role, name in shape]
-            controls = self._controls(_filled(pieces, marks))
-            if controls != self._controls(self._render(_messages(inert, marks))):
+            controls = self._controls(self._render(_messages(inert, marks)))
+            is_trimmed = self._find_trimmed(shape, marks)
+            frame = Frame(tuple(pieces), is_trimmed, controls)
+            if self._controls(frame.filled(marks)) != controls:
                 return None
+            for texts in _probe_texts(len(shape)):
+                if self._render(_messages(shape, texts)) != frame.filled(texts):
+                    return None
         except ConfigError:  # the template refuses some of them
             return None
-        return Frame(tuple(pieces), controls)
+        return frame
 
-
-def _filled(pieces: Sequence[str], texts: Sequence[str]) -> str:
-    return pieces[0] + "".join(t + p for t, p in zip(texts, pieces[1:], strict=True))
+    def _find_trimmed(self, shape: Shape, marks: Sequence[str]) -> tuple[bool, ...]:
+        padded = [f" {mark}\n" for mark in marks]
+        text = self._render(_messages(shape, padded))
+        return tuple(padding not in text for padding in padded)
 
 
 def _messages(shape: Sequence[Named], texts: Sequence[str]) -> list[dict[str, str]]:
