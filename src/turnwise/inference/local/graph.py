@@ -121,6 +121,7 @@ class DecodeGraphs:
             state.seeds[: len(rows)].copy_(torch.tensor([seed_of(row.turn) for row in rows]))
             state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
 
+    @torch.no_grad()
     def try_capture(self) -> None:
         """Capture the smallest size. Raises RuntimeError if the model cannot be captured: if a
         step of it waits for the device, for instance to see which experts have tokens."""

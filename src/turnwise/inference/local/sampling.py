@@ -31,19 +31,36 @@ def seed_of(turn: Turn) -> int:
 def _draw_by_kernel(
     logits: torch.Tensor, turns: Sequence[Turn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw filtered rows and the others by a launch each.
+
+    A kernel for float32 sums in another order than one for bfloat16, so a row's last bits depend
+    on the type that it is read in: only filtered rows, whose filters need float32, may take it.
+    """
+    params = [turn.request.sampling for turn in turns]
+    filtered = [i for i, p in enumerate(params) if p.is_filtered]
+    if not filtered:
+        return _launch(logits, [p.temperature for p in params], turns)
+    plain = [i for i, p in enumerate(params) if not p.is_filtered]
+    # Log-probs that hold temperature and filters are logits of temperature 1.
+    chosen = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
+    found = _launch(chosen, [1.0] * len(filtered), [turns[i] for i in filtered])
+    if not plain:
+        return found
+    others = _launch(
+        logits[plain], [params[i].temperature for i in plain], [turns[i] for i in plain]
+    )
+    order = torch.tensor([*filtered, *plain]).argsort().to(logits.device)
+    ids, log_probs = (torch.cat(pair)[order] for pair in zip(found, others, strict=True))
+    return ids, log_probs
+
+
+def _launch(
+    logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[Turn]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's random numbers follow from the seed and the token's index in the turn alone, so
-    that a captured graph goes on with the same stream."""
+    that a captured graph continues with the same stream."""
     from turnwise.inference.local.kernels import sample_rows
 
-    params = [turn.request.sampling for turn in turns]
-    temperatures = [p.temperature for p in params]
-    filtered = [i for i, p in enumerate(params) if p.is_filtered]
-    if filtered:
-        # Log-probs that hold temperature and filters are logits of temperature 1.
-        logits = logits.float().clone()
-        logits[filtered] = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
-        for i in filtered:
-            temperatures[i] = 1.0
     numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])
     seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)
     scales = torch.tensor(temperatures).to(logits.device, non_blocking=True)
