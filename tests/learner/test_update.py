@@ -18,7 +18,7 @@ from learner.episodes import (
     with_targets,
 )
 from turnwise import ConfigError
-from turnwise.algo import BatchTotals
+from turnwise.algo import POLICY_LOSSES, BatchTotals
 from turnwise.learner import Learner, LearnerOptions
 from turnwise.learner.objective import compute_objective
 
@@ -48,6 +48,88 @@ def test_how_a_batch_is_cut_into_packs_does_not_change_the_update(mode):
         assert largest_difference(whole, cut) < 1e-6
         for first, second in zip(metrics, cut_metrics, strict=True):
             assert second == pytest.approx(first, rel=1e-6, abs=1e-6)
+
+
+# Shares of the tokens that are as large as these pick some of every minibatch.
+PICKING = {
+    "clip_cov": {"clip_cov_ratio": 0.2, "clip_cov_lower": 0.0, "clip_cov_upper": 9.0},
+    "kl_cov": {"kl_cov_ratio": 0.2},
+}
+
+
+@pytest.mark.parametrize("loss", sorted(POLICY_LOSSES))
+@pytest.mark.parametrize("mini_batch_size", [None, 4])
+def test_no_policy_loss_depends_on_how_a_batch_is_cut_into_packs(loss, mini_batch_size):
+    """Nor on anything but the minibatch: some losses pick tokens by what they know of all."""
+    options = dataclasses.replace(
+        ALL_TERMS,
+        policy_loss=loss,
+        policy_loss_options=PICKING.get(loss, {}),
+        mini_batch_size=mini_batch_size,
+        update_epochs=2,
+    )
+    whole, metrics = updated(options, num_updates=1)
+    assert metrics[0].get("cov_fraction", 0.2) > 0.1
+    for budget in (1, 25):
+        torch.manual_seed(budget)  # what a loss draws is a matter of the update's own seed
+        cut, cut_metrics = updated(
+            dataclasses.replace(options, micro_batch_tokens=budget), num_updates=1
+        )
+        assert largest_difference(whole, cut) < 1e-6
+        assert cut_metrics[0] == pytest.approx(metrics[0], rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("loss", sorted(PICKING))
+def test_gradients_of_picking_losses_are_those_of_the_whole_batch(loss):
+    model = double_model(critic=None)
+    learner = Learner(model, LearnerOptions(policy_loss=loss, policy_loss_options=PICKING[loss]))
+    batch = with_targets(random_batch(), learner)
+    batch = dataclasses.replace(batch, values=None, returns=None)
+    found = {}
+    for budget in (None, 1, 20, 41):
+        learner.options = dataclasses.replace(learner.options, micro_batch_tokens=budget)
+        learner.num_updates = 0
+        before = weights(model)
+        gradients = {}
+
+        def step(*_, gradients=gradients):
+            gradients |= {n: p.grad.clone() for n, p in model.named_parameters()}
+
+        learner.optimizer.step = step
+        learner.update(batch)
+        assert largest_difference(weights(model), before) == 0
+        found[budget] = gradients
+    for budget in (1, 20, 41):
+        assert largest_difference(found[None], found[budget]) < 1e-6
+
+
+@pytest.mark.parametrize("critic", [None, "shared"])
+@pytest.mark.parametrize(("size", "epochs"), [(None, 1), (None, 2), (2, 1), (2, 2), (100, 2)])
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_the_log_probs_that_are_kept_are_those_before_the_update(size, epochs, is_exact, critic):
+    options = LearnerOptions(learning_rate=0.05, mini_batch_size=size, update_epochs=epochs)
+    learner = Learner(double_model(critic=critic), options)
+    batch = with_targets(random_batch(7), learner)
+    batch.sampler_is_exact = is_exact
+    expected = torch.where(batch.response_mask, learner.score(batch).log_probs, 0.0)
+    gap = (batch.sampler_log_probs - expected)[batch.response_mask].abs()
+    figures = learner.update(batch)
+    assert torch.allclose(learner.seen_log_probs.double(), expected, rtol=0, atol=1e-6)
+    assert figures["gap_max"] == pytest.approx(float(gap.max()), abs=1e-6)
+    assert figures["gap_mean"] == pytest.approx(float(gap.mean()), abs=1e-6)
+
+
+def test_losses_of_minibatches_are_weighed_by_their_tokens():
+    """With a learning rate of 0 the minibatches' losses are those of one policy."""
+    options = LearnerOptions(learning_rate=0.0)
+    whole = Learner(double_model(), options)
+    batch = with_targets(random_batch(7), whole)
+    cut = Learner(double_model(), dataclasses.replace(options, mini_batch_size=3))
+    expected, found = whole.update(batch), cut.update(batch)
+    assert found["num_steps"] == 3
+    for name in ("policy_loss", "value_loss", "loss", "entropy", "kl", "clip_fraction"):
+        if name in expected:
+            assert found[name] == pytest.approx(expected[name], rel=1e-6)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])

@@ -38,9 +38,14 @@ class Meeting:
 
 
 class ThreadWorkers(Alone):
+    splits_batch = True
+
     def __init__(self, meeting, rank):
         self.meeting, self.rank = meeting, rank
         self.num_workers = len(meeting.slots)
+
+    def gather(self, own):
+        return self.meeting.exchange(self.rank, own)
 
     def add_up(self, tensors):
         for tensor in tensors:
@@ -86,6 +91,26 @@ def test_two_workers_make_the_step_of_one(mode):
         assert told["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
 
 
+@pytest.mark.parametrize("is_exact", [True, False])
+@pytest.mark.parametrize("loss", ["ppo", "kl_cov"])
+def test_every_worker_reports_the_metrics_of_the_whole_batch(is_exact, loss):
+    """Means by their tokens, largest values over all, shares from sums: as one learner has them."""
+    picking = {"kl_cov_ratio": 0.2} if loss == "kl_cov" else {}
+    options = dataclasses.replace(ALL_TERMS, policy_loss=loss, policy_loss_options=picking)
+    alone = Learner(double_model(), options)
+    batch = with_targets(random_batch(7), alone)
+    batch.sampler_is_exact = is_exact
+    parts = [batch.select(torch.arange(5)), batch.select(torch.tensor([5, 6]))]
+    expected = alone.update(batch)
+    learners, metrics = together(options, parts)
+    assert {"gap_max", "explained_variance"} <= set(expected)
+    assert is_exact or {"is_mean", "is_max", "is_truncated", "is_ess"} <= set(expected)
+    for told in metrics:
+        assert told == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    for learner in learners:
+        assert largest_difference(weights(learner.model), weights(alone.model)) < 1e-6
+
+
 def test_a_worker_with_fewer_episodes_takes_part_in_every_step():
     options = dataclasses.replace(ALL_TERMS, mini_batch_size=2, target_kl=100.0)
     batch = with_targets(random_batch(7), Learner(double_model()))
@@ -118,6 +143,8 @@ workers.add_up([tensor])
 assert tensor.tolist() == [3.0] * 3
 assert workers.largest(rank * 5.0) == 5.0
 assert workers.total(1.0, rank) == [2.0, 1.0]
+assert workers.gather((rank, torch.tensor(rank))) == [(0, torch.tensor(0)), (1, torch.tensor(1))]
+assert workers.rank == rank and workers.splits_batch
 torch.distributed.destroy_process_group()
 print("fine")
 """

@@ -64,6 +64,15 @@ def learned(learner, batch, rows=slice(None)):
         outcome["reference"] = learner.reference_log_probs(part)
     outcome["metrics"] = learner.update(batch)
     outcome["imitated"] = learner.imitate(batch)
+    # In one step, so that each measures the gap and the weights on its own episodes alone.
+    options, learner.options = (
+        learner.options,
+        dataclasses.replace(OPTIONS, update_epochs=1, mini_batch_size=None),
+    )
+    outcome["corrected"] = learner.update(dataclasses.replace(batch, sampler_is_exact=False))
+    assert {"gap_max", "is_mean", "is_max", "is_ess"} <= set(outcome["corrected"])
+    outcome["seen"] = learner.seen_log_probs
+    learner.options = options
     return outcome
 
 

@@ -76,10 +76,17 @@ def test_two_learners_with_half_of_the_model_do_what_one_does(runs, case):
             both = torch.cat([part[what] for part in parts])
             assert torch.allclose(both.double(), alone[what].double(), 0.0, tolerance)
     rel = OF_FIGURES.get(case, 1e-6)
-    for what in ("metrics", "imitated"):
-        for name in ("policy_loss", "grad_norm", "num_steps"):
-            for part in parts:
-                assert part[what][name] == pytest.approx(alone[what][name], rel=rel)
+    for what in ("metrics", "imitated", "corrected"):
+        # Which tokens are clipped is a matter of the last digit, and bfloat16 has few.
+        names = ("policy_loss", "grad_norm", "num_steps") if case == "bfloat16" else alone[what]
+        for part in parts:
+            assert case == "bfloat16" or part[what].keys() == alone[what].keys()
+            for name in names:
+                assert part[what][name] == pytest.approx(alone[what][name], rel=rel, abs=rel), name
+    for part in parts:
+        assert case == "bfloat16" or torch.allclose(
+            part["seen"].double(), alone["seen"].double(), 0.0, tolerance
+        )
     for what in ("weights", "rest", "policy"):
         assert_close(joined([part[what] for part in parts]), alone[what], tolerance)
 

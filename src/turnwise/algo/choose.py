@@ -27,7 +27,12 @@ from turnwise.algo.advantages.turns import (
     compute_turn_gae_advantage_return,
     compute_turn_grpo_advantage,
 )
-from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
+from turnwise.algo.losses.covariance import (
+    compute_clip_cov_loss,
+    compute_kl_cov_loss,
+    select_clip_cov_tokens,
+    select_kl_cov_tokens,
+)
 from turnwise.algo.losses.geo_mean import compute_geo_mean_loss
 from turnwise.algo.losses.gspo import compute_gspo_loss
 from turnwise.algo.losses.ppo import compute_policy_loss
@@ -46,6 +51,9 @@ AdvantageEstimator: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """Takes what it needs of the batch by name, gives (advantages, returns) [B, T]."""
 PolicyLoss: TypeAlias = Callable[..., tuple[torch.Tensor, Metrics]]
 """(old_log_probs, log_probs, advantages, response_mask, **options) -> (loss, metrics)."""
+
+TokenSelection: TypeAlias = Callable[..., torch.Tensor]
+"""(old_log_probs, log_probs, advantages, **options) of N policy tokens -> [N] bool."""
 
 F = TypeVar("F")
 
@@ -80,6 +88,13 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "dppo_kl": compute_dppo_kl_loss,
     "reinforce": compute_reinforce_loss,
 }
+
+TOKEN_SELECTIONS: dict[PolicyLoss, TokenSelection] = {
+    compute_clip_cov_loss: select_clip_cov_tokens,
+    compute_kl_cov_loss: select_kl_cov_tokens,
+}
+"""Of the losses that pick some tokens of a whole batch: how they pick. Whoever computes such a loss
+in parts picks first, and passes each part's share as `selected`."""
 
 
 def get_advantage_estimator(choice: str | AdvantageEstimator) -> AdvantageEstimator:

@@ -38,6 +38,9 @@ class PPOBatch:
     old_log_probs: torch.Tensor | None = None
     """The learner's own log-probs before the update, if they were recomputed. When both are there,
     their ratio weighs the loss (importance correction)."""
+    learner_log_probs: torch.Tensor | None = None
+    """The learner's own log-probs before the update, where somebody has computed them already: for
+    the record and the gap to the sampler's alone, the loss does not change."""
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
     """What the values should have been; needed to train a critic."""

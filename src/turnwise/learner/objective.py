@@ -24,15 +24,19 @@ def compute_objective(
     options: LearnerOptions,
     totals: BatchTotals,
     importance_weights: torch.Tensor | None = None,
+    selected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Metrics, Metrics]:
     """L = L_policy − c_H · H + c_KL · KL(π ‖ ref) + c_V · L_value over these episodes.
 
-    Returns the loss, its terms, and figures about the policy's tokens. The terms are shares of the
-    whole batch's and are to be added up; the figures are means over these tokens.
+    `selected` are the tokens that the policy loss picked of the whole batch, if it is one that
+    does. Returns the loss, its terms, and figures about the policy's tokens. The terms are shares
+    of the whole batch's and are to be added up; the figures are means over these tokens.
     """
     mask = batch.response_mask
     mode = options.loss_agg_mode or "token-mean"
-    policy_loss, figures = _policy_loss(outputs, batch, options, totals, importance_weights)
+    policy_loss, figures = _policy_loss(
+        outputs, batch, options, totals, importance_weights, selected
+    )
     loss, terms = policy_loss, {"policy_loss": policy_loss.detach()}
     entropy = aggregate_loss(outputs.entropy, mask, mode, totals)
     if options.entropy_coef:
@@ -67,12 +71,15 @@ def _policy_loss(
     options: LearnerOptions,
     totals: BatchTotals,
     importance_weights: torch.Tensor | None,
+    selected: torch.Tensor | None,
 ) -> tuple[torch.Tensor, Metrics]:
     settings: dict[str, Any] = {**options.policy_loss_options, "totals": totals}
     if options.loss_agg_mode is not None:
         settings["loss_agg_mode"] = options.loss_agg_mode
     if importance_weights is not None:
         settings["importance_weights"] = importance_weights
+    if selected is not None:
+        settings["selected"] = selected
     return get_policy_loss(options.policy_loss)(
         batch.behaviour_log_probs,
         outputs.log_probs,

@@ -7,13 +7,11 @@ from typing import Any
 
 import torch
 
-from turnwise.algo.masked import BatchTotals
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.sharding import shard
-from turnwise.learner.tally import Tally
 from turnwise.learner.update import Learner
 from turnwise.learner.workers import ShardedWorkers
 
@@ -33,7 +31,6 @@ class ShardedLearner(Learner):
         super().__init__(model, options, workers=ShardedWorkers(device=model.device), **more)
         if self._reference is not None:
             shard(self._reference)
-        self._rank = torch.distributed.get_rank()
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
         assert batch.attention_mask is not None
@@ -42,7 +39,9 @@ class ShardedLearner(Learner):
 
     def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
         for rows in super()._minibatches(epoch, num_rows):
-            yield share_of(rows, self._num_tokens[rows], self._rank, self.workers.num_workers)
+            yield share_of(
+                rows, self._num_tokens[rows], self.workers.rank, self.workers.num_workers
+            )
 
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         return super()._packs(batch, rows) if len(rows) else []
@@ -59,13 +58,6 @@ class ShardedLearner(Learner):
                 _nothing(outputs, batch).backward()  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
-
-    def _has_moved_far(self, part: Tally, num_tokens: int, totals: BatchTotals) -> bool:
-        # The moment at which a minibatch is computed and nobody has looked at it yet.
-        gathered: list[Any] = [None] * self.workers.num_workers
-        torch.distributed.all_gather_object(gathered, part)
-        part.become_sum(gathered)
-        return super()._has_moved_far(part, num_tokens, totals)
 
 
 def share_of(

@@ -70,23 +70,37 @@ class Tally:
         return total / weight
 
     def join(self, minibatch: Tally, num_tokens: int) -> None:
-        """Take in a minibatch: its totals as one value each, its means by their weights."""
+        """Take in a minibatch of so many tokens, which weigh its totals."""
         for name, value in minibatch._sums.items():
-            self.average(name, value, 1.0)
-        for name, (total, weight) in minibatch._weighted.items():
-            self.average(name, total / weight, weight)
+            self.average(name, value, num_tokens)
+        self._add_means(minibatch)
         self.count("num_trained_tokens", num_tokens)
 
+    def include(self, measured: Tally) -> None:
+        """Take in means and maxima over other tokens."""
+        self._add_means(measured)
+
+    def _add_means(self, other: Tally) -> None:
+        for name, (total, weight) in other._weighted.items():
+            self.average(name, total / (weight or 1.0), weight)
+        for name, value in other._maxima.items():
+            self.most(name, value)
+
     def become_sum(self, parts: Sequence[Tally]) -> None:
-        """The figures of a minibatch from those of its parts, this one's among them."""
+        """The figures of a whole from those of its parts, this one's among them."""
         self._sums, self._weighted, self._maxima = {}, {}, {}
         for part in parts:
             for name, value in part._sums.items():
                 self.add(name, value)
-            for name, (total, weight) in part._weighted.items():
-                self.average(name, total / weight, weight)
-            for name, value in part._maxima.items():
-                self.most(name, value)
+            self._add_means(part)
+
+    def cpu(self) -> Tally:
+        """The same with its numbers on the CPU: other processes have other devices."""
+        other = Tally()
+        other._sums = {name: value.cpu() for name, value in self._sums.items()}
+        other._weighted = {name: (x.cpu(), weight) for name, (x, weight) in self._weighted.items()}
+        other._maxima = {name: value.cpu() for name, value in self._maxima.items()}
+        return other
 
     def numbers(self) -> dict[str, float]:
         """All of them as plain numbers, in one transfer."""

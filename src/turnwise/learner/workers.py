@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 
 class Alone:
     """One learner by itself: every total is its own."""
 
     num_workers = 1
+    rank = 0
     adds_gradients = True
     """Whether gradients are still to be added up after a backward, where there are several."""
+    splits_batch = False
+    """Whether each worker is given a part of the batch, rather than all of it."""
+
+    def gather(self, own: T) -> list[T]:
+        """What each worker has, in the order of their ranks. Tensors must be on the CPU."""
+        return [own]
 
     def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
         """Each tensor becomes its sum over the workers, in place."""
@@ -36,10 +45,18 @@ class Alone:
 class DistributedWorkers(Alone):
     """The processes of a torch.distributed group, each with a whole copy of the model."""
 
+    splits_batch = True
+
     def __init__(self, group: Any = None, device: torch.device | None = None) -> None:
         self._group = group
         self._device = device or torch.device("cpu")
         self.num_workers = torch.distributed.get_world_size(group)
+        self.rank = torch.distributed.get_rank(group)
+
+    def gather(self, own: T) -> list[T]:
+        gathered: list[Any] = [None] * self.num_workers
+        torch.distributed.all_gather_object(gathered, own, group=self._group)
+        return gathered
 
     def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
@@ -59,6 +76,7 @@ class ShardedWorkers(DistributedWorkers):
     """The processes of a group, each with a part of the model: see `sharding`."""
 
     adds_gradients = False
+    splits_batch = False
 
     def whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
         squared = norm.square()

@@ -82,10 +82,11 @@ class Advantages:
         needs_old = "old_log_probs" in self._takes or training.use_kl_in_reward
         if self._has_critic or (needs_old and not self._is_exact):
             outputs = learner.score(batch)
+            batch.learner_log_probs = outputs.log_probs.cpu()
             batch.values = _on_cpu(outputs.values)
             last_values = _on_cpu(outputs.last_values)
             if not self._is_exact:
-                batch.old_log_probs = outputs.log_probs.cpu()
+                batch.old_log_probs = batch.learner_log_probs
         if training.use_kl_in_reward or training.kl_loss_coef:
             batch.ref_log_probs = learner.reference_log_probs(batch).cpu()
         rewards = batch.need("rewards")

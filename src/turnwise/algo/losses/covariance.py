@@ -1,8 +1,8 @@
 """Clip-Cov and KL-Cov: hold back the few tokens that cost the most entropy.
 
 Entropy falls where a likely token has a high advantage: by the covariance of log-prob and
-advantage (Cui et al., https://arxiv.org/abs/2505.22617). Both losses pick such tokens over the
-whole batch they are given, so they are not the sum of their parts' losses.
+advantage (Cui et al., https://arxiv.org/abs/2505.22617). Which tokens these are is decided over a
+whole batch: by the loss itself, or, where it is computed in parts, before them (`selected`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from turnwise.algo.losses.policy import LossOptions, clip_range, is_above
 from turnwise.algo.losses.tiled import Metrics, TokenLoss, TokenTerms, tiled_loss
-from turnwise.algo.masked import as_mask, keep, masked_mean
+from turnwise.algo.masked import as_mask, wide
 from turnwise.errors import ConfigError
 
 
@@ -30,25 +30,31 @@ def compute_clip_cov_loss(
     clip_cov_lower: float = 1.0,
     clip_cov_upper: float = 5.0,
     generator: torch.Generator | None = None,
+    selected: torch.Tensor | None = None,
     **options: Unpack[LossOptions],
 ) -> tuple[torch.Tensor, Metrics]:
     """Clip-Cov: PPO's clip, and no gradient at all for a few high-covariance tokens.
 
     A share `clip_cov_ratio` of the tokens, drawn at random from those whose covariance lies
-    between the two bounds and which the clip leaves alone, is dropped from the loss.
+    between the two bounds and which the clip leaves alone, is dropped from the loss. `selected`
+    [B, T] says which they are, where this is a part of a batch (`select_clip_cov_tokens`).
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     mask = as_mask(response_mask)
-    with torch.no_grad():
-        ratio = (log_probs - old_log_probs).exp()
-        clipped_away = ratio.clamp(1.0 - low, 1.0 + high) * -advantages > -advantages * ratio
-        covariance = _covariance(log_probs, advantages, mask)
-        candidates = (covariance > clip_cov_lower) & (covariance < clip_cov_upper)
-        chosen = (candidates & mask & ~clipped_away).nonzero()
-        number = _count(clip_cov_ratio, mask, "clip_cov_ratio")
-        picked = chosen[torch.randperm(len(chosen), generator=generator)[:number].to(mask.device)]
-        dropped = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
-        dropped[picked[:, 0], picked[:, 1]] = 1.0
+    if selected is None:
+        selected = torch.zeros_like(mask)
+        selected[mask] = select_clip_cov_tokens(
+            old_log_probs[mask],
+            log_probs[mask],
+            advantages[mask],
+            clip_ratio,
+            clip_ratio_low=clip_ratio_low,
+            clip_ratio_high=clip_ratio_high,
+            clip_cov_ratio=clip_cov_ratio,
+            clip_cov_lower=clip_cov_lower,
+            clip_cov_upper=clip_cov_upper,
+            generator=generator,
+        )
 
     def token_loss(
         log_probs: torch.Tensor,
@@ -67,7 +73,35 @@ def compute_clip_cov_loss(
         metrics = {"clip_fraction": cut, "cov_fraction": dropped, "kl": -log_r, "ratio": ratio}
         return TokenTerms(losses, slopes, metrics)
 
-    return _with_choice(token_loss, old_log_probs, log_probs, advantages, dropped, mask, options)
+    return _with_choice(token_loss, old_log_probs, log_probs, advantages, selected, mask, options)
+
+
+@torch.no_grad()
+def select_clip_cov_tokens(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_ratio: float = 0.2,
+    *,
+    clip_ratio_low: float | None = None,
+    clip_ratio_high: float | None = None,
+    clip_cov_ratio: float = 0.0002,
+    clip_cov_lower: float = 1.0,
+    clip_cov_upper: float = 5.0,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """The tokens that Clip-Cov drops, of all policy tokens of a batch: [N] each -> [N] bool."""
+    low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
+    ratio = (log_probs - old_log_probs).exp()
+    clipped_away = ratio.clamp(1.0 - low, 1.0 + high) * -advantages > -advantages * ratio
+    covariance = _covariance(log_probs, advantages)
+    candidates = (covariance > clip_cov_lower) & (covariance < clip_cov_upper) & ~clipped_away
+    chosen = candidates.nonzero().squeeze(1)
+    number = _count(clip_cov_ratio, len(log_probs), "clip_cov_ratio")
+    order = torch.randperm(len(chosen), generator=generator)[:number].to(chosen.device)
+    selected = torch.zeros_like(candidates)
+    selected[chosen[order]] = True
+    return selected
 
 
 def compute_kl_cov_loss(
@@ -78,19 +112,22 @@ def compute_kl_cov_loss(
     *,
     kl_cov_ratio: float = 0.0002,
     kl_cov_coef: float = 1.0,
+    selected: torch.Tensor | None = None,
     **options: Unpack[LossOptions],
 ) -> tuple[torch.Tensor, Metrics]:
     """KL-Cov: no clip, but a penalty on the tokens of highest covariance.
 
-    L = −A r + β |log r| · [the token is among the top `kl_cov_ratio` of all by covariance]
+        L = −A r + β |log r| · [the token is among the top `kl_cov_ratio` of all by covariance]
+
+    `selected` [B, T] says which they are, where this is a part of a batch
+    (`select_kl_cov_tokens`).
     """
     mask = as_mask(response_mask)
-    with torch.no_grad():
-        covariance = _covariance(log_probs, advantages, mask)
-        flat = torch.where(mask, covariance, -torch.inf).flatten()
-        number = min(_count(kl_cov_ratio, mask, "kl_cov_ratio"), int(mask.sum()))
-        top = torch.zeros_like(flat, dtype=torch.float32)
-        top[flat.topk(number).indices] = 1.0
+    if selected is None:
+        selected = torch.zeros_like(mask)
+        selected[mask] = select_kl_cov_tokens(
+            old_log_probs[mask], log_probs[mask], advantages[mask], kl_cov_ratio=kl_cov_ratio
+        )
 
     def token_loss(
         log_probs: torch.Tensor,
@@ -106,23 +143,35 @@ def compute_kl_cov_loss(
         slopes = plain + kl_cov_coef * top * log_r.sign()
         return TokenTerms(losses, slopes, {"cov_fraction": top, "kl": -log_r, "ratio": ratio})
 
-    return _with_choice(
-        token_loss, old_log_probs, log_probs, advantages, top.view(mask.shape), mask, options
-    )
+    return _with_choice(token_loss, old_log_probs, log_probs, advantages, selected, mask, options)
 
 
-def _covariance(
-    log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
+@torch.no_grad()
+def select_kl_cov_tokens(
+    old_log_probs: torch.Tensor,
+    log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    *,
+    kl_cov_ratio: float = 0.0002,
 ) -> torch.Tensor:
-    """Each token's part of the covariance of log-prob and advantage, over the batch."""
-    log_probs, advantages = keep(log_probs, mask), keep(advantages, mask)
-    return (advantages - masked_mean(advantages, mask)) * (log_probs - masked_mean(log_probs, mask))
+    """The tokens that KL-Cov holds back, of all policy tokens of a batch: [N] each -> [N] bool."""
+    covariance = _covariance(log_probs, advantages)
+    number = _count(kl_cov_ratio, len(covariance), "kl_cov_ratio")
+    selected = torch.zeros_like(covariance, dtype=torch.bool)
+    selected[covariance.topk(min(number, len(covariance))).indices] = True
+    return selected
 
 
-def _count(ratio: float, mask: torch.Tensor, name: str) -> int:
+def _covariance(log_probs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
+    """Each token's part of the covariance of log-prob and advantage: [N]."""
+    log_probs, advantages = wide(log_probs), wide(advantages)
+    return (advantages - advantages.mean()) * (log_probs - log_probs.mean())
+
+
+def _count(ratio: float, num_tokens: int, name: str) -> int:
     if ratio <= 0:
         raise ConfigError(f"{name} got {ratio}, expected a number above 0")
-    return max(1, int(ratio * int(mask.sum())))
+    return max(1, int(ratio * num_tokens))
 
 
 def _with_choice(
@@ -130,14 +179,14 @@ def _with_choice(
     old_log_probs: torch.Tensor,
     log_probs: torch.Tensor,
     advantages: torch.Tensor,
-    choice: torch.Tensor,
+    selected: torch.Tensor,
     mask: torch.Tensor,
     options: LossOptions,
 ) -> tuple[torch.Tensor, Metrics]:
     return tiled_loss(
         token_loss,
         log_probs,
-        (old_log_probs, advantages, choice),
+        (old_log_probs, advantages, selected),
         mask,
         options.get("loss_agg_mode", "token-mean"),
         options.get("totals"),

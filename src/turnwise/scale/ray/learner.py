@@ -109,10 +109,13 @@ class RemoteLearner(Learner):
         self._policy = tuple(policy for _, policy in references)
         self._is_behind = True
         self.num_updates += 1
-        self.seen_log_probs = torch.from_numpy(sum(seen for _, seen, _ in told))
         for rank, (_, _, lines) in enumerate(told):
             log_for(f"learner {rank}", lines)
-        return together([figures for figures, _, _ in told])
+        # The workers agree on all figures: they are those of the whole batch.
+        figures, seen, _ = told[0]
+        self.seen_log_probs = torch.from_numpy(seen)
+        whole: dict[str, float] = figures
+        return whole
 
     def _on_parts(self, method: str, batch: PPOBatch) -> list[Any]:
         """Each worker computes some of the episodes."""
@@ -127,29 +130,6 @@ class RemoteLearner(Learner):
         if self._is_ahead:
             self._is_ahead = False
             self.group.load([ray.put(x) for x in learner_states(self, self.group.num_workers)])
-
-
-def together(figures: list[dict[str, float]]) -> dict[str, float]:
-    """The figures of an update from those of the workers.
-
-    The workers agree on all but what each measured on its own episodes.
-    """
-    tokens = [told.get("num_trained_tokens", 0.0) for told in figures]
-    whole = dict(figures[0])
-    for name in {name for told in figures for name in told if name.startswith("gap_")}:
-        found = [
-            (told[name], number)
-            for told, number in zip(figures, tokens, strict=True)
-            if name in told
-        ]
-        if name == "gap_max":
-            whole[name] = max(value for value, _ in found)
-        else:
-            total = sum(number for _, number in found) or 1.0
-            whole[name] = sum(value * number for value, number in found) / total
-    if "num_trained_tokens" in whole:
-        whole["num_trained_tokens"] = sum(tokens)
-    return whole
 
 
 def _joined(grids: tuple[torch.Tensor | None, ...]) -> torch.Tensor | None:
