@@ -32,9 +32,9 @@ test:  ## install, then run the tests
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 .PHONY: test-examples
-test-examples:  ## every file of examples/ in its quick mode
+test-examples:  ## every file of examples/ in its quick mode, and SmolLM2 as transformers reads it
 	@py=$(call env,dev)
-	$$py -m pytest tests/examples -n 2
+	TURNWISE_THOROUGH=1 $$py -m pytest tests/examples tests/models/test_smollm2.py -n 2
 
 .PHONY: test-faults
 test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_THOROUGH=1: more often

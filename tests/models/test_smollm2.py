@@ -1,5 +1,6 @@
 """SmolLM2 by name: the conversion is exact, and what is missing is named."""
 
+import os
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -153,6 +154,10 @@ def test_it_knows_where_paris_is(loaded):
     assert loaded.tokenizer.convert_tokens_to_ids("<file_sep>") not in conversation.stream.ids
 
 
+@pytest.mark.skipif(
+    not os.environ.get("TURNWISE_THOROUGH"),
+    reason="transformers takes half a minute to read the file; make test-examples does it",
+)
 def test_it_is_what_transformers_reads_from_the_file(loaded):
     if find_spec("accelerate") is None:
         pytest.skip("transformers reads GGUF weights only with accelerate")

@@ -117,15 +117,18 @@ def test_a_failure_is_an_outcome_and_the_others_keep_their_rewards():
         assert failure.error.startswith(words)
 
 
+released = threading.Event()
+
+
 def hang_plain(trajectory):
     if trajectory.seed == 1:
-        time.sleep(5.0)
+        released.wait(60)
     return 1.0
 
 
 async def hang_async(trajectory):
     if trajectory.seed == 1:
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(60)
     return 1.0
 
 
@@ -138,13 +141,15 @@ async def hang_and_swallow(trajectory):
 
 @pytest.mark.parametrize("reward_fn", [hang_plain, hang_async, hang_and_swallow])
 def test_a_call_that_hangs_is_cut_and_the_rest_goes_on(reward_fn):
+    released.clear()
     start = time.monotonic()
-    first, hung, last = score_trajectories(episodes(3), reward_fn, timeout=0.3)
-    assert time.monotonic() - start < 3.0
+    first, hung, last = score_trajectories(episodes(3), reward_fn, timeout=0.5)
+    released.set()
+    assert time.monotonic() - start < 30
     assert first == last == Reward(1.0)
     assert isinstance(hung, RewardFailure)
     assert hung.status is EpisodeStatus.REWARD_ERROR
-    assert f"reward function '{reward_fn.__name__}' took longer than 0.3 s" in hung.error
+    assert f"reward function '{reward_fn.__name__}' took longer than 0.5 s" in hung.error
 
 
 def test_waiting_for_a_place_does_not_count_against_the_deadline():
