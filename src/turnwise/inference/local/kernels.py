@@ -122,7 +122,10 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     best = 0
     for block in range(0, num_words, size):
         at = block + words
-        x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32) / heat
+        x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
+        # Rounded as IEEE says: the default division depends on what is compiled around it, and a
+        # graph's kernel is compiled with more around it than the one of a single step.
+        x = tl.div_rn(x, heat)
         top, where = tl.max(x, 0, return_indices=True)
         best = tl.where(top > largest, block + where, best)
         higher = tl.maximum(largest, top)
@@ -139,7 +142,8 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         is_found = 0
         for block in range(0, num_words, size):
             at = block + words
-            x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32) / heat
+            x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
+            x = tl.div_rn(x, heat)
             mass = tl.exp(x - largest)
             here = tl.sum(mass, 0)
             if (is_found == 0) & (before + here > target):
@@ -150,7 +154,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
                     token = found
                     is_found = 1
             before += here
-    chosen = tl.load(source + token).to(tl.float32) / heat
+    chosen = tl.div_rn(tl.load(source + token).to(tl.float32), heat)
     tl.store(tokens_out + cell, token)
     tl.store(log_probs_out + cell, chosen - largest - tl.log(total))
     if feedback:  # what was drawn is the next step's input
