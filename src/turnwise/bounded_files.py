@@ -13,9 +13,10 @@ import os
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from turnwise.errors import ConfigError
 
@@ -30,8 +31,12 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """The others cannot be read in pieces of bounded size."""
 
 
-def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The content of a plain file; never waits, as for the writer of a pipe."""
+@contextmanager
+def opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
+    """A plain file of at most that size, open for reading; never waits, as for a pipe's writer.
+
+    What goes wrong while it is read is an error about this file, too.
+    """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             about = os.fstat(file.fileno())
@@ -41,7 +46,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
                 raise ConfigError(
                     f"{path} has {about.st_size:,} bytes, expected at most {max_bytes:,}"
                 )
-            return file.read()
+            yield file
     except (FileNotFoundError, ConfigError):
         raise
     except IsADirectoryError:
@@ -50,6 +55,12 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the name
         raise ConfigError(f"cannot read {str(path)!r}: {error}") from error
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """The content of a plain file of at most that size."""
+    with opened(path, max_bytes) as file:
+        return file.read()
 
 
 def _without_waiting(path: str, flags: int) -> int:
@@ -109,30 +120,37 @@ def is_deeper(value: object, max_depth: int) -> bool:
 def read_archive(path: Path, wants: Callable[[str], bool], max_bytes: int) -> dict[str, bytes]:
     """The members of a zip file, such as numpy's .npz, that are wanted; `max_bytes` counts what
     they take unpacked, all together, and the file itself."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(read_bytes(path, max_bytes))) as archive:
-            members = [member for member in archive.infolist() if wants(member.filename)]
-            size = sum(member.file_size for member in members)
-            if size > max_bytes or len(members) > _MAX_MEMBERS:
-                raise ConfigError(
-                    f"{path} has {len(members)} members of {size:,} bytes, expected at most "
-                    f"{_MAX_MEMBERS} of {max_bytes:,}"
-                )
-            for member in members:
-                if member.compress_type not in _METHODS:
-                    raise ConfigError(
-                        f"{path}: {member.filename!r:.80} is compressed by method "
-                        f"{member.compress_type}, expected deflate"
-                    )
-            # A member never gives more than the size that it declares.
-            return {member.filename: archive.read(member) for member in members}
-    except (
-        *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError),
-        *(RuntimeError, NotImplementedError, OverflowError),  # encrypted, or of an odd version
-    ) as error:
-        if isinstance(error, FileNotFoundError | ConfigError):
+    with opened(path, max_bytes) as file:
+        try:
+            return _members(path, file, wants, max_bytes)
+        except ConfigError:
             raise
-        raise ConfigError(f"{path} is no whole zip file: {error}") from error
+        except (
+            *(zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError),
+            *(RuntimeError, NotImplementedError, OverflowError),  # encrypted, or of an odd version
+        ) as error:
+            raise ConfigError(f"{path} is no whole zip file: {error}") from error
+
+
+def _members(
+    path: Path, file: BinaryIO, wants: Callable[[str], bool], max_bytes: int
+) -> dict[str, bytes]:
+    with zipfile.ZipFile(file) as archive:
+        members = [member for member in archive.infolist() if wants(member.filename)]
+        size = sum(member.file_size for member in members)
+        if size > max_bytes or len(members) > _MAX_MEMBERS:
+            raise ConfigError(
+                f"{path} has {len(members)} members of {size:,} bytes, expected at most "
+                f"{_MAX_MEMBERS} of {max_bytes:,}"
+            )
+        for member in members:
+            if member.compress_type not in _METHODS:
+                raise ConfigError(
+                    f"{path}: {member.filename!r:.80} is compressed by method "
+                    f"{member.compress_type}, expected deflate"
+                )
+        # A member never gives more than the size that it declares.
+        return {member.filename: archive.read(member) for member in members}
 
 
 def parse_array(data: bytes, place: str) -> np.ndarray[Any, np.dtype[Any]]:

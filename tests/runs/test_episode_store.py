@@ -382,7 +382,7 @@ def test_a_file_that_is_not_whole_is_named(store, harm):
     else:
         data = bytearray(b"hello")
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match=r"step-00000001\.npz is no whole file of episodes"):
+    with pytest.raises(ConfigError, match=r"step-00000001\.npz is no whole zip file"):
         store.read(1)
 
 

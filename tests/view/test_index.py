@@ -150,8 +150,11 @@ class TestTheDatabase:
     def test_old_ones_are_removed(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         fresh, old = index_path(tmp_path / "a"), index_path(tmp_path / "b")
-        Index(fresh).close()
-        Index(old).close()
+        for path in (fresh, old):
+            made = Index(path)
+            with made.connection():
+                pass
+            made.close()
         foreign = fresh.with_name(f"abc-{VERSION + 1}.sqlite")
         foreign.touch()
         os.utime(old, (0, 0))

@@ -7,7 +7,7 @@ is kept for those only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -82,25 +82,60 @@ def pack(streams: Sequence[TokenStream], columns: Columns) -> dict[str, Array]:
     return packed
 
 
-def unpack(packed: Mapping[str, Array]) -> list[Row]:
-    """The rows again, in their order."""
-    ids, offsets = packed["ids"], packed["offsets"]
+def unpack(packed: Mapping[str, Array], place: str = "the columns") -> list[Row]:
+    """The rows again, in their order. What does not fit together is an error about `place`."""
+    _check_packed(packed, place)
+    ids, offsets = packed["ids"], packed["offsets"].astype(np.int64)
     mask = np.unpackbits(packed["mask"], count=len(ids)).astype(np.bool_)
     columns = {name: array for name, array in packed.items() if name not in _PLACES}
     if (bits := columns.pop(_LEARNER_BITS, None)) is not None:
         # Both are nearly equal, so their bits differ in the last places only: that packs well.
         columns[_LEARNER] = (bits ^ columns[_SAMPLER].view(np.uint32)).view(np.float32)
-    num_sampled = np.concatenate([np.zeros(1, np.int64), np.cumsum(mask)])[offsets]
+    bounds = list(pairwise(offsets.tolist()))
+    num_sampled = [int(np.count_nonzero(mask[start:end])) for start, end in bounds]
+    for name, column in columns.items():
+        if column.shape != (sum(num_sampled),):
+            raise ConfigError(
+                f"{place}: {name} has shape {column.shape}, expected ({sum(num_sampled)},): one "
+                "number for each sampled token"
+            )
+    sampled = pairwise(accumulate(num_sampled, initial=0))
     return [
         Row(
             ids[start:end],
             mask[start:end],
             {name: column[first:last] for name, column in columns.items()},
         )
-        for start, end, first, last in zip(
-            offsets[:-1], offsets[1:], num_sampled[:-1], num_sampled[1:], strict=True
-        )
+        for (start, end), (first, last) in zip(bounds, sampled, strict=True)
     ]
+
+
+def _check_packed(packed: Mapping[str, Array], place: str) -> None:
+    missing = [name for name in (*_PLACES, _SAMPLER) if name not in packed]
+    if missing:
+        raise ConfigError(f"{place} has no {missing[0]}, expected a column of that name")
+    ids, mask, offsets = (packed[name] for name in _PLACES)
+    is_sound = (
+        (ids.ndim, mask.ndim, offsets.ndim) == (1, 1, 1)
+        and ids.dtype.kind in "ui"
+        and offsets.dtype.kind in "ui"
+        and mask.dtype == np.uint8
+        and len(mask) == -(-len(ids) // 8)
+        and len(offsets) > 0
+        and offsets[0] == 0
+        and offsets[-1] == len(ids)
+        and bool((offsets[1:] >= offsets[:-1]).all())
+    )
+    if not is_sound:
+        raise ConfigError(f"{place}: ids, mask and offsets do not fit together")
+    for name in (_SAMPLER, _LEARNER_BITS):
+        kind = np.float32 if name == _SAMPLER else np.uint32
+        if name in packed and (packed[name].dtype != kind or packed[name].ndim != 1):
+            raise ConfigError(
+                f"{place}: {name} is of {packed[name].dtype}, expected {kind.__name__}"
+            )
+    if _LEARNER_BITS in packed and packed[_LEARNER_BITS].shape != packed[_SAMPLER].shape:
+        raise ConfigError(f"{place}: {_LEARNER_BITS} and {_SAMPLER} are not equally long")
 
 
 def _numpy(column: torch.Tensor | Array) -> Array:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from turnwise.errors import ConfigError
 from turnwise.reward import Reward
 from turnwise.runs.episode_columns import Array, Row
 from turnwise.runs.plain_json import plain_json
@@ -120,8 +121,17 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
     }
 
 
-def read_episode(data: Mapping[str, Any], rows: Sequence[Row]) -> StoredEpisode:
-    """An episode again, with the tokens of its agents."""
+def read_episode(
+    data: Mapping[str, Any], rows: Sequence[Row], place: str = "the file"
+) -> StoredEpisode:
+    """An episode again, with the tokens of its agents. Its text was checked (`check_text`)."""
+    for agent, row in zip(data["agents"], rows, strict=True):
+        for turn in agent["turns"]:
+            start, end = turn["tokens"]
+            if not start <= end <= len(row.ids):
+                raise ConfigError(
+                    f"{place}: a turn has the tokens {start} to {end} of {len(row.ids)}"
+                )
     return StoredEpisode(
         seed=data["seed"],
         group=data["group"],

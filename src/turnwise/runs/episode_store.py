@@ -7,16 +7,17 @@ import json
 import logging
 import re
 import zipfile
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from turnwise.bounded_files import parse_array, parse_json, read_archive
 from turnwise.errors import ConfigError
 from turnwise.runs.episode_columns import Array, Columns, check_columns, pack, unpack
 from turnwise.runs.episode_records import StoredEpisode, read_episode, write_episode
+from turnwise.runs.episode_schema import FORMAT, check_text
 
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("turnwise")
 _NAME = re.compile(r"([a-z][a-z-]*)-(\d{8,})\.npz")
 _TEXT = "episodes.json"
-_FORMAT = 1
+_ARRAY = ".npy"
+MAX_FILE_BYTES = 2**33
+"""Of one step, unpacked. Those who look at files of others take less."""
+_TEXT_SHARE = 4
+"""The text may be one part in so many of that: what it becomes takes many times as much."""
 
 Phase: TypeAlias = tuple[str, float, float]
 """A part of a step: its name, its begin and its end in seconds after the step's."""
@@ -36,9 +41,12 @@ class EpisodeStore:
     Nothing here stops a run: what cannot be kept is told once, and the run goes on without it.
     """
 
-    def __init__(self, folder: str | Path, budget_bytes: float) -> None:
+    def __init__(
+        self, folder: str | Path, budget_bytes: float, max_file_bytes: int = MAX_FILE_BYTES
+    ) -> None:
         self.folder = Path(folder)
         self.budget_bytes = budget_bytes
+        self._max_file_bytes = max_file_bytes
         self._used: int | None = None
         """Bytes of the files that are there; None: not counted yet."""
         self._is_full = False
@@ -83,40 +91,66 @@ class EpisodeStore:
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """The episodes of a step, in the order in which they were written."""
-        arrays, text = self._load(step, kind)
-        rows = iter(unpack(arrays))
+        arrays, text = self._load(step, kind, lambda name: True)
+        place = str(self._path(step, kind))
+        rows = unpack(arrays, place)
+        num_agents = sum(len(episode["agents"]) for episode in text["episodes"])
+        if len(rows) != num_agents:
+            raise ConfigError(
+                f"{place} has the tokens of {len(rows)} agents, expected those of {num_agents}"
+            )
+        each = iter(rows)
         return [
-            read_episode(episode, [next(rows) for _ in episode["agents"]])
+            read_episode(episode, [next(each) for _ in episode["agents"]], place)
             for episode in text["episodes"]
         ]
 
     def read_text(self, step: int, kind: str = "train") -> tuple[list[dict[str, Any]], list[int]]:
         """The episodes of a step as they are written, without their tokens, which take longer;
         and how many tokens each agent of each has."""
-        arrays, text = self._load(step, kind, ("offsets",))
-        return text["episodes"], np.diff(arrays["offsets"]).tolist()
+        arrays, text = self._load(step, kind, lambda name: name == "offsets")
+        offsets = arrays.get("offsets")
+        num_agents = sum(len(episode["agents"]) for episode in text["episodes"])
+        if offsets is None or offsets.shape != (num_agents + 1,):
+            raise ConfigError(
+                f"{self._path(step, kind)} has no offsets for the tokens of {num_agents} agents"
+            )
+        return text["episodes"], np.diff(offsets).tolist()
 
     def phases(self, step: int, kind: str = "train") -> list[Phase]:
         """The parts of a step, where they were told."""
-        return [tuple(phase) for phase in self._load(step, kind, ())[1].get("phases", ())]
+        _, text = self._load(step, kind, lambda name: False)
+        return [tuple(phase) for phase in text.get("phases", ())]
 
     def _load(
-        self, step: int, kind: str, members: Sequence[str] | None = None
+        self, step: int, kind: str, wants: Callable[[str], bool]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
+        """The arrays that are wanted, and the text."""
         path = self._path(step, kind)
         try:
-            arrays, text = _decode(path, members)
+            members = read_archive(
+                path,
+                lambda name: name == _TEXT or wants(name.removesuffix(_ARRAY)),
+                self._max_file_bytes,
+            )
         except FileNotFoundError:
             steps = ", ".join(map(str, self.steps(kind))) or "none"
             raise ConfigError(
                 f"{self.folder} has no {kind} episodes of step {step}. Steps that it has: {steps}."
             ) from None
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{path} is no whole file of episodes: {error}") from error
-        if text["format"] != _FORMAT:
+        if _TEXT not in members:
+            raise ConfigError(f"{path} is no file of episodes: it has no {_TEXT}")
+        data, place = members.pop(_TEXT), f"{path}: {_TEXT}"
+        if len(data) > self._max_file_bytes // _TEXT_SHARE:
             raise ConfigError(
-                f"{path} has format {text['format']}, expected {_FORMAT}: a newer turnwise wrote it"
+                f"{place} has {len(data):,} bytes, expected at most "
+                f"{self._max_file_bytes // _TEXT_SHARE:,}"
             )
+        text = check_text(parse_json(data, place), place)
+        arrays = {
+            name.removesuffix(_ARRAY): parse_array(member, f"{path}: {name}")
+            for name, member in members.items()
+        }
         return arrays, text
 
     def steps(self, kind: str = "train") -> list[int]:
@@ -178,7 +212,7 @@ def _encode(
             member = io.BytesIO()
             np.lib.format.write_array(member, array, allow_pickle=False)
             archive.writestr(_member(f"{name}.npy"), member.getvalue())
-        text: dict[str, Any] = {"format": _FORMAT, "episodes": episodes}
+        text: dict[str, Any] = {"format": FORMAT, "episodes": episodes}
         if phases:
             text["phases"] = [[name, round(a, 6), round(b, 6)] for name, a, b in phases]
         archive.writestr(_member(_TEXT), _json(text))
@@ -200,13 +234,6 @@ def _json(data: Any) -> bytes:
         return json.dumps(data, ensure_ascii=False, **options).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
         return json.dumps(data, **options).encode()
-
-
-def _decode(path: Path, members: Sequence[str] | None) -> tuple[dict[str, Array], dict[str, Any]]:
-    """These members, or all; and the text."""
-    with np.load(path, allow_pickle=False) as archive:
-        names = [name for name in archive.files if name != _TEXT] if members is None else members
-        return {name: archive[name] for name in names}, json.loads(archive[_TEXT])
 
 
 def _write(path: Path, data: bytes) -> None:

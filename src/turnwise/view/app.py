@@ -110,12 +110,14 @@ class Viewer:
         return json_bytes({"runs": [_state(run) for run in runs]})
 
     def _run(self, request: Request) -> ViewedRun:
-        return self.library.get(request.path_params["run"])
+        run = self.library.get(request.path_params["run"])
+        run.look()
+        return run
 
 
 def _state(run: ViewedRun) -> dict[str, Any]:
     told = run.summary()
-    names = ("key", "step", "status", "is_live", "num_episodes", "indexed")
+    names = ("key", "step", "status", "is_live", "num_episodes", "indexed", "problems")
     return {name: told[name] for name in names}
 
 

@@ -12,8 +12,9 @@ from turnwise.runs.episode_store import EpisodeStore, Phase
 from turnwise.view.folders import FileKey, FileStamp
 
 _MOST_FILES = 12
-_MOST_BYTES = 48 * 2**20
-"""Of the files on the disk, where they take a tenth of what they do here."""
+_MOST_BYTES = 2**29
+MAX_FILE_BYTES = 2**29
+"""Of one file, unpacked."""
 
 
 class DecodedFile(NamedTuple):
@@ -21,6 +22,13 @@ class DecodedFile(NamedTuple):
 
     episodes: list[StoredEpisode]
     phases: list[Phase]
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it takes: its tokens, and as much again for its texts."""
+        agents = [agent for episode in self.episodes for agent in episode.agents]
+        arrays = [array for a in agents for array in (a.ids, a.mask, *a.columns.values())]
+        return 2 * sum(array.nbytes for array in arrays)
 
 
 class DecodedFiles:
@@ -36,7 +44,7 @@ class DecodedFiles:
         with self._lock:
             found = self._files.get(name)
             if found is None:
-                store = EpisodeStore(folder, 0)
+                store = EpisodeStore(folder, 0, MAX_FILE_BYTES)
                 found = DecodedFile(store.read(key[1], key[0]), store.phases(key[1], key[0]))
                 self._files[name] = found
             self._files.move_to_end(name)
@@ -45,5 +53,5 @@ class DecodedFiles:
         return found
 
     def _is_too_much(self) -> bool:
-        size = sum(stamp.size for _, _, stamp in self._files)
+        size = sum(file.num_bytes for file in self._files.values())
         return len(self._files) > _MOST_FILES or size > _MOST_BYTES

@@ -28,6 +28,8 @@ _DAYS_KEPT = 60
 _BUSY_SECONDS = 15.0
 _MOST_IDLE = 4
 """Connections that are kept for the next who asks: each has a cache of its own."""
+_MOST_IDLE_IN_ALL = 64
+"""Of all runs: each is three open files, and a process may have 1,024."""
 
 # A message stands in `texts` once, however many episodes say it: prompts are all alike. The
 # search is for any part of a message, so its index is of three characters at a time; it need not
@@ -61,6 +63,25 @@ class Connection(sqlite3.Connection):
     """The text, and the version of the database in which `found` has its episodes."""
 
 
+class _IdleCount:
+    """How many connections are idle, of all indexes together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def add(self, number: int) -> bool:
+        """Count one more or fewer; False, and not counted, if there would be too many."""
+        with self._lock:
+            if self._number + number > _MOST_IDLE_IN_ALL:
+                return False
+            self._number += number
+            return True
+
+
+_IDLE = _IdleCount()
+
+
 class Index:
     """What is known of a run's episodes. May be used from many threads at once."""
 
@@ -68,10 +89,10 @@ class Index:
         self.path = path
         self._idle: queue.LifoQueue[tuple[int, Connection]] = queue.LifoQueue()
         self._lock = threading.Lock()
-        self._generation = 0
+        self.generation = 0
+        """Another number after the database was made anew."""
         self._is_closed = False
-        with self._lock:
-            self._prepare()
+        self._is_prepared = False
 
     # ---- opening ----
 
@@ -118,8 +139,8 @@ class Index:
     def _renew(self, generation: int) -> None:
         """Throw the database away and begin with an empty one, unless that was done already."""
         with self._lock:
-            if generation == self._generation:
-                self._generation += 1
+            if generation == self.generation:
+                self.generation += 1
                 self._remove()
                 self._prepare()
 
@@ -131,7 +152,12 @@ class Index:
     def _drain(self) -> None:
         with contextlib.suppress(queue.Empty):
             while True:
-                self._idle.get_nowait()[1].close()
+                self._take_idle()[1].close()
+
+    def _take_idle(self) -> tuple[int, Connection]:
+        found = self._idle.get_nowait()
+        _IDLE.add(-1)
+        return found
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
@@ -149,7 +175,7 @@ class Index:
             db.close()
             raise
         has_room = self._idle.qsize() < _MOST_IDLE and not self._is_closed
-        if generation == self._generation and has_room:
+        if generation == self.generation and has_room and _IDLE.add(1):
             self._idle.put((generation, db))
         else:
             db.close()
@@ -157,14 +183,17 @@ class Index:
     def _borrow(self) -> tuple[int, Connection]:
         while True:
             try:
-                generation, db = self._idle.get_nowait()
+                generation, db = self._take_idle()
             except queue.Empty:
                 break
-            if generation == self._generation:
+            if generation == self.generation:
                 return generation, db
             db.close()
         with self._lock:
-            return self._generation, self._connect()
+            if not self._is_prepared:  # not before it is needed: there may be thousands of runs
+                self._prepare()
+                self._is_prepared = True
+            return self.generation, self._connect()
 
     # ---- writing ----
 

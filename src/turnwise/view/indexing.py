@@ -8,20 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from turnwise.errors import ConfigError
 from turnwise.runs.episode_store import EpisodeStore
+from turnwise.view.decoded import MAX_FILE_BYTES
 from turnwise.view.folders import FileKey
 from turnwise.view.index import Connection, IndexBroken
 from turnwise.view.index_files import add_file, has_file, remove_file, stamp_text, stamps
-from turnwise.view.runs import Library, ViewedRun
-from turnwise.view.summaries import summarise
+from turnwise.view.runs import Library, ViewedRun, describe
+from turnwise.view.summaries import clean, summarise
 
 _LOG = logging.getLogger("turnwise")
 
 POLL_SECONDS = 1.0
 _FIND_SHARE = 20
 """Looking for runs in a large tree of folders may take one part in so many of the time."""
+_POLL_SHARE = 3
 _DOCTOR_SECONDS = 0.2
+_CONFIG_SECONDS = 0.5
+"""Of each round, in which settings are read only to see whether they can be."""
 _FIRST_BATCH_SECONDS = 0.05
 """Of a run that was never seen: somebody waits for it."""
 _BATCH_SECONDS = 0.4
@@ -55,17 +58,20 @@ class Watcher:
                 thread.join(timeout=5.0)
 
     def _poll(self) -> None:
-        while not self._stop.wait(POLL_SECONDS):
+        pause = POLL_SECONDS
+        while not self._stop.wait(pause):
+            started = time.monotonic()
             try:
                 changed = self._find()
                 for run in self._library.runs:
-                    changed |= run.look()
-                    changed |= run.metrics.examine(_DOCTOR_SECONDS)
+                    changed |= _look(run, started + _CONFIG_SECONDS)
                 self._work.set()
                 if changed:
                     self._on_change()
-            except Exception:
-                _LOG.exception("looking for changes failed; it is tried again")
+            except Exception as error:
+                _LOG.error("looking for changes failed and is tried again: %s", describe(error))
+            # Thousands of runs take their time; the page is to have the larger part of it.
+            pause = max(POLL_SECONDS, _POLL_SHARE * (time.monotonic() - started))
 
     def _find(self) -> bool:
         """Look for new runs; seldom where that takes long."""
@@ -90,22 +96,37 @@ class Watcher:
 
     def _bring_on(self, run: ViewedRun) -> bool:
         """One batch; whether there was anything to do."""
+        if run.is_indexed:
+            return False
         try:
             for _ in update_index(run):
                 self._on_change()
                 return True
         except (sqlite3.Error, IndexBroken, OSError) as error:
             _LOG.debug("the index of %s: %s; it is tried again", run.key, error)
-        except Exception:
-            _LOG.exception("indexing %s failed; it is tried again", run.key)
+        except Exception as error:
+            if run.note_failure(error):
+                self._on_change()
         return False
+
+
+def _look(run: ViewedRun, deadline: float) -> bool:
+    """Whether something changed; whatever is wrong with one run is no matter of the others."""
+    try:
+        changed = run.look() | run.metrics.examine(_DOCTOR_SECONDS)
+        if time.monotonic() < deadline:
+            run.config()
+        return changed
+    except Exception as error:
+        return run.note_failure(error)
 
 
 def update_index(run: ViewedRun) -> Iterator[None]:
     """Make the index what the files are, the newest steps first; yields after each batch."""
+    files = dict(run.episode_files)
     with run.index.connection() as db:
         known = stamps(db)
-    files = dict(run.episode_files)
+        run.note_indexed(db)
     stale = [key for key in known if key not in files]
     fresh = [key for key in files if known.get(key) != stamp_text(files[key])]
     run.num_indexed = len(files) - len(fresh)
@@ -114,6 +135,7 @@ def update_index(run: ViewedRun) -> Iterator[None]:
         with run.index.writing() as db:
             for key in stale:
                 remove_file(db, key)
+            run.note_indexed(db)
         yield
     while fresh:
         is_first = run.num_indexed == 0
@@ -123,18 +145,20 @@ def update_index(run: ViewedRun) -> Iterator[None]:
                 key = fresh.pop(0)
                 if not has_file(db, key, files[key]):
                     _add(db, run, key)
+            run.note_indexed(db)
         run.num_indexed = len(files) - len(fresh)
         yield
+    run.mark_indexed(files)
 
 
 def _add(db: Connection, run: ViewedRun, key: FileKey) -> None:
     stamp = run.episode_files.get(key)
     if stamp is None:  # it has gone meanwhile
         return
+    store = EpisodeStore(run.files.folder.episodes, 0, MAX_FILE_BYTES)
     try:
-        episodes, num_tokens = EpisodeStore(run.files.folder.episodes, 0).read_text(key[1], key[0])
-        summaries = summarise(episodes, num_tokens)
-    except (ConfigError, KeyError, TypeError, ValueError, StopIteration) as error:
-        add_file(db, key, stamp, [], str(error)[:500])
+        summaries = summarise(*store.read_text(key[1], key[0]))
+    except Exception as error:  # the file may be anything; the reason is shown
+        add_file(db, key, stamp, [], clean(describe(error)[:500]))
     else:
         add_file(db, key, stamp, summaries)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from turnwise.bounded_files import opened
+from turnwise.errors import ConfigError
 from turnwise.runs.doctor import Doctor, Finding
+from turnwise.runs.metrics_log import MAX_LINE_BYTES, decode_metrics
 
+MAX_BYTES = 2**28
+"""Of one file; what comes after is not shown."""
 _NUM_REMEMBERED = 256
 """Bytes before the place where reading goes on: a file that was rewritten has others there."""
 
@@ -34,33 +39,59 @@ class MetricsReader:
         self._before = b""
         self._doctor = Doctor()
         self._num_examined = 0
+        self._num_lines = 0
+        self._num_bad_lines = 0
+        self._first_problem: str | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """What cannot be read of the file; the rest of it is there."""
+        others = self._num_bad_lines - 1
+        more = f" ({others} more lines cannot be read)" if others > 0 else ""
+        return None if self._first_problem is None else f"{self._first_problem}{more}"
 
     def update(self, path: Path | None) -> None:
         """Read what is new."""
         with self._lock:
             try:
                 self._read_on(path)
-            except OSError:  # no metrics yet, or no longer
+            except FileNotFoundError:  # no metrics yet, or no longer
                 self._forget()
+            except ConfigError as error:
+                self._forget()
+                self._first_problem = str(error)
 
     def _read_on(self, path: Path | None) -> None:
         if path is None:
             raise FileNotFoundError
-        with open(path, "rb") as file:
-            inode = path.stat().st_ino
+        with opened(path, 2**62) as file:
+            inode = os.fstat(file.fileno()).st_ino
             start = max(self._offset - _NUM_REMEMBERED, 0)
             file.seek(start)
             if inode != self._inode or file.read(self._offset - start) != self._before:
                 self._forget()
                 file.seek(0)
             self._inode = inode
-            data = file.read()
+            data = file.read(MAX_BYTES - self._offset)
+            is_cut = bool(file.read(1))
         whole = data.rfind(b"\n") + 1
-        for line in data[:whole].splitlines():
-            if (step := _parsed(line)) is not None:
-                self.steps.append(step)
+        if len(data) - whole > MAX_LINE_BYTES:  # not a line that is being written
+            whole = len(data)
+        for line in data[:whole].removesuffix(b"\n").split(b"\n") if whole else ():
+            self._add_line(path, line)
+        if is_cut and self._first_problem is None:
+            self._first_problem = f"{path} is larger than {MAX_BYTES:,} bytes: the rest is left out"
         self._offset += whole
         self._before = (self._before + data[:whole])[-_NUM_REMEMBERED:]
+
+    def _add_line(self, path: Path, line: bytes) -> None:
+        self._num_lines += 1
+        try:
+            self.steps.append(decode_metrics(line))
+        except ConfigError as error:
+            self._num_bad_lines += 1
+            if self._first_problem is None:
+                self._first_problem = f"{path}, line {self._num_lines}: {error}"
 
     @property
     def last(self) -> dict[str, Any]:
@@ -121,15 +152,6 @@ def _told(step: float, finding: Finding) -> dict[str, Any]:
         "text": finding.text,
         "cure": finding.cure,
     }
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A line that somebody broke is left out; the run itself tells of it."""
-    try:
-        values = json.loads(line)
-    except ValueError:
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def _is_number(value: object) -> bool:

@@ -15,6 +15,9 @@ from turnwise.runs.episode_columns import Array
 from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.token_texts import TokenTexts
 
+_MAX_TOKENS = 2**20
+"""Of one agent; more would take gigabytes to send and to draw."""
+
 
 def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) -> dict[str, Any]:
     """The conversation, turn by turn."""
@@ -64,6 +67,11 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
             f"agent got {number}, and the episode has {len(episode.agents)}, counted from 0"
         )
     agent = episode.agents[number]
+    if len(agent.ids) > _MAX_TOKENS:
+        raise ConfigError(
+            f"the agent has {len(agent.ids):,} tokens, and at most {_MAX_TOKENS:,} can be shown. "
+            "Read them with turnwise.runs.episode_store.EpisodeStore."
+        )
     turns = np.full(len(agent.ids), -1)
     for place, turn in enumerate(agent.turns):
         turns[turn.tokens[0] : turn.tokens[1]] = place

@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from turnwise.errors import ConfigError
 from turnwise.runs.episode_records import StoredEpisode
 from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
-from turnwise.view.index import Index, IndexBroken, index_path
+from turnwise.view.index import Connection, Index, index_path
 from turnwise.view.metrics import MetricsReader
 from turnwise.view.query import overview
 from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
 
+_LOG = logging.getLogger("turnwise")
 _LOG_TAIL = 16_000
+_MAX_CONFIG_BYTES = 2**18
+_MAX_PROBLEMS = 5
+_MAX_PROBLEM = 500
+T = TypeVar("T")
 _PATIENCE_SECONDS = 0.1
 """For what the doctor says; what he has not read by then comes later."""
 _FRESH_SECONDS = 60.0
@@ -32,6 +39,14 @@ _COARSE_NS = 3_000_000_000
 
 class NotFound(ConfigError):
     """There is no such run or episode."""
+
+
+class _Seen(NamedTuple):
+    """A file as it was last read."""
+
+    stamp: FileStamp | None
+    value: Any
+    problem: str | None
 
 
 class ViewedRun:
@@ -45,6 +60,13 @@ class ViewedRun:
         self.episode_files: dict[FileKey, FileStamp] = {}
         """Those that there are; the index may not have them yet."""
         self.num_indexed = 0
+        self._num_episodes = 0
+        self._bad_files: tuple[int, str] | None = None
+        """How many files of episodes cannot be read, and why the first of them."""
+        self._indexed: object = None
+        self._failure: str | None = None
+        self._files_seen: dict[str, _Seen] = {}
+        self._updated: float | None = None
         self._decoded = decoded
         self._seen: object = None
         self._folder_stamp: FileStamp | None = None
@@ -53,15 +75,22 @@ class ViewedRun:
     # ---- what changed ----
 
     def look(self) -> bool:
-        """Read what is new; whether anything is."""
+        """Read what is new; whether anything is. What is wrong with the run is among `problems`."""
+        try:
+            return self._look()
+        except Exception as error:
+            return self.note_failure(error)
+
+    def _look(self) -> bool:
         folder = self.files.folder
-        stamps = [
-            self.files.stamp(path)
-            for path in (folder.status_file, folder.metrics_file, folder.config_file)
-        ]
         self._look_for_episodes()
         self.metrics.update(self.files.inside(folder.metrics_file))
-        seen = (stamps, self.episode_files, self.num_indexed, self.is_live)
+        paths = (folder.status_file, folder.metrics_file, folder.log_file)
+        stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
+        self._updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
+        self._status()
+        files = {name: seen.stamp for name, seen in self._files_seen.items()}
+        seen = (stamps[:2], files, self.episode_files, self.num_indexed, self.is_live)
         is_new, self._seen = seen != self._seen, seen
         return is_new
 
@@ -74,10 +103,8 @@ class ViewedRun:
 
     @property
     def updated(self) -> float | None:
-        folder = self.files.folder
-        paths = (folder.status_file, folder.metrics_file, folder.log_file)
-        stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
-        return max((stamp.changed / 1e9 for stamp in stamps), default=None)
+        """When it was last written to, as of the last look."""
+        return self._updated
 
     @property
     def is_live(self) -> bool:
@@ -88,11 +115,60 @@ class ViewedRun:
             return True
         return time.time() - (self.updated or 0.0) < _FRESH_SECONDS
 
+    # ---- what cannot be read ----
+
+    @property
+    def problems(self) -> list[str]:
+        """Why parts of the run are not shown, in words."""
+        found = [self._failure, self.metrics.problem]
+        found += [seen.problem for seen in list(self._files_seen.values())]
+        if self._bad_files is not None:
+            number, problem = self._bad_files
+            found.append(problem if number == 1 else f"{problem} ({number - 1} more files)")
+        return [problem[:_MAX_PROBLEM] for problem in found if problem][:_MAX_PROBLEMS]
+
+    def note_failure(self, error: Exception) -> bool:
+        """Remember what could not be read; logged once, and shown. Whether it is new."""
+        found = describe(error)
+        if found == self._failure:
+            return False
+        self._failure = found
+        _LOG.warning("the run %s cannot be read: %s", self.key, found)
+        return True
+
+    def _read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
+        """What a file holds, read again when it has changed; `empty` if that cannot be read."""
+        stamp, seen = self.files.stamp(path), self._files_seen.get(path.name)
+        if seen is not None and seen.stamp == stamp and stamp is not None:
+            value: T = seen.value
+            return value
+        problem, value = None, empty
+        try:
+            if (found := self.files.inside(path)) is not None:
+                value = read(found)
+            elif os.path.lexists(path):
+                problem = f"{path} is no plain file of the run"
+        except FileNotFoundError:
+            pass  # it went away meanwhile
+        except Exception as error:
+            problem = describe(error)
+        self._files_seen[path.name] = _Seen(stamp, value, problem)
+        return value
+
     # ---- what the page is told ----
 
     def summary(self) -> dict[str, Any]:
-        status = self._status()
-        step = self.metrics.last.get("step", status.get("step", 0))
+        """The run in the list of runs; one that cannot be read has its name and the reason."""
+        try:
+            return self._summary(self._status(), self.metrics.last, self.is_live)
+        except Exception as error:
+            self.note_failure(error)
+            return self._summary({}, {}, False)
+
+    def _summary(
+        self, status: Mapping[str, Any], last: Mapping[str, Any], is_live: bool
+    ) -> dict[str, Any]:
+        step = last.get("step", status.get("step", 0))
         return {
             "key": self.key,
             "path": os.fsencode(self.files.path).decode("utf-8", "replace"),
@@ -103,11 +179,12 @@ class ViewedRun:
             "total_steps": status.get("num_steps"),
             "started": self._started(),
             "updated": self.updated,
-            "num_episodes": self.num_episodes(),
-            "best_reward": self.metrics.best("reward"),
-            "last": self.metrics.last,
-            "is_live": self.is_live,
+            "num_episodes": self._num_episodes,
+            "best_reward": self.metrics.best("reward") if last else None,
+            "last": last,
+            "is_live": is_live,
             "indexed": self.indexed(),
+            "problems": self.problems,
         }
 
     def detail(self) -> dict[str, Any]:
@@ -117,7 +194,8 @@ class ViewedRun:
         return {
             **self.summary(),
             **choices,
-            "config": self._config(),
+            "config": self.config(),
+            "changes": self._changes(),
             **self.metrics.findings(),
             "log_tail": self._log_tail(),
         }
@@ -128,32 +206,42 @@ class ViewedRun:
             "of": len(self.episode_files),
         }
 
-    def num_episodes(self) -> int:
-        with contextlib.suppress(IndexBroken), self.index.connection() as db:
-            (number,) = db.execute("SELECT count(*) FROM episodes").fetchone()
-            return int(number)
-        return 0
+    def note_indexed(self, db: Connection) -> None:
+        """Remember what the index has now."""
+        (self._num_episodes,) = db.execute("SELECT count(*) FROM episodes").fetchone()
+        number, problem = db.execute(
+            "SELECT count(*), min(problem) FROM files WHERE problem IS NOT NULL"
+        ).fetchone()
+        self._bad_files = (number, problem) if number else None
+
+    def mark_indexed(self, files: Mapping[FileKey, FileStamp]) -> None:
+        """All of these files are in the index."""
+        self._indexed = self.index.generation, files
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether nothing has changed since all was put into the index."""
+        return self._indexed == (self.index.generation, self.episode_files)
 
     def _status(self) -> dict[str, Any]:
         folder = self.files.folder
-        if self.files.inside(folder.status_file) is None:
-            return {}
-        status: Any = folder.status
-        return status if isinstance(status, dict) else {}
+        return self._read(folder.status_file, lambda path: folder.status, {})
 
-    def _config(self) -> dict[str, Any]:
-        path = self.files.inside(self.files.folder.config_file)
-        try:
-            return {} if path is None else read_yaml(path)
-        except (OSError, ConfigError):
-            return {}
+    def _changes(self) -> list[dict[str, Any]]:
+        folder, none = self.files.folder, list[dict[str, Any]]()
+        return self._read(folder.changes_file, lambda path: folder.changes, none)
+
+    def config(self) -> dict[str, Any]:
+        """The settings; empty if they cannot be read. YAML takes its time."""
+        path = self.files.folder.config_file
+        return self._read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
 
     def _started(self) -> float | None:
         """The first line of the log says when it was written."""
         path = self.files.inside(self.files.folder.log_file)
         if path is None:
             return None
-        with contextlib.suppress(OSError, ValueError), open(path, "rb") as log:
+        with contextlib.suppress(OSError, ValueError, OverflowError), open(path, "rb") as log:
             line = log.read(19).decode("ascii", "replace")
             return time.mktime(time.strptime(line, "%Y-%m-%d %H:%M:%S"))
         return None
@@ -203,12 +291,18 @@ class ViewedRun:
         return self._texts[1]
 
 
+def describe(error: Exception) -> str:
+    """An error in one line; those that are not ours with their kind."""
+    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+
+
 class Library:
     """The runs that there are; new ones are found while it is open."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = list(places)
         self._runs: dict[Path, ViewedRun] = {}
+        self._keys: dict[str, ViewedRun] = {}
         self._decoded = DecodedFiles()
         self._lock = threading.Lock()
 
@@ -218,17 +312,19 @@ class Library:
         with self._lock:
             gone, new = self._runs.keys() - paths, paths - self._runs.keys()
             for path in gone:
-                self._runs.pop(path).index.close()
+                run = self._runs.pop(path)
+                del self._keys[run.key]
+                run.index.close()
             for path in sorted(new):
-                self._runs[path] = ViewedRun(self._free_key(path), path, self._decoded)
+                run = ViewedRun(self._free_key(path), path, self._decoded)
+                self._runs[path] = self._keys[run.key] = run
         return bool(gone or new)
 
     def _free_key(self, path: Path) -> str:
         """The folder's name, made unique; one that was given stays with its run."""
         name = re.sub(r"[^\w.+=-]+", "-", path.name, flags=re.ASCII) or "run"
-        taken = {run.key for run in self._runs.values()}
-        numbers = (f"{name}~{number}" for number in range(2, len(taken) + 3))
-        return next(key for key in (name, *numbers) if key not in taken)
+        numbered = (f"{name}~{number}" for number in count(2))
+        return next(key for key in chain([name], numbered) if key not in self._keys)
 
     @property
     def runs(self) -> list[ViewedRun]:
@@ -239,9 +335,9 @@ class Library:
 
     def get(self, key: str) -> ViewedRun:
         with self._lock:
-            for run in self._runs.values():
-                if run.key == key:
-                    return run
+            run = self._keys.get(key)
+        if run is not None:
+            return run
         raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
 
     def close(self) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import platform
 import socket
 import threading
+import time
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnwise.errors import ConfigError
 from turnwise.view.app import Viewer, make_app
@@ -23,6 +27,54 @@ from turnwise.view.runs import Library
 HOST = "127.0.0.1"
 PORT = 8765
 _NUM_TRIED = 100
+_FIRST_LOOK_SECONDS = 2.0
+REQUEST_SECONDS = 10.0
+"""A request that has not come whole by then is not waited for."""
+_MOST_CONNECTIONS = 500
+"""A browser opens six for each page; more than this get an answer that says so."""
+
+
+class DeadlineProtocol(H11Protocol):
+    """HTTP that closes a connection on which no whole request comes in time.
+
+    uvicorn itself waits for ever once a request has begun, so that a few hundred half requests
+    would take all the open files that a process may have.
+    """
+
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_waiting()
+
+    def _watch(self) -> None:
+        """Wait for the rest of a request, and no longer from its last byte than from its first."""
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        if self.conn.our_state in (h11.IDLE, h11.DONE, h11.MUST_CLOSE):  # no answer is under way
+            self.transport.close()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
 
 def serve(
@@ -38,8 +90,10 @@ def serve(
         remove_old_indexes()
         library = Library(places)
         library.find()
+        end = time.monotonic() + _FIRST_LOOK_SECONDS
         for run in library.runs:
-            run.look()
+            if time.monotonic() < end:  # the rest is looked at while the page is open
+                run.look()
         address = f"http://{HOST}:{number}/"
         num_runs = len(library.runs)
         tell(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
@@ -61,6 +115,8 @@ class ViewServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                http=DeadlineProtocol,
+                limit_concurrency=_MOST_CONNECTIONS,
                 timeout_graceful_shutdown=1,
             )
         )

@@ -6,13 +6,15 @@ A character can be several tokens, and a model can sample bytes that are no text
 from __future__ import annotations
 
 import codecs
-import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.bounded_files import parse_json, read_bytes
 from turnwise.errors import import_extra
+
+_MAX_BYTES = 2**27
 
 
 class TokenTexts:
@@ -31,14 +33,16 @@ class TokenTexts:
             return
         try:
             self._read(path)
-        except Exception as error:  # the file may be anything, and the rest is worth seeing
+        except BaseException as error:  # the file may be anything, and the rest is worth seeing
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise  # Rust's panics are no `Exception`
             self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
 
     def _read(self, path: Path) -> None:
         core = import_extra("tokenizers", "view")
-        text = path.read_text(encoding="utf-8")
+        text = read_bytes(path, _MAX_BYTES).decode()
+        data = parse_json(text, path.name)
         self._tokenizer = core.Tokenizer.from_str(text)
-        data = json.loads(text)
         kinds = set(_kinds(data.get("decoder")))
         as_bytes = (
             _of_alphabet if "ByteLevel" in kinds else _of_piece if "ByteFallback" in kinds else None

@@ -96,7 +96,7 @@ export function learnView(host, app) {
   function draw() {
     const run = details.get(route.run);
     drawHead(head, run, app.run());
-    drawDoctor(doctor, run.findings, pinned(), (step) =>
+    drawDoctor(doctor, run, pinned(), (step) =>
       change({ step: step === pinned() ? null : step }),
     );
     drawBar();

@@ -70,14 +70,26 @@ export function drawHead(head, run, state) {
   );
 }
 
-export function drawDoctor(place, findings, pinned, choose) {
+// What cannot be read of a run, with the reasons; the rest is shown as ever.
+function unreadable(problems) {
+  return h(
+    "div",
+    { class: "problem", role: "note" },
+    icon("alert"),
+    h("pre", { class: "words mono" }, `This run cannot be read whole.\n${problems.join("\n")}`),
+  );
+}
+
+export function drawDoctor(place, { findings, problems }, pinned, choose) {
+  const note = problems?.length ? unreadable(problems) : null;
   if (!findings?.length) {
-    fill(place);
+    fill(place, note);
     return;
   }
   const open = place.querySelector("details")?.open ?? findings.length <= 3;
   fill(
     place,
+    note,
     h(
       "details",
       { class: "card", open },

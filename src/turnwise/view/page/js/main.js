@@ -95,7 +95,8 @@ async function refreshRuns() {
 }
 
 let known = new Map();
-const mark = (one) => `${one.step} ${one.status} ${one.is_live} ${one.num_episodes}`;
+const mark = (one) =>
+  `${one.step} ${one.status} ${one.is_live} ${one.num_episodes} ${one.problems}`;
 
 async function onChange(runs) {
   const first = known.size === 0;

@@ -144,10 +144,15 @@ function menu(app, close) {
         {
           "aria-current": one.key === app.route.run ? "true" : null,
           onclick: () => close(),
-          title: one.path,
+          title: [one.path, ...(one.problems ?? [])].join("\n"),
         },
         h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
-        h("span", { class: "name" }, one.key, h("small", null, one.environment ?? "")),
+        h(
+          "span",
+          { class: "name" },
+          one.key,
+          h("small", null, one.problems?.length ? "cannot be read whole" : (one.environment ?? "")),
+        ),
         h(
           "span",
           { class: "num faint" },
@@ -161,9 +166,11 @@ function menu(app, close) {
 // A run that says it runs, and does not, was ended from outside.
 export function stateWord(run) {
   if (run.is_live) return "live";
+  if (run.problems?.length && !run.status) return "cannot be read";
   return run.status === "running" ? "ended without a word" : run.status || "unknown";
 }
 
 function hasFailed(run) {
+  if (run.problems?.length) return true;
   return !run.is_live && (run.status === "running" || run.status.startsWith("stopped"));
 }
