@@ -52,6 +52,25 @@ def _open_draft(path: Path) -> tuple[Path, int]:
         os.close(handle)  # another process took it for abandoned before it was locked
 
 
+def honour_umask(folder: Path) -> None:
+    """Give each file below `folder` the permissions that the umask gives.
+
+    Some libraries, safetensors among them, write files that only their owner may read. (The umask
+    itself cannot be read without changing it for all threads, so a file shows what it gives.)
+    """
+    probe = folder / f".mode-{secrets.token_hex(4)}"
+    handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        mode = os.fstat(handle).st_mode & 0o777
+    finally:
+        os.close(handle)
+        os.unlink(probe)
+    for place, _, names in os.walk(folder):
+        for path in (os.path.join(place, name) for name in names):
+            if not os.path.islink(path):
+                os.chmod(path, mode)
+
+
 def is_draft(name: str) -> bool:
     """Whether a file's name is that of one which is being written, or was when its writer died."""
     return name.startswith(".") and _MARK in name

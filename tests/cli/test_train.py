@@ -149,6 +149,19 @@ def test_a_finished_run_trains_on_and_a_fresh_one_begins_anew(turnwise, small, t
     assert "run folder runs/Coins-2" in fresh.out
 
 
+def test_every_file_of_a_run_and_of_an_export_is_as_the_umask_says(turnwise, small, tmp_path):
+    before = os.umask(0o027)
+    try:
+        assert turnwise("train", small, "training.eval_episodes=2", "--name", "first").code == 0
+        assert turnwise("export", "runs/first", "exported").code == 0
+    finally:
+        os.umask(before)
+    paths = [path for top in ("runs", "exported") for path in (tmp_path / top).rglob("*")]
+    assert [path for path in paths if path.suffix == ".safetensors"]
+    for path in paths:
+        assert oct(path.stat().st_mode & 0o777) == ("0o750" if path.is_dir() else "0o640"), path
+
+
 def test_an_estimate_measures_and_leaves_nothing(turnwise, small, tmp_path):
     more = ["training.warm_start=random", "training.warm_start_steps=3", "training.eval_episodes=2"]
     ran = turnwise("train", small, *more, "training.num_epochs=50", "--estimate")

@@ -10,7 +10,7 @@ import pytest
 
 from runs.saved_folders import in_child
 from turnwise import ConfigStore, whole_files
-from turnwise.whole_files import is_draft, remove_abandoned, write_whole
+from turnwise.whole_files import honour_umask, is_draft, remove_abandoned, write_whole
 
 STEPS = ("open", "write", "fsync", "replace", "close")
 
@@ -135,3 +135,22 @@ def test_only_drafts_without_a_writer_are_removed(tmp_path):
     remove_abandoned(tmp_path)
     assert set(os.listdir(tmp_path)) == {".lock", "saving-1"}
     remove_abandoned(Path(tmp_path, "none"))
+
+
+def test_a_folder_of_files_is_as_the_umask_says(tmp_path):
+    (tmp_path / "inner").mkdir()
+    for name in ("one", "inner/two"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o600)
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_text("")
+    outside.chmod(0o600)
+    (tmp_path / "link").symlink_to(outside)
+    before = os.umask(0o027)
+    try:
+        honour_umask(tmp_path)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.lstat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    assert modes == {"inner": modes["inner"], "one": 0o640, "two": 0o640, "link": modes["link"]}
+    assert outside.stat().st_mode & 0o777 == 0o600

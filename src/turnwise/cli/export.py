@@ -53,6 +53,7 @@ def export(
     from turnwise.cli.model_card import model_card
     from turnwise.models.load import without_progress_bars
     from turnwise.trainer.state import find_checkpoint, load_trained_model
+    from turnwise.whole_files import honour_umask
 
     with working(f"loading {run}"):
         found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
@@ -67,10 +68,8 @@ def export(
             loaded.model.save_pretrained(folder)
             loaded.tokenizer.save_pretrained(folder)
         card = model_card(Path(run), found.step, config, place.name, loaded.model.num_parameters())
-        readme = folder / "README.md"
-        readme.write_text(card, encoding="utf-8")
-        for file in folder.iterdir():  # safetensors writes files that nobody else may read
-            file.chmod(readme.stat().st_mode)
+        (folder / "README.md").write_text(card, encoding="utf-8")
+        honour_umask(folder)
 
     with working(f"writing {out}"):
         _make_whole(place, fill)

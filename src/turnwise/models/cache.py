@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from turnwise.errors import ConfigError
+from turnwise.whole_files import honour_umask
 
 
 def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
@@ -23,8 +24,10 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     draft: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{name}."))
+        draft = folder.with_name(f".{name}.{secrets.token_hex(4)}")
+        draft.mkdir()  # not mkdtemp, whose folders are their owner's alone
         fill(draft)
+        honour_umask(draft)
         draft.rename(folder)
     except OSError as error:
         if not folder.is_dir():  # if it is there by now, another process was first

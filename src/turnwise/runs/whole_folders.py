@@ -25,6 +25,7 @@ from pathlib import Path
 
 from turnwise.errors import CheckpointError
 from turnwise.runs.disk_errors import explained
+from turnwise.whole_files import honour_umask
 
 PATIENCE_S = 60.0
 """How long others may be busy with renames in a folder before we give up."""
@@ -84,6 +85,7 @@ def write_folder(
         with explained(path, temporary, num_bytes_expected, only_disk=True):
             fill(temporary)
         with explained(path, temporary, num_bytes_expected):
+            honour_umask(temporary)
             _sync_tree(temporary)
             sync(seal(temporary))
             sync(temporary)

@@ -14,6 +14,7 @@ import torch
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.models.load import without_progress_bars
+from turnwise.whole_files import honour_umask
 
 
 def find_config(paths: Iterable[str], *, trust_remote_code: bool) -> Any | None:
@@ -61,3 +62,4 @@ def write_checkpoint(
         )
     with without_progress_bars():
         model.save_pretrained(folder, state_dict=dict(weights))
+    honour_umask(folder)

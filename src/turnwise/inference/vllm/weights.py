@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import torch
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.whole_files import honour_umask
 
 NewWeights: TypeAlias = Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
 """Tensors by their Hugging Face names, or a folder with safetensors files."""
@@ -110,6 +111,7 @@ def written_folder(
         # The server may run as another user.
         os.chmod(folder, 0o755)
         save_file(_apart(weights), Path(folder) / "model.safetensors")
+        honour_umask(Path(folder))
         yield Path(folder)
 
 
