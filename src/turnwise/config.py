@@ -144,6 +144,12 @@ class TrainingConfig(Section):
     target_kl: Annotated[float, Gt(0)] | None = setting(
         None, "An update ends early when the policy has moved 1.5 times as far; none: never."
     )
+    max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
+        "auto",
+        "A run stops when the learner's log-probs differ by more from the sampler's: the largest "
+        "difference (auto: 0.01) where both compute in float32 on the same weights, else the mean "
+        "(auto: 0.5); null disables the check.",
+    )
     critic: Literal["shared", "separate"] = setting(
         "shared", "Where the value head sits, if one is needed: the policy's trunk or a copy."
     )

@@ -64,6 +64,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.entropy_coef": 0.01,
     "training.kl_loss_coef": 0.1,
     "training.target_kl": 0.1,
+    "training.max_log_prob_gap": 0.1,
     "training.critic": "separate",
     "training.value_coef": 0.9,
     "training.max_grad_norm": 0.5,

@@ -145,6 +145,32 @@ class TestDatasets:
             trainer.fit()
         assert first_words(trainer.run_folder, 1, "eval-greedy") == ["Held out."] * 2
 
+    def test_an_opening_that_comes_twice_in_a_step_is_not_played_twice_alike(self, tmp_path):
+        """Every request has its own seed, over steps, groups, members and rounds of replacement."""
+        openings = CustomEnvDataset(Echo, size=3, seed=100)
+        settings = (
+            *QUICK,
+            "training.adv_estimator=grpo",
+            "training.group_size=2",
+            "training.batch_size=6",
+            "training.resample=2",
+            "inference.max_tokens=1",
+        )
+        seeds = []
+        with small_trainer(tmp_path, Echo, *settings, dataset=openings) as trainer:
+            engine = trainer.machinery.engine
+            sample = engine.sample
+
+            async def recording(request):
+                seeds.append(request.seed)
+                return await sample(request)
+
+            engine.sample = recording
+            history = trainer.fit()
+        assert {m["num_episodes"] for m in history} == {12}
+        assert len(seeds) > 24
+        assert len(set(seeds)) == len(seeds)
+
     def test_openings_of_an_evaluation_keep_their_seed_too(self, tmp_path):
         openings = CustomEnvDataset(Echo, size=2, seed=500)
         settings = (*QUICK, "training.eval_episodes=3", "training.num_epochs=1")

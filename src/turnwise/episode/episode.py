@@ -140,7 +140,8 @@ class Episode:
             with self._parts.part("environment"):
                 timeout = self._clock.within(self._setup.limits.step_timeout)
                 prefix = await self._world.prefix(timeout)
-        seeds = (self.result.seed, self.result.member)
+        # The group too: two groups may start from the same seed, and must not say the same.
+        seeds = (self.result.seed, self.result.group, self.result.member)
         agent = self._agents[name] = Agent(self._setup, name, seeds)
         agent.record.trajectory.prompts = [prefix, told]
         agent.record.trajectory.seed = self.result.seed

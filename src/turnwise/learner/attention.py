@@ -90,11 +90,20 @@ def episode_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D]."""
-    if softcap is not None or attention_mask is not None:
-        raise NotImplementedError("this attention knows neither a softcap nor a mask of its own")
+    unknown = {
+        "a softcap": softcap,
+        "attention sinks": s_aux,
+        "a position bias": position_bias,
+        "a mask of its own": attention_mask,
+    }
+    for name, given in unknown.items():
+        if given is not None:
+            raise NotImplementedError(f"packed attention does not know {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if _has_kernel(query) and not episodes.has_shared:
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None

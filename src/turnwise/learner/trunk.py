@@ -5,8 +5,10 @@ Dropout stays off while learning: the ratio of PPO compares two policies, not tw
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -22,6 +24,9 @@ Layout: TypeAlias = Literal["packed", "padded"]
 
 # With more tokens to be read than this share, all are computed.
 _WORTH_SKIPPING = 0.8
+_LOG = logging.getLogger("turnwise")
+# A sliding window while a model is tried: shorter than the episodes that it is tried with.
+_PROBE_WINDOW = 3
 # What comes of a model that does not take our attention.
 _MISFITS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
 
@@ -60,11 +65,19 @@ class Trunk:
         tried: list[Layout] = [layout] if layout is not None else ["packed", "padded"]
         for self.layout in tried:
             try:
-                gap = self._gap_to_plain_forward()
+                with _short_windows(self.model, self._configs):
+                    gap = self._gap_to_plain_forward()
             except _MISFITS as error:
+                if _is_out_of_memory(error):
+                    raise
                 problem = error
                 continue
             if gap <= self._tolerance:
+                if problem is not None:
+                    _warn_once(
+                        f"{type(self.model).__name__}: episodes are padded to one length instead "
+                        f"of packed, which takes more time and memory. Reason: {problem}"
+                    )
                 self._find_last_mlp()
                 return
             problem = ValueError(f"its logits are {gap:.2g} away from those of a plain forward")
@@ -155,8 +168,9 @@ class Trunk:
         shape = (len(pack.lengths), max(pack.lengths))
         at = (pack.row_of, pack.positions)
         grid = ids.new_zeros(shape).index_put_(at, ids)
-        present = ids.new_zeros(shape).index_put_(at, torch.ones_like(ids))
-        output = self._body(input_ids=grid, attention_mask=present, use_cache=False)
+        # Without a mask: padding stands behind every token, where a causal model does not look. A
+        # mask can leave padding nothing to look at within its window, and NaN comes of that.
+        output = self._body(input_ids=grid, use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[at]
         return hidden
 
@@ -225,8 +239,10 @@ class Trunk:
         self._last_mlp = mlp
         try:
             got = self.hidden(ids, pack, read)[read]
-        except _MISFITS:
+        except _MISFITS as error:
             self._last_mlp = None
+            if _is_out_of_memory(error):
+                raise
             return
         if not torch.allclose(got, expected, rtol=self._tolerance, atol=self._tolerance):
             self._last_mlp = None
@@ -250,6 +266,43 @@ class Trunk:
         num_words = int(self.model.get_input_embeddings().num_embeddings)
         probe: torch.Tensor = torch.arange(length, device=self.model.device) * factor + 3
         return probe % num_words
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Policy, critic and reference are often models of one class."""
+    _LOG.warning(message)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether memory is what was missing; the CPU's allocator has no exception of its own."""
+    texts = ("out of memory", "allocate memory", "alloc_failed")
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
+    )
+
+
+@contextmanager
+def _short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
+    """Every sliding window and attention chunk of a model is `_PROBE_WINDOW` tokens long meanwhile.
+
+    A few tokens then reach past it, and show whether a forward keeps to it. Some layers read it
+    from their config, some from themselves.
+    """
+    names = ("sliding_window", "attention_chunk_size")
+    found = [
+        (holder, name, vars(holder)[name])
+        for holder in (*configs, *model.modules())
+        for name in names
+        if type(vars(holder).get(name)) is int
+    ]
+    try:
+        for holder, name, _ in found:
+            setattr(holder, name, _PROBE_WINDOW)
+        yield
+    finally:
+        for holder, name, value in found:
+            setattr(holder, name, value)
 
 
 def _without_wrapper(model: Any) -> Any:

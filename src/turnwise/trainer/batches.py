@@ -61,7 +61,8 @@ class Advantages:
         )
         self._training = training
         self._learner = learner
-        self._is_exact = sampler_is_exact
+        self.sampler_is_exact = sampler_is_exact
+        """Whether the engine's log-probs are those that the learner would compute."""
         self._has_critic = learner.model.has_critic
         estimator = get_advantage_estimator(training.adv_estimator)
         self._takes = inspect.signature(estimator).parameters
@@ -77,15 +78,15 @@ class Advantages:
         """Complete a batch in place; figures about it."""
         training, learner, figures = self._training, self._learner, dict[str, float]()
         last_values = None
-        batch.sampler_is_exact = self._is_exact
+        batch.sampler_is_exact = self.sampler_is_exact
         # Else the update can take them from its own forward.
         needs_old = "old_log_probs" in self._takes or training.use_kl_in_reward
-        if self._has_critic or (needs_old and not self._is_exact):
+        if self._has_critic or (needs_old and not self.sampler_is_exact):
             outputs = learner.score(batch)
             batch.learner_log_probs = outputs.log_probs.cpu()
             batch.values = _on_cpu(outputs.values)
             last_values = _on_cpu(outputs.last_values)
-            if not self._is_exact:
+            if not self.sampler_is_exact:
                 batch.old_log_probs = batch.learner_log_probs
         if training.use_kl_in_reward or training.kl_loss_coef:
             batch.ref_log_probs = learner.reference_log_probs(batch).cpu()

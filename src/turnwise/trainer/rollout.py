@@ -70,7 +70,7 @@ class Rollout:
         """The episodes of a step, counted from 0."""
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
-        collection = self._played(step, tasks, stop, on_episode)
+        collection = self._played((step, 0), tasks, stop, on_episode)
         dull = _dull_groups(collection)
         self.num_resampled = 0
         self.zero_variance = None
@@ -81,7 +81,7 @@ class Rollout:
             if not dull or self._group_size == 1:
                 break
             others = self._tasks(step, attempt, groups=sorted(dull))
-            replaced = self._played(step, others, stop, on_episode)
+            replaced = self._played((step, attempt), others, stop, on_episode)
             fresh = {r.group for r in replaced} - _dull_groups(replaced)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
             self.num_resampled += len(fresh)
@@ -106,16 +106,18 @@ class Rollout:
 
     def _played(
         self,
-        step: int,
+        names: tuple[int, int],
         tasks: Sequence[EpisodeTask],
         stop: StopRequest,
         on_episode: OnEpisode | None,
     ) -> Collection:
+        """The episodes of these tasks; `names` are step and attempt."""
         collector = self.collector
         if _are_openings(self._rows):
-            # An opening comes again with its seed each epoch; what is sampled then is to be new.
+            # An opening comes again with its seed: each epoch, and where it replaces a group that
+            # taught nothing. What is sampled then is to be new.
             collector = collector.sampling_with(collector.setup.sampling)
-            collector.setup.seed = derive_seed(self._training.seed, "sampling", step)
+            collector.setup.seed = derive_seed(self._training.seed, "sampling", *names)
         return run_tasks(collector, tasks, stop, on_episode)
 
     def _tasks(

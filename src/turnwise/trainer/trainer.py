@@ -30,6 +30,7 @@ from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
 from turnwise.trainer.figures import episode_figures, staleness
+from turnwise.trainer.gap import GapLimit
 from turnwise.trainer.recording import identity, recorded
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
@@ -240,12 +241,20 @@ class RayPPOTrainer:
                 figures |= parts.advantages.fill(batch, rows, step.baselines)
             with clock.timing("update"):
                 figures |= learner.update(batch)
+                self._check_gap(figures)
                 parts.publish_weights()
             columns = kept_columns(played, rows, batch, learner.seen_log_probs)
         self._watch_for_broken_steps(figures)
         if self._curriculum is not None and "success" in figures:
             self._curriculum.observe(figures["success"], figures["reward"])
         return {**figures, **clock.figures(played)}, played, columns
+
+    def _check_gap(self, figures: Metrics) -> None:
+        """Episodes of another model than the learner's teach it nothing of its own."""
+        parts, setting = self.machinery, self.config.training.max_log_prob_gap
+        limit = GapLimit.of(setting, parts.advantages.sampler_is_exact)
+        if limit is not None:
+            limit.check(figures, parts.collector.setup.sampling)
 
     def _watch_for_broken_steps(self, figures: Metrics) -> None:
         """A run of which nothing is learned any more should end, and say why."""

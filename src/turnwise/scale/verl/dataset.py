@@ -88,7 +88,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         row = self._rows[chosen]
         sampling = self._seed
         if isinstance(self._rows, CustomEnvDataset):
-            sampling = derive_seed(self._seed, "sampling", step)
+            sampling = derive_seed(self._seed, "sampling", step, 0)
         return seed_of(row, self._rows, seed), sampling, row
 
     def _opening(self, seed: int) -> dict[str, Any]:

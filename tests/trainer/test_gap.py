@@ -1,0 +1,84 @@
+"""A run whose episodes come from another model than the one that is trained stops."""
+
+import pytest
+import torch
+
+from trainer.worlds import Echo, small_model, small_trainer
+from turnwise import ConfigStore, TrainingStopped
+from turnwise.inference import SamplingParams, create_inference_engine
+from turnwise.trainer.gap import GapLimit
+
+NO_WARM_START = ("training.warm_start=null", "training.batch_size=4", "training.num_epochs=1")
+SHORT = (*NO_WARM_START, "training.steps_per_epoch=2")
+
+
+def sample_from(trainer, model):
+    """Let the trainer's episodes be played by a real engine on another model."""
+    engine = create_inference_engine(model, "local", tokenizer=trainer.machinery.tokenizer)
+    trainer.machinery.engine.close()
+    trainer.machinery.engine = trainer.machinery.collector.setup.engine = engine
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("more", [(), ("training.mini_batch_size=2", "training.update_epochs=2")])
+def test_episodes_of_another_model_stop_a_run(tmp_path, estimator, more):
+    overrides = (f"training.adv_estimator={estimator}", *more)
+    with small_trainer(tmp_path, Echo, *SHORT, *overrides) as trainer:
+        sample_from(trainer, small_model(seed=1)[0])
+        with pytest.raises(TrainingStopped, match=r"gap_max.*at most 0.01.*max_log_prob_gap"):
+            trainer.fit()
+    assert trainer.step == 0
+    assert not list((trainer.run_folder / "checkpoints").glob("step-*"))
+
+
+def test_a_model_that_differs_a_little_stops_a_run_and_one_that_does_not_goes_on(tmp_path):
+    other = small_model()[0]
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.05)
+    for name, model in (("other", other), ("same", small_model()[0])):
+        with small_trainer(tmp_path / name, Echo, *SHORT, "training.steps_per_epoch=1") as trainer:
+            sample_from(trainer, model)
+            if model is other:
+                with pytest.raises(TrainingStopped, match="another model"):
+                    trainer.fit()
+            else:
+                (metrics,) = trainer.fit()
+                assert metrics["gap_max"] < 1e-4
+
+
+def test_the_check_can_be_loosened_and_disabled(tmp_path):
+    for name, allowed in (("disabled", "null"), ("loose", "50")):
+        more = (f"training.max_log_prob_gap={allowed}", "training.steps_per_epoch=1")
+        with small_trainer(tmp_path / name, Echo, *SHORT, *more) as trainer:
+            sample_from(trainer, small_model(seed=1)[0])
+            (metrics,) = trainer.fit()
+            assert metrics["gap_max"] > 0.01
+
+
+def test_where_a_gap_is_expected_it_is_not_checked():
+    plain = SamplingParams(temperature=0.7)
+    limit = GapLimit.of("auto", is_exact=True)
+    with pytest.raises(TrainingStopped, match="7 nats"):
+        limit.check({"gap_max": 7.0}, plain)
+    limit.check({"gap_max": 0.009}, plain)
+    limit.check({"gap_max": 7.0, "weights_behind": 1}, plain)
+    limit.check({}, plain)
+    for sampling in (SamplingParams(top_p=0.9), SamplingParams(top_k=5), SamplingParams(min_p=0.1)):
+        limit.check({"gap_max": 7.0}, sampling)
+
+
+def test_other_precisions_are_judged_by_the_mean():
+    limit = GapLimit.of("auto", is_exact=False)
+    # As bfloat16 and quantised engines have it: single tokens far off, the mean close.
+    limit.check({"gap_max": 4.0, "gap_mean": 0.1}, SamplingParams())
+    with pytest.raises(TrainingStopped, match=r"on average by 7 nats.*gap_mean.*at most 0.5"):
+        limit.check({"gap_max": 12.0, "gap_mean": 7.0}, SamplingParams())
+    with pytest.raises(TrainingStopped, match=r"at most 0\.05"):
+        GapLimit.of(0.05, is_exact=False).check({"gap_mean": 0.1}, SamplingParams())
+    assert GapLimit.of(None, is_exact=True) is None
+
+
+def test_the_setting_takes_a_number_auto_or_null():
+    for text, value in (("auto", "auto"), ("0.5", 0.5), ("null", None)):
+        config = ConfigStore.load(overrides=[f"training.max_log_prob_gap={text}"])
+        assert config.training.max_log_prob_gap == value
