@@ -108,9 +108,10 @@ bench-train:  ## time a training step beside TRL's and AgileRL's, each in its ow
 	@py=$(call env,dev)
 	$$py bench/train_step.py
 
-test-gpu:  ## the algorithms and the local engine on a GPU; run it where torch sees one
+test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it where torch sees one
 	@$(PYTHON) bench/gpu/check.py
 	$(PYTHON) bench/gpu/local_check.py
+	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py
 
 .PHONY: docs newcomer
 docs:  ## build these pages into build/site; afterwards they need no network

@@ -13,6 +13,7 @@ from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_p
 from turnwise.inference.local import LocalEngine, UnsupportedModel
 from turnwise.inference.transformers import TransformersEngine
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PARAMS = [SamplingParams(), SamplingParams(0.7, top_k=20), SamplingParams(0.0)]
 
 
@@ -53,7 +54,7 @@ def converse_all(engine, *, num_turns=2):
 def check(model, conversations):
     """Every sampled token and its log-prob against one plain forward of its conversation."""
     for ids, turns in conversations:
-        logits = model(torch.tensor([ids])).logits[0]
+        logits = model(torch.tensor([ids], device=DEVICE)).logits[0].cpu()
         for request, result in turns:
             assert len(result.ids) == request.max_tokens
             start = len(request.prompt_ids)
@@ -61,7 +62,8 @@ def check(model, conversations):
             log_probs = sampling_log_probs(own, [request.sampling] * len(result.ids))
             chosen = log_probs.gather(1, torch.tensor(result.ids)[:, None]).squeeze(1)
             torch.testing.assert_close(torch.tensor(result.log_probs), chosen, atol=2e-4, rtol=0)
-            check_draws(request, result.ids, log_probs)
+            if DEVICE == "cpu":  # a GPU's random numbers are drawn by its kernel
+                check_draws(request, result.ids, log_probs)
 
 
 def check_draws(request, ids, log_probs):
@@ -78,7 +80,7 @@ def check_draws(request, ids, log_probs):
 
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_the_local_engine_samples_what_a_plain_forward_says(name, caplog):
-    model = make(SUPPORTED[name]())
+    model = make(SUPPORTED[name]()).to(DEVICE)
     # Prompts in chunks, and less memory than the conversations want.
     engine = LocalEngine(model, deterministic=False, cache_tokens=256, prefill_tokens=13)
     check(model, converse_all(engine))
@@ -89,7 +91,7 @@ def test_the_local_engine_samples_what_a_plain_forward_says(name, caplog):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, caplog):
     make_config, reason = REFUSED[name]
-    model = make(make_config())
+    model = make(make_config()).to(DEVICE)
     with pytest.raises(UnsupportedModel, match=rf"{reason}.*backend='transformers'"):
         LocalEngine(model)
     with caplog.at_level(logging.WARNING, "turnwise"):
@@ -101,7 +103,7 @@ def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])
 def test_deterministic_mode_holds_with_experts(name):
-    model = make(SUPPORTED[name]())
+    model = make(SUPPORTED[name]()).to(DEVICE)
     together = converse_all(LocalEngine(model), num_turns=1)
     for number in (0, 3):
         (request, result), *_ = together[number][1]
@@ -116,7 +118,7 @@ def test_deterministic_mode_holds_with_experts(name):
 def test_a_window_that_is_longer_than_a_step_is_kept():
     config = SUPPORTED["mistral"]()
     config.sliding_window, config.max_position_embeddings = 150, 512
-    model = make(config)
+    model = make(config).to(DEVICE)
     request = GenerationRequest(random_ids(random.Random(0), 300), 30, seed=1)
 
     async def sample(engine):
