@@ -272,7 +272,7 @@ def test_the_reward_wrapper_scores_as_verls_custom_functions_do() -> None:
     wrapper = EnvironmentRewardWrapper(Echo, lambda trajectory: trajectory.total_reward / 2)
     assert wrapper.compute_score("any", "four", None, {"seed": 3}) == 2.0
     with pytest.raises(ConfigError, match="tokenizer="):
-        wrapper(SimpleNamespace(batch={"responses": torch.zeros(1, 1)}))
+        wrapper(SimpleNamespace(batch={"responses": torch.tensor([[31_000]])}))
 
 
 # ---- the trainer before it has begun ----

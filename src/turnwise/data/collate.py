@@ -9,7 +9,7 @@ from turnwise.data.dataset import flat_ids
 from turnwise.errors import ConfigError
 
 
-def collate_fn(items: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dict[str, Any]:
+def collate_fn(data_list: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dict[str, Any]:
     """A batch of items, as torch's DataLoader wants it made.
 
     `input_ids` and `attention_mask` become tensors [num_items, longest], padded on the left: a
@@ -20,12 +20,12 @@ def collate_fn(items: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dic
     >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist(), batch["seed"]
     ([[0, 5], [6, 7]], [[0, 1], [1, 1]], [1, None])
     """
-    if not items:
+    if not data_list:
         raise ConfigError("there are no items to make a batch of")
-    keys = list(dict.fromkeys(key for item in items for key in item))
-    batch: dict[str, Any] = {key: [item.get(key) for item in items] for key in keys}
+    keys = list(dict.fromkeys(key for item in data_list for key in item))
+    batch: dict[str, Any] = {key: [item.get(key) for item in data_list] for key in keys}
     if "input_ids" in batch:
-        ids, mask = _padded(items, pad_token_id)
+        ids, mask = _padded(data_list, pad_token_id)
         batch |= {"input_ids": ids, "attention_mask": mask}
     return batch
 

@@ -18,6 +18,7 @@ from turnwise.episode import Episode, EpisodeResult, make_setup
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
+from turnwise.scale.verl.batch_rewards import TRAJECTORY
 from turnwise.scale.verl.names import PARTS
 from turnwise.scale.verl.parts import EpisodeParts, unpack
 from turnwise.scale.verl.server_engine import ServerEngine
@@ -78,7 +79,10 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             raise EpisodeFailed(
                 f"the episode with seed {result.seed} failed: {result.status}: {result.error}"
             )
-        return self._output(result)
+        output = self._output(result)
+        if parts.keeps_trajectories:
+            output.extra_fields[TRAJECTORY] = result.trajectory
+        return output
 
     def _output(self, result: EpisodeResult) -> EpisodeOutput:
         if len(result.agents) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any
 
@@ -24,7 +25,8 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
 
     Steps take `batch_size` rows, in order. With a tokenizer a row also has the opening's tokens
     (`input_ids`, `attention_mask`); VERL needs none, since its agent loop opens the episode.
-    `rows` is a dataset whose rows are the tasks; without one an episode has a seed alone.
+    `rows` is a dataset whose rows are the tasks; without one an episode has a seed alone. With
+    `in_order` row i is the dataset's row i, for samplers that choose among them.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         max_length: int = 512,
         held_out: bool = False,
+        in_order: bool = False,
         name: str = "environment",
     ) -> None:
         if size < 1 or batch_size < 1:
@@ -50,7 +53,14 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self._seed = seed
         self._max_length = max_length
         self._held_out = held_out_tasks(size, seed, rows) if held_out else None
+        self._in_order = in_order
         self._name = name
+
+    def without_tokens(self) -> CustomEnvironmentDataset:
+        """The same starts, without the tokens of their openings, which the agent loop makes."""
+        other = copy.copy(self)
+        other.tokenizer = None
+        return other
 
     def __len__(self) -> int:
         return self._size
@@ -84,7 +94,9 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         seed = derive_seed(self._seed, "train", step, 0, number)
         if self._rows is None:
             return seed, self._seed, None
-        chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
+        chosen = place % len(self._rows)
+        if not self._in_order:
+            chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
         row = self._rows[chosen]
         sampling = self._seed
         if isinstance(self._rows, CustomEnvDataset):

@@ -11,6 +11,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopManager, AgentLoopW
 
 from turnwise.errors import TrainingStopped
 from turnwise.scale.verl.agent_loop import FAILED, TOKEN_REWARDS
+from turnwise.scale.verl.batch_rewards import BatchScorer, score_batch
 
 
 class EpisodeLoopWorker(AgentLoopWorker):  # type: ignore[misc]  # VERL ships no types
@@ -33,11 +34,16 @@ class EpisodeLoopManager(AgentLoopManager):  # type: ignore[misc]
         self.agent_loop_workers_class = ray.remote(EpisodeLoopWorker)
         super().__init__(*args, **kwargs)
 
+    score: BatchScorer | None = None
+    """Scores whole batches, in this process; None: the episodes have their rewards already."""
+
     def generate_sequences(self, prompts: Any) -> Any:
         uids = prompts.non_tensor_batch["uid"]
         prompts.non_tensor_batch["session_id"] = _count_within(uids)
         output = super().generate_sequences(prompts)
         failed = output.non_tensor_batch.pop(FAILED)
+        if self.score is not None:
+            score_batch(self.score, output, prompts, failed)
         leave_out(output.batch, uids, failed, drops_groups=self.config.turnwise.drops_groups)
         return output
 

@@ -38,10 +38,16 @@ class EpisodeParts:
     limits: EpisodeLimits
     on_error: ErrorPolicy
     num_tries: int = 3
+    keeps_trajectories: bool = False
+    """Whether the driver wants the episodes themselves, to score whole batches of them."""
 
 
 def parts_of(
-    parts: UserParts, config: ConfigStore, engine: MultiTurnInferenceEngine | None = None
+    parts: UserParts,
+    config: ConfigStore,
+    engine: MultiTurnInferenceEngine | None = None,
+    *,
+    scores_batches: bool = False,
 ) -> EpisodeParts:
     """What a user gave, and what a multi-turn engine of theirs says about a conversation."""
     limits = parts.limits or limits_of(config)
@@ -55,13 +61,14 @@ def parts_of(
     on_error = config.training.on_error
     return EpisodeParts(
         parts.factory(config),
-        parts.reward_fn,
+        None if scores_batches else parts.reward_fn,
         tools,
         parser,
         system_prompt,
         limits,
         on_error,
         num_tries=3 if on_error == "retry" else 1,
+        keeps_trajectories=scores_batches,
     )
 
 

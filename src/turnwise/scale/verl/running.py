@@ -9,6 +9,7 @@ from typing import Any
 
 import turnwise
 from turnwise.errors import ConfigError, import_extra
+from turnwise.scale.verl.given import GivenParts
 from turnwise.scale.verl.handed import hand_over
 from turnwise.scale.verl.machine import Machine
 from turnwise.scale.verl.names import PLUGIN
@@ -86,31 +87,43 @@ def _python_path() -> str:
 class LegacyRun:
     """VERL's `RayPPOTrainer`."""
 
-    def __init__(self, config: Any, machine: Machine, train: Any, held_out: Any) -> None:
+    def __init__(
+        self, config: Any, machine: Machine, train: Any, held_out: Any, given: GivenParts
+    ) -> None:
         from verl.trainer.main_ppo_v0 import BaseTaskRunner
         from verl.trainer.ppo.ray_trainer import RayPPOTrainer
         from verl.utils.config import omega_conf_to_dataclass
         from verl.utils.dataset.rl_dataset import collate_fn
 
+        from turnwise.scale.verl.batch_rewards import reward_model, scorer_of
+
         runner = BaseTaskRunner()
         _, worker_group = runner.add_actor_rollout_worker(config)
         runner.add_critic_worker(config)
-        pools = runner.init_resource_pool_mgr(config)
+        pools = given.pools(runner, config)
         if machine.on_cpu:
             runner.role_worker_mapping = _on_cpu(runner.role_worker_mapping)
+        roles, judge = given.workers(runner.role_worker_mapping)
         model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
         self.trainer = RayPPOTrainer(
             config=config,
             tokenizer=model.tokenizer,
             processor=model.processor,
-            role_worker_mapping=runner.role_worker_mapping,
+            role_worker_mapping=roles,
             resource_pool_manager=pools,
             ray_worker_group_cls=worker_group,
             train_dataset=train,
             val_dataset=held_out,
-            collate_fn=collate_fn,
+            collate_fn=given.collate(collate_fn),
+            train_sampler=given.train_sampler,
+            device_name=given.device_name,
         )
         self.trainer.init_workers()
+        manager = self.trainer.async_rollout_manager
+        if judge is not None:
+            manager.score = reward_model(judge, config, pools, given.device_name)
+        elif given.reward_fn is not None:
+            manager.score = scorer_of(given.reward_fn)
 
     def fit(self) -> None:
         self.trainer.fit()
@@ -122,7 +135,7 @@ class LegacyRun:
 class NewerRun:
     """VERL's V1 trainer, which keeps its batches in a TransferQueue."""
 
-    def __init__(self, config: Any, machine: Machine, train: Any, held_out: Any) -> None:
+    def __init__(self, config: Any, machine: Machine, train: Any, held_out: Any, _: Any) -> None:
         self._queue = import_extra("transfer_queue", "verl")
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ, get_trainer_cls
 

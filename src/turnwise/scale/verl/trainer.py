@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,11 +16,12 @@ from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.models import model_folder
-from turnwise.reward import RewardFn
+from turnwise.reward import RewardFn, batch_type
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.scale.verl.compose import check, compose
 from turnwise.scale.verl.dataset import CustomEnvironmentDataset
+from turnwise.scale.verl.given import GivenParts
 from turnwise.scale.verl.handed import HELD_OUT, TRAIN
 from turnwise.scale.verl.machine import find_machine
 from turnwise.scale.verl.names import PARTS
@@ -41,6 +43,12 @@ class CustomRayPPOTrainer:
     The arguments are those of `RayPPOTrainer`; `verl_overrides` are written as VERL's command
     line takes them, such as `"trainer.use_v1=true"`, and stand above all else. Of a
     `multi_turn_engine` the turns, the system prompt and the tools are taken.
+
+    VERL's own arguments are passed on to its `RayPPOTrainer`: `role_worker_mapping` (worker
+    classes by role; others stay as VERL has them, and one for RewardModel scores every batch),
+    `resource_pool_manager`, `collate_fn`, `train_sampler` (over the rows of `train_dataset`) and
+    `device_name`; `val_dataset` is another name for `eval_dataset`. A `CustomEnvironmentDataset`
+    as `train_dataset` is taken as it is, and its environment is played.
     """
 
     def __init__(
@@ -60,15 +68,28 @@ class CustomRayPPOTrainer:
         multi_turn_engine: MultiTurnInferenceEngine | None = None,
         resume: Resume = "auto",
         verl_overrides: Sequence[str] = (),
+        val_dataset: Any = None,
+        role_worker_mapping: Mapping[Any, type] | None = None,
+        resource_pool_manager: Any = None,
+        collate_fn: Callable[[list[Any]], Mapping[str, Any]] | None = None,
+        train_sampler: Any = None,
+        device_name: str | None = None,
     ) -> None:
         self.config = (config or ConfigStore()).validate()
+        if device_name is not None:
+            model = dataclasses.replace(self.config.model, device=device_name)
+            self.config = dataclasses.replace(self.config, model=model)
+        eval_dataset = val_dataset if eval_dataset is None else eval_dataset
+        chosen = dataset if dataset is not None else train_dataset
+        if environment is None and isinstance(chosen, CustomEnvironmentDataset):
+            environment = chosen.environment
         self.metrics_history: list[Metrics] = []
         """The metrics of each step, under VERL's names, and `step` and `reward`."""
         self.run_folder: Path | None = None
         self._parts = UserParts(
             environment,
             reward_fn,
-            dataset if dataset is not None else train_dataset,
+            chosen,
             eval_dataset,
             tools,
             parser,
@@ -80,14 +101,30 @@ class CustomRayPPOTrainer:
         self._multi_turn = multi_turn_engine
         self._resume = resume
         self._overrides = list(verl_overrides)
+        reward_fn = self._parts.reward_fn
+        self._given = GivenParts(
+            role_worker_mapping or {},
+            resource_pool_manager,
+            collate_fn,
+            train_sampler,
+            device_name,
+            None if batch_type(reward_fn) is None else reward_fn,
+        )
         self._rows: Rows | None = self._parts.dataset
-        self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
+        self._has_verl_rows = isinstance(self._rows, CustomEnvironmentDataset)
+        standard = None if self._has_verl_rows else self._rows
+        self._eval_rows: Rows | None = self._parts.eval_dataset or standard
         # The same environment by its class and by `path.py:Class` is the same run.
         name = self._parts.environment_name
         self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"
         self._resume_from: Path | None = None
         self._run: LegacyRun | NewerRun | None = None
         self._has_ray = False
+
+    @property
+    def verl_trainer(self) -> Any:
+        """VERL's own trainer, while its workers run: after `fit` and before `cleanup`."""
+        return None if self._run is None else self._run.trainer
 
     @property
     def step(self) -> int:
@@ -123,6 +160,9 @@ class CustomRayPPOTrainer:
             "data.custom_cls.name": "HandedDataset",
             f"{PARTS}.drops_groups": self.config.training.on_error == "drop_group",
         }
+        if self._given.train_sampler is not None or self._has_verl_rows:
+            # As many passes as it takes; the steps are counted by themselves.
+            found["trainer.total_epochs"] = 10**6
         if self._resume_from is not None:
             found["trainer.resume_mode"] = "resume_path"
             found["trainer.resume_from_path"] = str(self._resume_from)
@@ -134,6 +174,11 @@ class CustomRayPPOTrainer:
             raise ConfigError(
                 f"training.on_error got {on_error!r}. VERL's V1 trainer goes on without the "
                 "episodes that failed; take 'retry', or trainer.use_v1=false."
+            )
+        if config.trainer.use_v1 and self._given.names:
+            raise ConfigError(
+                f"VERL's V1 trainer makes its own parts: {', '.join(self._given.names)} cannot be "
+                "given to it. Leave them out, or train with trainer.use_v1=false."
             )
         rollout = config.actor_rollout_ref.rollout
         episodes = config.data.train_batch_size * rollout.n
@@ -193,11 +238,15 @@ class CustomRayPPOTrainer:
         self._has_ray = True
         make = NewerRun if config.trainer.use_v1 else LegacyRun
         number = num_held_out or self.config.training.eval_episodes or _EVALUATED
-        self._run = make(config, machine, *self._datasets(config, num_steps, number))
+        datasets = self._datasets(config, num_steps, number)
+        self._run = make(config, machine, *datasets, self._given)
         return self._run
 
     def _send_parts(self, config: Any) -> None:
-        packed = pack(parts_of(self._parts, self.config, self._multi_turn))
+        scores_batches = self._given.scores_batches
+        packed = pack(
+            parts_of(self._parts, self.config, self._multi_turn, scores_batches=scores_batches)
+        )
         with import_extra("omegaconf", "verl").open_dict(config):
             config[PARTS].parts = packed
 
@@ -221,15 +270,29 @@ class CustomRayPPOTrainer:
         assert source is not None
         size = config.data.train_batch_size
         options: dict[str, Any] = {"seed": training.seed, "name": self._name}
-        # One step more than there is: VERL does not resume a loader that had come to its end.
-        return (
-            CustomEnvironmentDataset(
-                source, size=(num_steps + 1) * size, rows=self._rows, batch_size=size, **options
-            ),
-            CustomEnvironmentDataset(
-                source, size=num_held_out, rows=self._eval_rows, held_out=True, **options
-            ),
-        )
+        train: Any = self._rows
+        if isinstance(train, CustomEnvironmentDataset):
+            train = train.without_tokens()
+        else:
+            # One step more than there is: VERL does not resume a loader that had come to its end.
+            num_starts = (num_steps + 1) * size
+            in_order = self._rows is not None and self._given.train_sampler is not None
+            train = CustomEnvironmentDataset(
+                source,
+                size=len(train) if in_order else num_starts,
+                rows=train,
+                batch_size=size,
+                in_order=in_order,
+                **options,
+            )
+        held_out: Any = self._eval_rows
+        if isinstance(held_out, CustomEnvironmentDataset):
+            held_out = held_out.without_tokens()
+        else:
+            held_out = CustomEnvironmentDataset(
+                source, size=num_held_out, rows=held_out, held_out=True, **options
+            )
+        return train, held_out
 
     def _folder(self) -> RunFolder:
         if self.run_folder is not None:
