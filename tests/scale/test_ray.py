@@ -14,6 +14,7 @@ import pytest
 import turnwise
 from scale.rayed import (
     ON_RAY,
+    PPO,
     AlwaysDeadly,
     Deadly,
     arm,
@@ -22,7 +23,8 @@ from scale.rayed import (
     train,
 )
 from trainer.runs import Listener, episodes, metrics_of
-from trainer.worlds import Memory
+from trainer.worlds import Memory, small_trainer
+from turnwise import RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import importable_there
 
@@ -92,6 +94,21 @@ def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
     versions = {v for turns in tokens_and_versions(run[2]).values() for _, t in turns for _, v in t}
     assert versions == {1, 2, 3}  # the warm start's, then one more with each step
     assert ray.is_initialized()
+
+
+def test_a_reward_function_of_batches_is_called_here_with_all_workers_episodes(tmp_path):
+    calls = []
+
+    def score(data: RewardBatch) -> list[float]:
+        calls.append(os.getpid())
+        return [float(row) for row in range(len(data))]
+
+    settings = (*PPO, "training.warm_start=null", "ray.use_ray=true", "ray.num_actors=2")
+    with small_trainer(tmp_path, Memory, *settings, reward_fn=score) as trainer:
+        played = trainer.rollout()
+        assert trainer.train_step(played)["reward"] == 2.5
+    assert [result.reward.total for result in played] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert calls == [os.getpid()]
 
 
 def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
