@@ -13,10 +13,14 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV3Config,
+    Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    PhiConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_probs
@@ -37,6 +41,33 @@ CONFIGS: dict[str, Any] = {
     "mistral": MistralConfig(**SHAPE, sliding_window=37),
     "gpt2": GPT2Config(vocab_size=2000, n_embd=128, n_layer=3, n_head=4, n_positions=1024),
 }
+MORE: dict[str, Any] = {
+    "gemma3": Gemma3TextConfig(
+        **SHAPE,
+        head_dim=64,
+        sliding_window=37,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi": PhiConfig(**SHAPE),
+    "qwen3-moe": Qwen3MoeConfig(
+        **SHAPE, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=64
+    ),
+    "deepseek-v3": DeepseekV3Config(
+        **{**SHAPE, "num_key_value_heads": 4},
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
+}
+"""Architectures of which the log-probs alone are compared: windows on some layers, experts."""
 SAMPLING = [
     SamplingParams(),
     SamplingParams(0.7),
@@ -45,6 +76,12 @@ SAMPLING = [
     SamplingParams(top_p=0.8),
 ]
 LARGEST_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+
+
+def make_model(config: Any, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    return model.to("cuda", dtype).eval()
 
 
 def make_requests(number: int, params: list[SamplingParams]) -> list[GenerationRequest]:
@@ -84,7 +121,7 @@ def largest_gap(model: Any, requests: list[GenerationRequest], results: list[Any
 
 def check_log_probs(name: str, model: Any, kinds: str, params: list[SamplingParams]) -> None:
     engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768)
-    fused = engine._runner._fused is not None
+    fused, graphs = engine._runner._fused is not None, engine._graphs is not None
     requests = make_requests(100, params)
     results = run(engine, requests)
     assert [len(r.ids) for r in results] == [r.max_tokens for r in requests]
@@ -92,7 +129,10 @@ def check_log_probs(name: str, model: Any, kinds: str, params: list[SamplingPara
     again = run(engine, requests)
     same = sum(list(a.ids) == list(b.ids) for a, b in zip(results, again, strict=True))
     engine.close()
-    print(f"{name} {model.dtype} {kinds}: fused {fused}, gap {gap:.1e}, {same} of 100 again")
+    print(
+        f"{name} {model.dtype} {kinds}: fused {fused}, graphs {graphs}, gap {gap:.1e}, "
+        f"{same} of 100 again"
+    )
     # Equal logits are common in bfloat16: another rounding lets other tokens past a filter, and
     # the mass of the rest moves with them. There the plain requests are what can be compared.
     if kinds == "plain" or model.dtype == torch.float32:
@@ -134,14 +174,14 @@ def main() -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for dtype in (torch.float32, torch.bfloat16):
         for name, config in CONFIGS.items():
-            torch.manual_seed(0)
-            model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-            model.to("cuda", dtype).eval()
+            model = make_model(config, dtype)
             for kinds, params in (("plain", SAMPLING[:3]), ("all", SAMPLING)):
                 check_log_probs(name, model, kinds, params)
             check_same_bits(name, model)
             for deterministic in (True, False):
                 check_neighbours(name, model, deterministic)
+        for name, config in MORE.items():
+            check_log_probs(name, make_model(config, dtype), "plain", SAMPLING[:3])
     print("all as it should be")
 
 

@@ -3,6 +3,8 @@
 import asyncio
 import logging
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +101,15 @@ def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, 
     assert isinstance(engine, TransformersEngine)
     assert reason in caplog.text
     check(model, converse_all(engine, num_turns=1))
+
+
+def test_the_docs_list_what_is_tested_here():
+    page = Path(__file__).parents[2].joinpath("docs/inference.md").read_text()
+    section = page.split("### Architectures")[1].split("\n## ")[0]
+    quotes = re.findall(r"((?:^> .*\n)+)", section, re.MULTILINE)
+    supported, refused = (set(re.findall(r"`(\w+)`", quote)) for quote in quotes)
+    assert supported == {make_config().model_type for make_config in SUPPORTED.values()}
+    assert refused == {make_config().model_type for make_config, _ in REFUSED.values()}
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])

@@ -1,0 +1,122 @@
+"""A fast way that does not fit is given up aloud; memory that runs out is no misfit."""
+
+import logging
+
+import pytest
+import torch
+
+from inference.tiny_models import make_model, plain_log_probs, run_all
+from inference.zoo import SUPPORTED, make
+from turnwise.inference import GenerationRequest
+from turnwise.inference.local import LocalEngine, UnsupportedModel, fused
+from turnwise.inference.local.arena import Arena
+from turnwise.inference.transformers import TransformersEngine
+
+REQUEST = GenerationRequest(list(range(40)), 6, seed=3)
+
+
+def check(model, engine):
+    (result,) = run_all(engine, [REQUEST])
+    expected = plain_log_probs(model, REQUEST, list(result.ids))
+    torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
+
+
+def fail_with(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def is_fused(engine):
+    return engine._runner._fused is not None
+
+
+def test_a_relative_of_a_fused_family_that_differs_runs_by_its_own_modules(caplog):
+    """One that computes something else in a module of the name that the fused forward knows."""
+    model = make_model("llama")
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def halved(*args, **options):
+        output, weights = forward(*args, **options)
+        return 0.5 * output, weights
+
+    attention.forward = halved
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        engine = LocalEngine(model)
+    assert not is_fused(engine)
+    assert len(caplog.records) == 1
+    assert "fused forward is not used for LlamaForCausalLM" in caplog.text
+    assert "away from those of a plain forward" in caplog.text
+    check(model, engine)
+
+
+def test_a_fused_forward_that_raises_is_given_up_with_why(monkeypatch, caplog):
+    model = make_model("llama")
+    misfit = fail_with(RuntimeError("shapes cannot be multiplied"))
+    monkeypatch.setattr(fused.FusedForward, "_attention", misfit)
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        engine = LocalEngine(model)
+    assert not is_fused(engine)
+    assert "shapes cannot be multiplied" in caplog.text
+    check(model, engine)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError("of the host"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_out_of_memory_is_raised_as_what_it_is(monkeypatch, error):
+    with monkeypatch.context() as patch:
+        patch.setattr(fused.FusedForward, "_attention", fail_with(error))
+        with pytest.raises(type(error), match=str(error)):
+            LocalEngine(make_model("llama"))
+    for engine in (LocalEngine, TransformersEngine):
+        model = make_model("gpt2")
+        model.transformer.h[1].mlp.forward = fail_with(error)
+        with pytest.raises(type(error), match=str(error)):
+            engine(model)
+
+
+def test_a_window_that_only_the_mask_knows_is_kept(caplog):
+    """The attention modules say nothing of it, as some families' do not."""
+    model = make(SUPPORTED["qwen2"]())
+    for layer in model.model.layers:
+        layer.self_attn.sliding_window = None
+    engine = LocalEngine(model)
+    assert is_fused(engine)
+    check(model, engine)
+    assert not caplog.records
+
+
+def test_attention_that_does_not_keep_a_window_is_not_used(monkeypatch):
+    """The check when an engine is made goes past a window that no check of a few tokens reaches."""
+    config = SUPPORTED["mistral"]()
+    config.sliding_window, config.max_position_embeddings = 1500, 4096
+    model = make(config)
+    LocalEngine(model, deterministic=False).close()
+    attend = fused.Packed.attend
+
+    def attend_to_all(self, layer, query, scale, window=None):
+        return attend(self, layer, query, scale, None)
+
+    monkeypatch.setattr(fused.Packed, "attend", attend_to_all)
+    with pytest.raises(UnsupportedModel, match="away from those of a plain forward"):
+        LocalEngine(model, deterministic=False)
+
+
+def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch, caplog):
+    arena = Arena(256, 1, 1, 1, torch.float32, torch.device("cpu"), most_tokens=1024)
+    held = arena.take(256)
+    memory = fail_with(torch.OutOfMemoryError("CUDA out of memory"))
+    monkeypatch.setattr("turnwise.inference.local.arena._zeros", memory)
+    assert arena.take(256) is None
+    assert (arena.num_tokens, arena.largest) == (256, 256)
+    assert caplog.text.count("no memory to grow the KV cache") == 1
+    arena.give_back(held)
+    assert arena.take(256) == held
