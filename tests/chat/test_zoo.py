@@ -124,7 +124,9 @@ def test_whichever_token_ends_a_turn_ends_it_alone(name):
 def test_tool_results_are_messages_where_there_are_any(name):
     chat, layout = zoo_format(name), ZOO[name]
     result = {"role": "tool", "name": "look_up", "content": "5"}
-    if not takes(chat, OPENING, {"role": "assistant", "content": "a"}, result):
+    try:
+        chat.increment_ids([result, result], [])
+    except ConfigError:
         assert name in {"llama-2", "mistral-0.1", "gemma-2", "gemma-3"}
         return
     tools = [TOOL] if "look_up" in chat.render(opening_of(chat), tools=[TOOL]) else None
@@ -135,6 +137,9 @@ def test_tool_results_are_messages_where_there_are_any(name):
     if name == "mistral-0.3":
         assert '"call_id": "call00000"}[/TOOL_RESULTS]' in text
         assert '"call_id": "call00001"}[/TOOL_RESULTS]' in text
+    if name == "harmony":  # a result stands only after a call, which the agent wrote itself
+        assert "<|return|><|start|>functions.look_up to=assistant<|channel|>commentary" in text
+        assert "commentary json" not in text
     if name == "kimi-k2":
         assert "## Return of functions.look_up:1\n" in text
     if layout.results_rerender and name not in {"chatglm2", "vicuna"}:

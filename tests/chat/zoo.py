@@ -203,6 +203,7 @@ KIMI_K2 = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_assistant|>assistant<|im_middle|>' }}{%- endif -%}"""
 HARMONY = """\
+{%- set ns = namespace(called='') -%}
 {{- '<|start|>system<|message|>You are a model.<|end|>' -}}
 {%- if tools or messages[0].role == 'system' -%}
 {{ '<|start|>developer<|message|>' }}
@@ -220,11 +221,18 @@ HARMONY = """\
 {%- endif -%}
 {%- for m in messages if m.role != 'system' -%}
 {%- if m.role == 'assistant' -%}
+{%- if m.tool_calls -%}
+{%- set ns.called = m.tool_calls[0].function.name -%}
+{{ '<|start|>assistant to=functions.' + ns.called + '<|channel|>commentary json<|message|>'
+   + m.tool_calls[0].function.arguments | tojson + '<|call|>' }}
+{%- continue -%}
+{%- endif -%}
 {%- if '<|channel|>' in m.content -%}{{ raise_exception('no channels in texts') }}{%- endif -%}
 {{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}
 {{- '<|return|>' if loop.last and not add_generation_prompt else '<|end|>' }}
 {%- elif m.role == 'tool' -%}
-{{ '<|start|>functions.' + m.name + ' to=assistant<|channel|>commentary<|message|>'
+{%- if not ns.called -%}{{ raise_exception('no call before a result') }}{%- endif -%}
+{{ '<|start|>functions.' + ns.called + ' to=assistant<|channel|>commentary<|message|>'
    + m.content | tojson + '<|end|>' }}
 {%- else -%}{{ '<|start|>user<|message|>' + m.content + '<|end|>' }}
 {%- endif -%}
@@ -412,7 +420,7 @@ ZOO = {
     "harmony": Layout(
         HARMONY, "<|return|>", "<|startoftext|>", ("<|endoftext|>", *HARMONY_MARKS),
         ends=("<|return|>", "<|endoftext|>", "<|call|>"), stops=("<|return|>", "<|call|>"),
-        spoken="<|channel|>final<|message|>",
+        spoken="<|channel|>final<|message|>", results_rerender=False,
     ),
     "granite": Layout(
         GRANITE, "<|end_of_text|>", "<|end_of_text|>",

@@ -35,6 +35,7 @@ class Encoder:
         self._tokenizer = tokenizer
         self._control = control
         self._has_core = _core_of(tokenizer) is not None
+        self._unknown = getattr(tokenizer, "unk_token_id", None)
 
     @cached_property
     def quickly(self) -> Callable[[str], list[int]]:
@@ -79,6 +80,8 @@ class Encoder:
                 if token not in forbidden:
                     continue
                 first, last = _trimmed(text, start + place[0], start + place[1])
+                if token == self._unknown and text[first:last] != self._control.names[token]:
+                    continue  # not spelled: letters that the tokenizer does not know
                 # The last span that begins before its end is the one that may reach into it.
                 index = bisect_right(starts, last - 1) - 1
                 if last - first > 1 and index >= 0 and spans[index][1] > first:

@@ -106,6 +106,12 @@ class Endings:
             return self.stop_ids  # harmony: a turn has several messages
         return self.stop_ids | set(self._control.of(self._encode(self._next)))
 
+    @cached_property
+    def closers(self) -> frozenset[int]:
+        """Tokens with which the template or the agent ends a turn."""
+        closers = self.stop_ids - set(self._next_role_ids)
+        return closers if self._end_id is None else closers | {self._end_id}
+
     def num_closed(self, ids: Sequence[int], turn: Sequence[int]) -> int:
         """How many of the tokens after a turn's answer were sampled in the turn itself."""
         if not turn:
@@ -115,7 +121,7 @@ class Endings:
             return int(bool(ids) and ids[0] == last)
         if last in self.stop_ids:  # whichever token ended it, it needs no other end
             at = next((n for n, i in enumerate(ids) if i in self._control.ids), None)
-            return 0 if at is None or ids[at] not in self._closers else at + 1
+            return 0 if at is None or ids[at] not in self.closers else at + 1
         if not self.stop_strings:
             return 0
         closing = self.closing_ids
@@ -128,7 +134,7 @@ class Endings:
         """The stream with the template's end for each turn but the last, where a token ended it."""
         ended, done = [], 0
         for _, end in turns[:-1]:
-            if ids[end - 1] in self._closers:
+            if ids[end - 1] in self.closers:
                 ended += [*ids[done : end - 1], *([] if self._end_id is None else [self._end_id])]
                 done = end
         return [*ended, *ids[done:]]
@@ -161,11 +167,6 @@ class Endings:
         found = self._control.first(self._encode(self._next))
         is_end = found in (self._final_id, self._control.first(self._encode(self._again)))
         return found if is_end else None
-
-    @cached_property
-    def _closers(self) -> frozenset[int]:
-        closers = self.stop_ids - set(self._next_role_ids)
-        return closers if self._end_id is None else closers | {self._end_id}
 
     @cached_property
     def _next_role_ids(self) -> list[int]:

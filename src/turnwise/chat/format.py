@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Protocol
 
 from turnwise.chat.control import ControlTokens
@@ -113,11 +114,41 @@ class ChatFormat:
     def _places(self, text: str) -> list[tuple[int, int]]:
         return self._encoder.places(text)
 
+    def render_after_answer(self, messages: Sequence[Message]) -> str:
+        """The text that the template writes for messages after an answer of the agent."""
+        return self._render_after_answer(self._renderer.completed(messages)).text
+
     def _render_after_answer(
         self, messages: Sequence[Message], before: Sequence[Message] = (QUESTION, ANSWERED)
     ) -> OwnedText:
-        owned = self._renderer.render_owned(messages, before=before)
+        try:
+            owned = self._renderer.render_owned(messages, before=before)
+        except ConfigError:
+            if messages[0].get("role") != "tool":
+                raise
+            return self._render_after_call(messages, before)
         return owned.after(owned.text.index(ANSWER) + len(ANSWER))
+
+    def _render_after_call(
+        self, messages: Sequence[Message], before: Sequence[Message]
+    ) -> OwnedText:
+        """Tool results for templates that take them only after calls of tools.
+
+        The agent wrote its calls itself, so what is written from their end on is taken.
+        """
+        results = takewhile(lambda message: message["role"] == "tool", messages)
+        called: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [_call(result) for result in results],  # some templates write only one
+        }
+        owned = self._renderer.render_owned([called, *messages], before=before[:-1])
+        owned = owned.after(owned.text.find(ANSWER))
+        found = self.control.places(owned.text)
+        start = next((start for start, _, i in found if i in self._endings.closers), None)
+        if start is None or ANSWER not in owned.text:
+            raise ConfigError("the chat template does not end a call of a tool with a token")
+        return owned.after(start)
 
     @cached_property
     def _endings(self) -> Endings:
@@ -268,6 +299,13 @@ def _skeleton(history: Sequence[Message]) -> list[Message]:
     """The same roles with short texts, for templates that count; it ends with our answer."""
     roles = [message["role"] if message["role"] in ROLES else "user" for message in history[:-1]]
     return [*({"role": role, "content": "q"} for role in roles), ANSWERED]
+
+
+def _call(result: Message) -> Message:
+    """A call that a tool result answers."""
+    function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
+    call_id = result.get("tool_call_id") or "call00000"
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def _chosen_template(tokenizer: Any, template: str | None) -> str | None:

@@ -129,13 +129,7 @@ class Renderer:
     def _render(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
         try:
             with _limited():
-                text = self._tokenizer.apply_chat_template(
-                    list(messages),
-                    tools=list(tools) if tools else None,
-                    chat_template=self._own,
-                    add_generation_prompt=generation_prompt,
-                    tokenize=False,
-                )
+                text = self._apply(messages, tools, generation_prompt)
         except _TooLong as error:
             raise ConfigError(
                 f"the chat template did not come to an end: {error}. It probably loops; "
@@ -147,6 +141,23 @@ class Renderer:
                 f"the chat template does not take messages of the roles {roles}: {error}"
             ) from error
         return str(text)
+
+    def _apply(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> Any:
+        def apply(tools: list[Any] | None) -> Any:
+            return self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=tools,
+                chat_template=self._own,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+            )
+
+        if tools:
+            return apply(list(tools))
+        try:
+            return apply(None)
+        except TypeError:  # a template that is made for tools, and goes through a list of them
+            return apply([])
 
 
 def _check_depth(messages: Sequence[Message], tools: Tools) -> None:

@@ -11,7 +11,6 @@ from turnwise.tools import ActionParser, ToolCall, ToolDefinition
 
 _PROBE = ToolDefinition("turnwise_probe", "Nothing.")
 _ASKED: Message = {"role": "user", "content": "q"}
-_ANSWERED: Message = {"role": "assistant", "content": "a"}
 _ANSWER = "turnwiseResult5c1e"
 
 
@@ -42,7 +41,7 @@ class Abilities:
         """Whether there are messages of the role `tool`, several in a row too."""
         result = tool_message("f", _ANSWER)
         try:
-            text = self.chat.render([_ASKED, _ANSWERED, result, result])
+            text = self.chat.render_after_answer([result, result])
         except ConfigError:
             return False
         return text.count(_ANSWER) == 2
