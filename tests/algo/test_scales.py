@@ -85,6 +85,15 @@ def test_scores_that_differ_by_rounding_alone_count_as_equal(
     assert torch.all(advantages_of(name, make_batch(scores)) == 0)
 
 
+@pytest.mark.parametrize("name", sorted(ADVANTAGE_ESTIMATORS))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_is_not_hidden(name: str, bad: float) -> None:
+    """The update skips such a batch and counts it; it must not look like one of equal rewards."""
+    scores = torch.tensor([1.0, bad, 2.0, 3.0])
+    advantages = advantages_of(name, make_batch(scores, 3))
+    assert not bool(advantages.isfinite().all())
+
+
 def test_a_perfect_critic_leaves_nothing_to_whiten() -> None:
     """Advantages are then the rounding of returns and values, at whatever size these are."""
     random = torch.Generator().manual_seed(0)

@@ -87,9 +87,8 @@ class Groups:
         ids = self.ids.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
         largest = torch.zeros(self.num_groups, *x.shape[1:], dtype=x.dtype, device=x.device)
         largest.scatter_reduce_(0, ids, x.abs(), "amax")
-        return torch.where(
-            differences.abs() > self.resolution * largest[self.ids], differences, 0.0
-        )
+        is_rounding = differences.abs() <= self.resolution * largest[self.ids]
+        return torch.where(is_rounding, 0.0, differences)  # what is no number stays none
 
     def std(self, x: torch.Tensor) -> torch.Tensor:
         """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 when alone."""
