@@ -88,10 +88,10 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
 
 def _look_at_run(run: str, as_json: bool) -> None:
     from turnwise.runs.doctor import Doctor
-    from turnwise.runs.metrics_log import MetricsLog
+    from turnwise.runs.metrics_log import MetricsLog, numbers_of
 
     file = metrics_file(Path(run).expanduser())
-    steps = MetricsLog(file).read()
+    steps = [numbers_of(line) for line in MetricsLog(file).read()]
     if not steps:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     doctor = Doctor()

@@ -93,7 +93,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
 
 def _metrics(run: Path, step: int) -> Mapping[str, float]:
     """What the run's file says of the step; nothing if there is no such file or line."""
-    from turnwise.runs.metrics_log import MetricsLog
+    from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
     folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint lies two deep in it
@@ -101,7 +101,7 @@ def _metrics(run: Path, step: int) -> Mapping[str, float]:
         file = RunFolder(folder.expanduser()).metrics_file
         if file.is_file():
             found = [line for line in MetricsLog(file).read() if line.get("step") == step]
-            return found[-1] if found else {}
+            return numbers_of(found[-1]) if found else {}
     return {}
 
 

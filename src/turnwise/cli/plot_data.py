@@ -13,7 +13,7 @@ import numpy as np
 from turnwise.cli.common import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.runs.metrics_log import MetricsLog
+from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.run_folder import RunFolder
 
 Axis: TypeAlias = Literal["step", "episodes", "tokens", "minutes"]
@@ -110,7 +110,7 @@ def read_runs(places: Iterable[str]) -> list[Run]:
 
 def _read_run(file: Path) -> Run:
     name = os.path.relpath(file.parent)
-    rows = MetricsLog(file).read()
+    rows = [numbers_of(line) for line in MetricsLog(file).read()]
     if not rows:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     folder = RunFolder(file.parent)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError, import_extra
 
 FILE_KINDS = (".jsonl", ".json", ".parquet")
@@ -21,15 +22,23 @@ def read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
         if path.suffix not in FILE_KINDS:
             raise ConfigError(
                 f"{str(path)!r} is no file of a kind that is read: {', '.join(FILE_KINDS)}. "
-                "A single prompt goes into a list: [prompt]. A dataset of the Hugging Face hub is "
-                "loaded by its own package: datasets.load_dataset(name, split='train')."
+                "A single prompt goes into a list: [prompt]. A table such as .csv is given as "
+                "rows: pandas.read_csv(path).to_dict('records'). A dataset of the Hugging Face hub "
+                "is loaded by its own package: datasets.load_dataset(name, split='train')."
             )
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder, expected a file")
         if not path.is_file():
-            raise ConfigError(f"there is no file {path} (looked in {Path.cwd()})")
+            is_there = os.path.lexists(path)
+            what = "is no plain file" if is_there else f"is not there (looked in {Path.cwd()})"
+            raise ConfigError(f"there is no file {path}: it {what}")
         if path.stat().st_size == 0:
             raise ConfigError(f"{path} is empty, expected rows with a prompt")
         readers = {".jsonl": _read_lines, ".json": _read_array, ".parquet": _read_parquet}
-        yield from readers[path.suffix](path)
+        try:
+            yield from readers[path.suffix](path)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _read_lines(path: Path) -> Iterator[Placed]:
@@ -38,23 +47,21 @@ def _read_lines(path: Path) -> Iterator[Placed]:
         for number, line in enumerate(file, start=1):
             text = _decoded(line, f"{path}, line {number}").strip()
             if text:
-                yield f"{path}, line {number}", _parsed(text, f"{path}, line {number}")
+                yield f"{path}, line {number}", parse_json(text, f"{path}, line {number}")
 
 
 def _read_array(path: Path) -> Iterator[Placed]:
     """A JSON list of rows."""
     text = _decoded(path.read_bytes(), str(path))
     try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        if error.msg == "Extra data":
+        values = parse_json(text, str(path))
+    except ConfigError as error:
+        if "Extra data" in str(error):
             raise ConfigError(
-                f"{path} has more than one JSON value: line {error.lineno} begins another. Is it "
-                f"one a line? Then name it {path.with_suffix('.jsonl').name}."
+                f"{error}. It has more than one JSON value. Is it one a line? Then name it "
+                f"{path.with_suffix('.jsonl').name}."
             ) from None
-        raise ConfigError(
-            f"{path}, line {error.lineno} is no JSON: {error.msg} at column {error.colno}"
-        ) from None
+        raise
     if not isinstance(values, list):
         raise ConfigError(
             f"{path} holds a {type(values).__name__}, {text[:60].strip()!r} ..., expected a list "
@@ -74,8 +81,11 @@ def _read_parquet(path: Path) -> Iterator[Placed]:
                 for row in batch.to_pylist():
                     yield f"{path}, row {number}", row
                     number += 1
-    except arrow.ArrowException as error:
-        raise ConfigError(f"{path} cannot be read as Parquet: {error}") from error
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        # Damage shows as any of these, a name that is no UTF-8 among them.
+        raise ConfigError(
+            f"{path} cannot be read as Parquet, after {number} rows: {error}"
+        ) from error
 
 
 def _decoded(data: bytes, place: str) -> str:
@@ -83,14 +93,3 @@ def _decoded(data: bytes, place: str) -> str:
         return data.decode("utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
         raise ConfigError(f"{place} is not UTF-8: {error}. Save the file as UTF-8.") from None
-
-
-def _parsed(text: str, place: str) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{place} is no JSON: {error.msg} at column {error.colno}; it is {text[:60]!r}"
-        ) from None
-    except RecursionError:
-        raise ConfigError(f"{place} is nested too deeply; it begins with {text[:60]!r}") from None

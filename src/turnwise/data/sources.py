@@ -111,8 +111,14 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     # A table of pandas holds lists as arrays.
     row["prompt"] = prompt.tolist() if isinstance(prompt, np.ndarray) else prompt
     try:
-        if not prompt_of(row).text.strip():
+        text = prompt_of(row).text
+        if not text.strip():
             raise ConfigError(f"the prompt is empty: {prompt!r:.100}")
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{place}: the prompt is no text: {error}. Replace half surrogate pairs."
+        ) from None
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return row

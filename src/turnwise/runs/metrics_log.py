@@ -121,6 +121,11 @@ def decode_metrics(line: bytes) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers: what can be drawn, compared and formatted."""
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+
+
 def missing_steps(history: Iterable[Mapping[str, Any]], num_steps: int) -> str:
     """Which of the first `num_steps` steps have no line; empty if all have.
 

@@ -19,7 +19,7 @@ from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.runs.metrics_log import MetricsLog, missing_steps
+from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
 from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
@@ -88,7 +88,7 @@ class Records:
         for checkpoint in self.checkpoints.list():
             if checkpoint.step > step:
                 self.checkpoints.remove(checkpoint)
-        history: list[Metrics] = self._metrics.read()
+        history = [numbers_of(line) for line in self._metrics.read()]
         for metrics in history:
             self._doctor.look(metrics)
             self._last = metrics

@@ -7,13 +7,13 @@ is different: the environment's expert, chance, or a file of conversations.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from turnwise.bounded_files import parse_json
 from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
 from turnwise.data.order import rows_for_step
 from turnwise.env import BaseEnvironment, expert_player, random_player
@@ -117,7 +117,13 @@ def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
             "of conversations; there is no such file"
         )
     streams = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: {error}. Save the file as UTF-8.") from None
+    for number, line in enumerate(lines, 1):
         if line.strip():
             streams.append(conversation_stream(_messages(line, path, number), chat))
     if not streams:
@@ -146,7 +152,7 @@ def conversation_stream(messages: Sequence[Message], chat: ChatFormat) -> TokenS
 
 def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
     try:
-        row: Any = json.loads(line)
+        row: Any = parse_json(line, "it")
         messages = row["messages"] if isinstance(row, dict) else row
         roles = [message["role"] for message in messages]
         contents = [message["content"] for message in messages]
