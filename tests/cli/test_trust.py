@@ -1,7 +1,10 @@
 """A run folder from somebody else: no command runs its code unless the user says so."""
 
 import contextlib
+import os
+import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -231,6 +234,65 @@ def test_what_the_user_ran_before_needs_no_word(turnwise, received, tmp_path):
     trust._remembered.clear()  # as in another process, which knows only what was written
     ran = turnwise("eval", str(received), "--episodes", "1")
     assert ran.code == 0, ran.err
+
+
+def test_the_same_name_elsewhere_is_other_code(turnwise, received, tmp_path, monkeypatch):
+    """A module is looked for in the present folder, which may be the one that was received."""
+    marker = tmp_path / "marker"
+    own = tmp_path / "own"
+    own.mkdir()
+    harmless = ENVIRONMENT.format(marker=str(tmp_path / "harmless"))
+    (own / "maze_of_mine.py").write_text(harmless)
+    monkeypatch.chdir(own)
+    with pytest.raises(SystemExit):
+        main(["check-env", "maze_of_mine:Env", "--episodes", "1"])
+    assert (tmp_path / "harmless").exists()
+    change(received, environment__name="maze_of_mine:Env")
+    assert turnwise("eval", str(received), "--episodes", "1").code == 0  # still where it is known
+    trust._remembered.clear()
+    sys.modules.pop("maze_of_mine")
+    (received.parent / "maze_of_mine.py").write_text(ENVIRONMENT.format(marker=str(marker)))
+    for name in ("numpy", "rich", "typing_extensions"):
+        (received.parent / f"{name}.py").write_text(f"open({str(marker)!r}, 'w')")
+    monkeypatch.chdir(received.parent)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(own))])
+    path = list(sys.path)
+    assert turnwise("eval", str(received), "--episodes", "1").code == 2
+    assert not marker.exists()
+    assert sys.path == path
+
+
+def test_another_function_of_a_known_file_is_not_known(turnwise, received, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    with_evil_environment(received, tmp_path / "marker", place=own)
+    with pytest.raises(SystemExit):
+        main(["check-env", f"{own}/evil.py:Env", "--episodes", "1"])
+    change(received, environment__reward=f"{own}/evil.py:reward")
+    assert turnwise("eval", str(received), "--episodes", "1").code == 2
+
+
+def test_pickled_weights_are_not_unpickled(turnwise, received, tmp_path):
+    """transformers reads them with weights_only; this notices if that ever changes."""
+    marker = tmp_path / "marker"
+    folder = received / "model"
+    shutil.copytree(model_folder("tiny"), folder)
+    (folder / "model.safetensors").unlink()
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {marker}",)
+
+    with (folder / "pytorch_model.bin").open("wb") as file:
+        pickle.dump({"weight": Evil()}, file)
+    change(received, model__local_path=str(folder))
+    for command in (
+        ["eval", str(received)],
+        ["export", str(received), "out"],
+        ["chat", str(folder)],
+    ):
+        assert turnwise(*command).code != 0
+        assert not marker.exists(), command
 
 
 def test_an_environment_that_the_user_names_is_his_own(turnwise, received, tmp_path):

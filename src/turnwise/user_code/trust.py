@@ -12,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from turnwise.errors import ConfigError
@@ -106,12 +107,11 @@ def _location(target: str) -> str:
     """The same text for the same code, wherever it is named from."""
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
-        return f"file {Path(place).resolve()}"
+        return f"file {Path(place).resolve()}:{name}"
+    # Where the outermost package is; to look for an inner one would import it. The present folder
+    # comes first, as for a command that is about to import the module.
     top = place.partition(".")[0]
-    try:
-        spec = find_spec(top)  # of the outermost package: an inner one would import that
-    except (ImportError, ValueError, AttributeError):
-        spec = None
+    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
     inner = list(spec.submodule_search_locations or []) if spec else []
     origin = (inner[0] if inner else spec.origin) if spec else None
     return f"module {place}:{name} in {origin}"
@@ -128,6 +128,7 @@ def _remember(location: str) -> None:
         return
     _remembered.add(location)
     kind, _, path = location.partition(" ")
+    path = path.rpartition(":")[0] if kind == "file" else path
     known = _read()
     # What lies in a run folder may be exchanged together with the folder, so only for now.
     if location in known or (kind in ("file", "model") and is_in_run(Path(path, "x"))):
