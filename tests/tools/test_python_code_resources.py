@@ -233,6 +233,9 @@ def test_a_folder_with_odd_characters_can_be_shown(tmp_path: Path) -> None:
         place.chmod(0o755)
     (odd / "helper.py").write_text("x = 5\n")
     assert run("import helper; print(helper.x)", packages=[str(odd)]).output == "5\n"
+    nested = [str(odd), str(tmp_path)]  # in either order
+    for packages in (nested, nested[::-1]):
+        assert run("import helper; print(helper.x)", packages=packages).output == "5\n"
 
 
 def test_a_process_with_many_open_files_can_run_code() -> None:

@@ -109,7 +109,8 @@ def _wanted(packages: list[str]) -> list[str]:
     prefixes = sorted({sys.base_prefix, sys.base_exec_prefix})
     python = [f"{prefix}/{name}" for prefix in prefixes for name in ("lib", "lib64")]
     wanted: list[str] = []
-    for path in [*_SYSTEM_PATHS, *python, *packages]:
+    # Outer folders first: each is shown with all that is in it.
+    for path in sorted([*_SYSTEM_PATHS, *python, *packages], key=lambda path: path.count("/")):
         inside = any(f"{path}/".startswith(f"{other}/") for other in wanted)
         if os.path.exists(path) and not inside:
             wanted.append(path)
@@ -131,8 +132,11 @@ def _show_copy(path: str, source: str) -> bool:
     """
     if not os.path.isdir(source):
         return False
-    # By a name without the characters that mean something in the options.
-    system.mount(source, _LOWER, "", system.MS_BIND)
+    try:
+        # By a name without the characters that mean something in the options.
+        system.mount(source, _LOWER, "", system.MS_BIND)
+    except OSError:
+        return False
     os.makedirs(path)
     flags = system.MS_RDONLY | system.MS_NOSUID | system.MS_NODEV
     options = f"lowerdir={_LOWER}:{_EMPTY},redirect_dir=nofollow,metacopy=off"
