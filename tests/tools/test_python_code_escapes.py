@@ -392,6 +392,24 @@ def test_nothing_outside_can_be_written_or_changed(secret: Path) -> None:
     assert not Path("/written").exists()
 
 
+def test_devices_of_the_machine_stay_as_they_are() -> None:
+    """The user of a user namespace may own them: root does, in many containers."""
+    paths = [f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom")]
+    before = [(os.stat(path).st_mode, os.stat(path).st_mtime) for path in paths]
+    contained(f"""
+        for path in {paths!r}:
+            attempt("chmod " + path, lambda: os.chmod(path, os.stat(path).st_mode))
+            attempt("utime " + path, lambda: os.utime(path))
+            device = os.open(path, os.O_RDWR)
+            attempt("fchmod " + path, lambda: os.fchmod(device, os.stat(path).st_mode))
+            attempt("futime " + path, lambda: os.utime(device))
+        open("/dev/null", "w").write("x")
+        attempt("fchmod of the input", lambda: os.fchmod(0, os.fstat(0).st_mode))
+        attempt("utime of the input", lambda: os.utime(0))
+    """)
+    assert [(os.stat(path).st_mode, os.stat(path).st_mtime) for path in paths] == before
+
+
 def test_our_open_files_are_not_inherited(secret: Path) -> None:
     with open(secret) as file:
         os.set_inheritable(file.fileno(), True)

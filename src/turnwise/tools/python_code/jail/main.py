@@ -35,9 +35,7 @@ def main(status: int, parent: int) -> NoReturn:
     if os.getppid() != parent:
         os._exit(1)  # it died before it could be asked to take us along
     request = json.loads(sys.stdin.buffer.read())
-    quiet = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(quiet, 0)
-    os.close(quiet)
+    _read_nothing()
     if request["isolated"]:
         _watch(request, status)
     else:
@@ -45,6 +43,13 @@ def main(status: int, parent: int) -> NoReturn:
         _tell(status, "ready")
         os.close(status)
         run_program(request["code"], request["packages"])
+
+
+def _read_nothing() -> None:
+    """Make the standard input an empty one."""
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
 
 
 def _watch(request: dict[str, Any], status: int) -> NoReturn:
@@ -129,6 +134,7 @@ def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int, cal
             request["packages"], limits["disk_bytes"], limits["num_files"]
         ),
     )
+    _read_nothing()  # once more: the device of the new root, which is read-only
     _step(status, "limits", lambda: _limit(limits, own_user=True))
     _step(status, "rights", lambda: namespaces.become_nobody(user))
     # After the change of user, which would undo it.

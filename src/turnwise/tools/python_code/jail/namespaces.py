@@ -78,7 +78,9 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
                 if f"{package}/".startswith(f"{path}/"):
                     _refuse_doors(package)
     for name in _DEVICES:
-        _show(f"/dev/{name}", f"/old/dev/{name}", system.ATTR_NOSUID)
+        # Read-only, so that their owner cannot change who may use them; a device is written to
+        # all the same.
+        _show(f"/dev/{name}", f"/old/dev/{name}", system.ATTR_RDONLY | system.ATTR_NOSUID)
     os.mkdir(WORK_FOLDER)
     options = f"size={disk_bytes},nr_inodes={num_files},mode=1777"
     system.mount("tmpfs", WORK_FOLDER, "tmpfs", safe, options)
