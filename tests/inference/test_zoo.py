@@ -87,13 +87,19 @@ def test_the_local_engine_samples_what_a_plain_forward_says(name, caplog):
     engine = LocalEngine(model, deterministic=False, cache_tokens=256, prefill_tokens=13)
     check(model, converse_all(engine))
     assert engine.cache_in_use == 0
-    assert not [record for record in caplog.records if record.name.startswith("turnwise")]
+    # Experts and some rotary embeddings look at the device's numbers: no graph can be captured.
+    logged = [
+        record.getMessage() for record in caplog.records if record.name.startswith("turnwise")
+    ]
+    assert not [text for text in logged if DEVICE == "cpu" or "without captured graphs" not in text]
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, caplog):
     make_config, reason = REFUSED[name]
     model = make(make_config()).to(DEVICE)
+    if DEVICE == "cuda":
+        reason = "does not run on the local engine"  # it may fail there before it is looked at
     with pytest.raises(UnsupportedModel, match=rf"{reason}.*backend='transformers'"):
         LocalEngine(model)
     with caplog.at_level(logging.WARNING, "turnwise"):
@@ -115,12 +121,12 @@ def test_the_docs_list_what_is_tested_here():
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])
 def test_deterministic_mode_holds_with_experts(name):
     model = make(SUPPORTED[name]()).to(DEVICE)
-    together = converse_all(LocalEngine(model), num_turns=1)
+    together = converse_all(LocalEngine(model, deterministic=True), num_turns=1)
     for number in (0, 3):
         (request, result), *_ = together[number][1]
 
         async def alone(request=request):
-            with LocalEngine(model) as engine:
+            with LocalEngine(model, deterministic=True) as engine:
                 return await engine.sample(request)
 
         assert asyncio.run(alone()) == result
