@@ -16,6 +16,9 @@ from turnwise import (
     RewardBatch,
     RewardManager,
     Trajectory,
+    WeightedReward,
+    compute_reward,
+    score_trajectories,
 )
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.reward import batch_type
@@ -68,6 +71,16 @@ def test_a_batch_counts_and_gives_its_rows():
     assert list(data.batch.keys()) == ["responses", "state"]
     with pytest.raises(IndexError):
         data[2]
+
+
+def test_where_one_episode_is_scored_a_function_of_batches_is_refused():
+    for score in (
+        lambda: compute_reward(Trajectory(), None, of_ours),
+        lambda: score_trajectories([Trajectory()], of_ours),
+        lambda: WeightedReward({"all": (of_ours, 1.0)}),
+    ):
+        with pytest.raises(ConfigError, match="scores whole batches"):
+            score()
 
 
 # ---- responses without their episodes ----
@@ -132,9 +145,13 @@ def test_ids_of_another_model_need_its_tokenizer():
 
 def test_episodes_that_a_batch_carries_are_scored_as_they_are():
     played = Trajectory(actions=["a", "b"], rewards=[1.0, 2.0], infos=[{}, {"success": True}])
-    data = SimpleNamespace(batch={"responses": None}, non_tensor_batch={"trajectory": [played]})
+    columns = {"responses": None, "rm_scores": torch.tensor([[1.0, 2.0]])}
+    data = SimpleNamespace(batch=columns, non_tensor_batch={"trajectory": [played]})
     assert RewardManager(GAME)(data).tolist() == pytest.approx([3.0 + 5.0 + 0.3])
-    assert EnvironmentRewardWrapper(GAME, lambda t: 7.0)(data).tolist() == [7.0]
+    wrapper = EnvironmentRewardWrapper(GAME, lambda t: 7.0)
+    assert wrapper(data).tolist() == [7.0]
+    # What the agent loop of VERL has scored has its reward already.
+    assert wrapper(SimpleNamespace(batch=columns)).tolist() == [3.0]
 
 
 def test_the_wrapper_scores_a_single_trajectory_too():

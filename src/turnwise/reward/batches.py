@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from turnwise.reward.function import RewardFn
+from turnwise.errors import ConfigError
+from turnwise.reward.function import RewardFn, RewardFunction
 
 BATCH_TYPES = ("DataProto", "RewardBatch")
 """A function whose first argument is annotated as one of these scores a whole batch."""
@@ -109,6 +110,17 @@ def batch_type(function: RewardFn | None) -> type | str | None:
     else:
         name = getattr(kind, "__name__", "")
     return kind if name in BATCH_TYPES else None
+
+
+def of_one_episode(function: RewardFn | None) -> RewardFunction:
+    """A reward function for single episodes; one of whole batches is refused."""
+    if batch_type(function) is not None:
+        raise ConfigError(
+            "this reward function scores whole batches: its argument is a DataProto or a "
+            "RewardBatch. Give it to a trainer or an EpisodeCollector, which make one, or write a "
+            "function of (trajectory)."
+        )
+    return RewardFunction.of(function)
 
 
 def _parameters(function: RewardFn) -> list[inspect.Parameter]:

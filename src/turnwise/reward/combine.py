@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from turnwise.errors import ConfigError, RewardError
+from turnwise.reward.batches import of_one_episode
 from turnwise.reward.function import RewardFn, RewardFunction
 from turnwise.reward.result import Reward, add_rewards, count_turns
 from turnwise.types import Trajectory
@@ -66,4 +67,4 @@ def _read_part(name: str, part: object) -> tuple[RewardFunction, float]:
     function, weight = part
     if not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ConfigError(f"the weight of part {name!r} must be a finite number, got {weight!r}")
-    return RewardFunction.of(function), float(weight)
+    return of_one_episode(function), float(weight)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
-from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.reward.batches import of_one_episode
+from turnwise.reward.function import RewardFn
 from turnwise.reward.limit import RewardLimit
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
 from turnwise.types import EpisodeStatus, Trajectory
@@ -52,7 +53,7 @@ async def compute_reward_async(
     timeout: float | None = None,
 ) -> Reward:
     """`compute_reward` for async code; without a timeout, a plain function runs on the loop."""
-    function = RewardFunction.of(reward_fn)
+    function = of_one_episode(reward_fn)
     trajectory = Trajectory.of(trajectory)
     check_scorable(trajectory)
     return await function.score(trajectory, environment, timeout=timeout, inline=timeout is None)
@@ -96,7 +97,7 @@ async def score_trajectories_async(
     share. A call that takes longer than 5 seconds then no longer holds the others back. Without a
     timeout a plain function needs no thread and runs where it is called.
     """
-    function = RewardFunction.of(reward_fn)
+    function = of_one_episode(reward_fn)
     if max_concurrency is not None and max_concurrency < 1:
         raise ConfigError(f"max_concurrency must be at least 1, got {max_concurrency}")
     limit = RewardLimit(function, max_concurrency)

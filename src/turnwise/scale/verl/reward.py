@@ -23,11 +23,12 @@ from turnwise.types import Trajectory
 class EnvironmentRewardWrapper:
     """What the environment and `reward_fn` give for what VERL has sampled.
 
-    Called with a batch of VERL's it gives one reward a row: the one that the episode earned in the
-    agent loop, or else, for a batch that some other rollout made, what the environment says to the
-    response as its first action. Responses are texts, or token ids that `tokenizer` reads.
-    `compute_score` is the same for one response, with the arguments of VERL's custom reward
-    functions; a single trajectory is scored by `reward_fn`, so it can be a trainer's too.
+    Called with a batch of VERL's it gives one reward a row: `reward_fn`'s for the episode that the
+    batch carries, or the one that it earned in the agent loop, or else, for a batch that some other
+    rollout made, what the environment says to the response as its first action. Responses are
+    texts, or token ids that `tokenizer` reads. `compute_score` is the same for one response, with
+    the arguments of VERL's custom reward functions; a single trajectory is scored by `reward_fn`,
+    so it can be a trainer's too.
     """
 
     def __init__(
@@ -52,12 +53,12 @@ class EnvironmentRewardWrapper:
         """Rewards [B] of a `DataProto` or a `RewardBatch`; of one trajectory, its `Reward`."""
         if isinstance(data, Trajectory):
             return compute_reward(data, environment, self._reward_fn)
-        if "rm_scores" in data.batch:
-            earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
-            return earned
         carried = carried_trajectories(data)
         if carried is not None:
             return torch.tensor([self(trajectory).total for trajectory in carried])
+        if "rm_scores" in data.batch:
+            earned: torch.Tensor = data.batch["rm_scores"].sum(-1)
+            return earned
         texts = response_texts(data, self._tokenizer)
         rows = starts(data, len(texts))
         rewards = [
