@@ -38,7 +38,7 @@ async def converse(engine, prompt, number, num_turns):
 
 def converse_all(engine, *, num_turns=2):
     """Two groups with a shared prompt past every window, more than the cache holds at once."""
-    prompts = [random_ids(random.Random(seed), 8 * WINDOW + seed) for seed in (1, 4)]
+    prompts = [random_ids(random.Random(seed), 3 * WINDOW + 6 + seed) for seed in (1, 4)]
 
     async def gather():
         talks = [converse(engine, prompts[n // 2], n, num_turns) for n in range(4)]

@@ -5,7 +5,7 @@ import transformers as hf
 from transformers import AutoModelForCausalLM
 
 VOCAB_SIZE = 97
-WINDOW = 7
+WINDOW = 17
 _BASE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,

@@ -36,7 +36,7 @@ _BUDGET = 2 * 2**30
 """Bytes of the cache on a CPU where nothing is said; the system hands them out as they are used."""
 _FIRST_ON_GPU = 2**29
 """Bytes that it begins with on a GPU, where it grows."""
-_LONGEST_WINDOW = 2**15
+_LONGEST_WINDOW = 2**14
 """Tokens of the longest sliding window past which attention is computed when an engine is made."""
 
 

@@ -15,6 +15,10 @@ Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""
 
 
+_STEPS_BETWEEN_LOOKS = 8
+"""Thousands of turns may wait: looking at each of them in every step would take its time."""
+
+
 class Schedule:
     """The conversations of an engine. It decides; the engine computes.
 
@@ -49,8 +53,10 @@ class Schedule:
         return self._tile is not None
 
     def tick(self, waiting: deque[Turn]) -> None:
-        """A new step begins: turns that were aborted or overdue while they waited are over."""
+        """A new step begins; now and then, turns that wait are ended if they are overdue."""
         self._time += 1
+        if self._time % _STEPS_BETWEEN_LOOKS:
+            return
         for session in [s for s in self.preempted if s.turn is not None and _is_over(s.turn)]:
             self.end(session)
         for turn in [turn for turn in waiting if _is_over(turn)]:
@@ -70,6 +76,10 @@ class Schedule:
         index = 0  # of the next turn to look at; those before it are postponed
         while index < len(waiting) and len(self.running) < self._max_batch_size:
             turn = waiting[index]
+            if _is_over(turn):
+                del waiting[index]
+                self._settle(turn, None)
+                continue
             session = self._session_of(turn)
             if session.num_cached == 0:
                 session.opening = opening_of(session.ids)
