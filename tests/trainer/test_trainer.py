@@ -238,8 +238,13 @@ class TestDamage:
 
 class TestDisks:
     def test_a_full_one_while_saving(self, tmp_path, monkeypatch):
+        force = os.fsync
+
         def full(handle):
-            raise OSError(28, os.strerror(28))
+            """Full for checkpoints: without room for its status a run does not even begin."""
+            if "checkpoints" in os.readlink(f"/proc/self/fd/{handle}"):
+                raise OSError(28, os.strerror(28))
+            force(handle)
 
         listener = Listener()
         with small_trainer(tmp_path, Several, *QUICK, reporter=listener) as trainer:
