@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,12 @@ class RunFiles:
         """The file or folder, unless a link leads out of the run, or it is something else: to open
         a pipe would be to wait for whoever writes to it."""
         try:
+            mode = os.lstat(path).st_mode
+            if path.parent == self.path and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return path  # no link anywhere: the usual case, asked many times a second
             found = path.resolve(strict=True)
             is_plain = found.is_file() or found.is_dir()
-        except (OSError, RuntimeError):
+        except (OSError, RuntimeError, ValueError):
             return None
         return found if is_plain and found.is_relative_to(self.path) else None
 

@@ -96,7 +96,7 @@ class Watcher:
 
     def _bring_on(self, run: ViewedRun) -> bool:
         """One batch; whether there was anything to do."""
-        if run.is_indexed:
+        if run.is_indexed or (not run.episode_files and not run.index.path.exists()):
             return False
         try:
             for _ in update_index(run):

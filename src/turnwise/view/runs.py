@@ -67,6 +67,7 @@ class ViewedRun:
         self._failure: str | None = None
         self._files_seen: dict[str, _Seen] = {}
         self._updated: float | None = None
+        self._began: float | None = None
         self._decoded = decoded
         self._seen: object = None
         self._folder_stamp: FileStamp | None = None
@@ -108,7 +109,7 @@ class ViewedRun:
 
     @property
     def is_live(self) -> bool:
-        if self._status().get("status") != "running":
+        if self._last_status().get("status") != "running":
             return False
         lock = self.files.stamp(self.files.path / ".lock")
         if lock is not None and lock.inode in _locked_inodes():
@@ -160,7 +161,7 @@ class ViewedRun:
     def summary(self) -> dict[str, Any]:
         """The run in the list of runs; one that cannot be read has its name and the reason."""
         try:
-            return self._summary(self._status(), self.metrics.last, self.is_live)
+            return self._summary(self._last_status(), self.metrics.last, self.is_live)
         except Exception as error:
             self.note_failure(error)
             return self._summary({}, {}, False)
@@ -223,6 +224,11 @@ class ViewedRun:
         """Whether nothing has changed since all was put into the index."""
         return self._indexed == (self.index.generation, self.episode_files)
 
+    def _last_status(self) -> dict[str, Any]:
+        """The status as of the last look: there may be thousands of runs to list."""
+        seen = self._files_seen.get(self.files.folder.status_file.name)
+        return self._status() if seen is None else dict(seen.value)
+
     def _status(self) -> dict[str, Any]:
         folder = self.files.folder
         return self._read(folder.status_file, lambda path: folder.status, {})
@@ -237,7 +243,12 @@ class ViewedRun:
         return self._read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
 
     def _started(self) -> float | None:
-        """The first line of the log says when it was written."""
+        """The first line of the log says when it was written; it stays the first."""
+        if self._began is None:
+            self._began = self._first_log_time()
+        return self._began
+
+    def _first_log_time(self) -> float | None:
         path = self.files.inside(self.files.folder.log_file)
         if path is None:
             return None
