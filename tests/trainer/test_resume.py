@@ -120,7 +120,8 @@ class TestEveryMoment:
             with_levels(tmp_path),
             any_of(*MOMENTS.values(), *(("step", number) for number in range(7))),
         )
-        assert len(listeners) > 12
+        # How many stops come of them depends on how long the sampled turns are.
+        assert len(listeners) > 10
         assert_same_run(whole, parts)
 
     def test_an_environment_that_draws_from_the_global_generators(self, tmp_path):
