@@ -24,5 +24,5 @@ def mapped(machine: Machine = CPU, **settings: Any) -> dict[str, Any]:
     config = ConfigStore()
     for name, value in settings.items():
         section, _, field = name.partition("__")
-        setattr(getattr(config, section), field, value)
+        setattr(getattr(config, section) if field else config, field or section, value)
     return to_verl_config(config, machine)

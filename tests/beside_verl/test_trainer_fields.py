@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,7 @@ from turnwise.scale.verl.targets import TARGETS
 
 
 def all_fields() -> list[str]:
-    config = ConfigStore()
-    return [
-        f"{section.name}.{field.name}"
-        for section in dataclasses.fields(config)
-        for field in dataclasses.fields(getattr(config, section.name))
-    ]
+    return [name for name, _ in ConfigStore().settings()]
 
 
 # A value for every setting that is not its default. A setting that is new fails the tests here
@@ -97,7 +91,31 @@ OTHER_VALUES: dict[str, Any] = {
     "logging.level": "debug",
     "logging.sinks": ["wandb"],
     "logging.episodes_gb": 0.5,
-}
+    "inference.stall_timeout": 5.0,
+    "reward": "rewards.py:mine",
+    "tools": ["calculator"],
+    "parser": "react",
+    "system_prompt": "Be brief.",
+    **{
+        f"{section}.{name}": value
+        for section in ("dataset", "eval_dataset")
+        for name, value in (
+            ("path", "rows.jsonl"),
+            ("split", "train"),
+            ("prompt_key", "question"),
+            ("columns", {"answer": "solution"}),
+            ("max_rows", 5),
+        )
+    },
+    **{
+        f"limits.{name}": 7
+        for name in (
+            "max_turns", "max_tokens_per_turn", "max_tokens", "max_tool_calls", "max_seconds",
+            "max_observation", "reset_timeout", "step_timeout", "tool_timeout",
+            "generation_timeout", "reward_timeout", "close_timeout",
+        )
+    },
+}  # fmt: skip
 # What VERL does in any case: a critic is a model of its own, and a worker has a GPU of its own.
 ALWAYS = {"training.critic", "ray.gpus_per_worker"}
 # What comes to VERL by way of the machine, not of the settings alone.

@@ -81,4 +81,19 @@ TARGETS: dict[str, str] = {
     "logging.level": PARTS,
     "logging.sinks": "trainer.logger",
     "logging.episodes_gb": PARTS,  # no episodes are kept there
-}
+    "reward": PARTS,
+    "tools": PARTS,
+    "parser": PARTS,
+    "system_prompt": PARTS,
+} | {
+    f"{section}.{name}": PARTS
+    for section in ("dataset", "eval_dataset")
+    for name in ("path", "split", "prompt_key", "columns", "max_rows")
+} | {
+    f"limits.{name}": PARTS
+    for name in (
+        "max_turns", "max_tokens_per_turn", "max_tokens", "max_tool_calls", "max_seconds",
+        "max_observation", "reset_timeout", "step_timeout", "tool_timeout", "generation_timeout",
+        "reward_timeout", "close_timeout",
+    )
+}  # fmt: skip
