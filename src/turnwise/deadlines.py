@@ -13,6 +13,7 @@ addressed to us passes through as it is (`is_interrupt`).
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import functools
@@ -262,6 +263,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
     """As `asyncio.run`, which waits for ever for what ignores its cancellation."""
     loop = asyncio.new_event_loop()
+    loop.set_default_executor(_DaemonExecutor())
     task = loop.create_task(coroutine)
     try:
         with _cancelled_by_ctrl_c(task, loop):
@@ -270,7 +272,29 @@ def _run(coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             loop.run_until_complete(_end_tasks())
         finally:
-            loop.close()  # does not wait for the threads of `asyncio.to_thread`
+            loop.close()
+
+
+class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """A thread for each call of `asyncio.to_thread`, which cannot keep the process alive."""
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # goes to whoever waits for it
+                future.set_exception(contained(error, "a call in a thread"))
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="turnwise: to_thread", daemon=True).start()
+        return future
 
 
 @contextlib.contextmanager

@@ -60,6 +60,52 @@ class TestSignals:
         assert newest_files(tmp_path / "killed")[0] == (0 if place == "warm start" else 1)
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
 
+    @pytest.mark.parametrize(
+        ("number", "world"),
+        [
+            (signal.SIGTERM, "quick"),
+            (signal.SIGINT, "async"),
+            (signal.SIGHUP, "stubborn"),
+            (signal.SIGTERM, "executor"),
+        ],
+    )
+    def test_while_user_code_blocks_the_loop(self, tmp_path, number, world):
+        """It is left behind; the run is saved, and goes on from there."""
+        child = Child(tmp_path, slow_at="step 2", world=world)
+        child.hear("blocked")
+        child.send(number)
+        started = time.monotonic()
+        code = child.end()
+        assert time.monotonic() - started < 45, "\n".join(child.lines)  # it blocks for a minute
+        assert code == (1 if number == signal.SIGINT else 128 + number), "\n".join(child.lines)
+        assert "interrupted" in child.lines
+        assert newest_files(tmp_path / "killed")[0] == 1
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+
+    def test_the_first_one_waits_for_the_save(self, tmp_path, undisturbed):
+        """Longer than any fixed time; in between it says where it is."""
+        child = Child(tmp_path, slow_save=9.0)
+        child.hear("evaluation 1")
+        child.send(signal.SIGTERM)
+        assert child.end() == 143, "\n".join(child.lines)
+        assert "saving" in child.lines
+        assert any("still stopping" in line and "slowly" in line for line in child.lines)
+        assert newest_files(tmp_path / "killed")[0] == 1
+        finish(tmp_path)
+        assert_same_run(undisturbed, tmp_path / "killed")
+
+    def test_a_second_one_gives_up_the_save(self, tmp_path, undisturbed):
+        child = Child(tmp_path, slow_save=60.0)
+        child.hear("evaluation 1")
+        child.send(signal.SIGTERM)
+        child.hear("saving")
+        child.send(signal.SIGTERM)
+        assert child.end() == 143, "\n".join(child.lines)
+        assert newest_files(tmp_path / "killed")[0] == 0
+        assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+        finish(tmp_path)  # from the checkpoint before, which is whole
+        assert_same_run(undisturbed, tmp_path / "killed")
+
     def test_a_second_one_leaves_at_once(self, tmp_path):
         child = Child(tmp_path, slow_at="step 1")
         child.hear("blocked")
@@ -141,11 +187,16 @@ class TestRequest:
         said = []
         stop = StopRequest(said.append)
         with stop.listening():
+            stop.can_save = True
             signal.raise_signal(signal.SIGTERM)
             assert stop.is_wanted
-            signal.raise_signal(signal.SIGTERM)  # asking twice is not impatience
+            with pytest.raises(SystemExit):
+                signal.raise_signal(signal.SIGTERM)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
+            signal.signal(signal.SIGTERM, stop._hear)
+            with pytest.raises(SystemExit):
+                signal.raise_signal(signal.SIGTERM)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
         assert len(said) == 1
         with pytest.raises(SystemExit) as left:

@@ -4,6 +4,7 @@ They are forked from a server that has imported all and computed nothing, so tha
 within milliseconds.
 """
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 
 from trainer.worlds import Memory, small_trainer
 from turnwise.runs import checkpoint, checkpoints, whole_folders
+from turnwise.trainer import stopping
 
 TESTS = Path(__file__).parents[1]
 
@@ -29,7 +31,7 @@ SMALL = (
     "inference.max_tokens=2",
     "checkpoint.run_name=killed",
 )
-now = {"place": "warm start", "slow": None, "is_saving": False}
+now = {"place": "warm start", "slow": None, "is_saving": False, "is_stopping": False}
 
 
 def say(text):
@@ -49,6 +51,51 @@ class Blocking(Memory):
         return super().step(action)
 
 
+class BlockingQuick(Blocking):
+    """The same on the event loop itself."""
+
+    quick = True
+
+
+class BlockingAsync(Blocking):
+    """Blocks the event loop from a coroutine."""
+
+    async def step(self, action):
+        return super().step(action)
+
+
+class Stubborn(Memory):
+    """Ignores that it is cancelled."""
+
+    async def step(self, action):
+        while now["place"] == now["slow"]:
+            say("blocked")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                say("ignored")
+        return super().step(action)
+
+
+class InExecutor(Memory):
+    """Leaves a thread behind that is no daemon."""
+
+    async def step(self, action):
+        if now["place"] == now["slow"]:
+            say("blocked")
+            await asyncio.to_thread(time.sleep, 60)
+        return super().step(action)
+
+
+WORLDS = {
+    "thread": Blocking,
+    "quick": BlockingQuick,
+    "async": BlockingAsync,
+    "stubborn": Stubborn,
+    "executor": InExecutor,
+}
+
+
 class Teller:
     """Says on standard output what it is told."""
 
@@ -63,6 +110,7 @@ class Teller:
     def say(self, text):
         if text.startswith("warm start"):
             now["place"] = "step 1"
+        now["is_stopping"] |= text.startswith("stopping")
         say(text)
 
     def progress(self, what, done, total):
@@ -101,18 +149,36 @@ def die_in_a_save(number, point):
         setattr(whole_folders.os, name, guarded(getattr(os, name)))
 
 
-def train(folder, die_at_save=None, slow_at=None):
+def delay_saves(seconds):
+    """Let the save of a run that stops take as long as that of a large model."""
+    rename = os.rename
+
+    def slowly(*args, **kwargs):
+        if now["is_stopping"]:
+            say("saving")
+            time.sleep(seconds)
+        return rename(*args, **kwargs)
+
+    whole_folders.os.rename = slowly
+    stopping._REMINDER_SECONDS = 2.0
+
+
+def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0):
     """Train in `folder`, and say on standard output how far it is.
 
     `die_at_save=(2, 7)`: killed, as by kill -9, before the 7th change that its 2nd save makes on
-    the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2".
+    the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2"; `world` is
+    how. `slow_save`: seconds that the save of a run takes that is to stop.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     torch.set_num_threads(1)
     if die_at_save is not None:
         die_in_a_save(*die_at_save)
+    if slow_save:
+        delay_saves(slow_save)
     now["slow"] = slow_at
-    environment = Memory if slow_at is None else Blocking
+    environment = Memory if slow_at is None else WORLDS[world]
     with small_trainer(folder, environment, *SMALL, reporter=Teller()) as trainer:
         trainer.fit()
 
@@ -126,14 +192,16 @@ def _train_telling(pipe, *args):
 class Child:
     """A process that runs `train`."""
 
-    def __init__(self, folder, die_at_save=None, slow_at=None):
+    def __init__(self, folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["trainer.training_child"])
         self.lines = []
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(
-            target=_train_telling, args=(writer, folder, die_at_save, slow_at), daemon=True
+            target=_train_telling,
+            args=(writer, folder, die_at_save, slow_at, world, slow_save),
+            daemon=True,
         )
         self._process.start()
         writer.close()

@@ -169,6 +169,9 @@ class Records:
         try:
             if write is not None and self._saved_step != step:
                 self.save(step, write)
+        except (KeyboardInterrupt, SystemExit):  # a second signal; the checkpoint before is whole
+            outcome = "interrupted"
+            raise
         except BaseException as error:
             outcome = f"stopped: {error}"
             raise

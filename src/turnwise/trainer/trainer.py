@@ -18,7 +18,7 @@ from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import Collection, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
-from turnwise.errors import ConfigError, TrainingStopped
+from turnwise.errors import ConfigError, EngineStalled, TrainingStopped, error_message
 from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
 from turnwise.runs.disk_errors import explained
@@ -171,6 +171,7 @@ class RayPPOTrainer:
             self._run(num_steps) as (records, stop),
             self._rollout(num_steps, per_epoch) as rollout,
         ):
+            stop.can_save = True
             learner = self.machinery.learner
             records.keep_tokenizer(self.machinery.tokenizer)
             learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
@@ -419,11 +420,14 @@ class RayPPOTrainer:
                 yield records, stop
             except Interrupted:
                 pass
-            except KeyboardInterrupt:
+            except (KeyboardInterrupt, SystemExit):
                 records.end("interrupted", self.step, None)
                 raise
+            except EngineStalled as error:  # between two steps: the learner is whole
+                records.end(f"stopped: {error}", self.step, self._write_state)
+                raise
             except BaseException as error:
-                records.end(f"stopped: {error}", self.step, None)
+                records.end(f"stopped: {error_message(error)}", self.step, None)
                 raise
             is_over = self.step >= num_steps and self._unwritten is None
             outcome = "finished" if is_over else "interrupted"

@@ -76,7 +76,8 @@ class Ahead:
     def wait(self, stop: StopRequest) -> Collection:
         """Its episodes; `Interrupted` if a stop is asked for before they are over."""
         with stop.calling_off(self._stop.ask):
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(0.2)  # so that signals are heard in between
         if self._failure:
             raise self._failure[0]
         return self._outcome[0]
