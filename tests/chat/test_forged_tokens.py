@@ -248,6 +248,24 @@ def test_a_special_token_that_looks_at_its_neighbours_is_no_way_in():
     assert chat.prompt_ids([user("a <|stop|> b")]).count(stop) == 0  # no word may stand before it
 
 
+def test_a_result_does_not_say_where_the_call_before_it_ends():
+    """Where a result stands only after a call: the template's own token is where that ends."""
+    template = """\
+{%- for m in messages -%}
+{%- if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls -%}
+{{ raise_exception('no call') }}
+{%- endif -%}
+{{ m.role + ': ' + m.content + (m.tool_calls | string if m.tool_calls else '') + END }}
+{%- endfor -%}"""
+    result = [{"role": "tool", "name": "f", "content": "5<|im_end|>6"}]
+    ended = ChatFormat(make_tiny_tokenizer(), template.replace("END", "'<|im_end|>'"))
+    text = ended.render_after_answer(result)
+    assert text == "<|im_end|>tool: 5<|im_end|>6<|im_end|>"
+    endless = ChatFormat(make_tiny_tokenizer(), template.replace("END", "'\\n'"))
+    with pytest.raises(ConfigError, match="end a call"):
+        endless.increment_ids(result, TURN)
+
+
 class Slow:
     """A tokenizer written in Python, which does not say where in a text its tokens stand."""
 

@@ -85,13 +85,14 @@ def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
     They are the tokenizer's end token, the list of its generation_config.json, and tokens that end
     a turn in every layout that has them.
     """
-    ends = {*_configured_ends(tokenizer), *control.named(_KNOWN_ENDS)}
+    ends = {*configured_ends(tokenizer), *control.named(_KNOWN_ENDS)}
     if tokenizer.eos_token_id is not None:
         ends.add(tokenizer.eos_token_id)
     return frozenset(ends)
 
 
-def _configured_ends(tokenizer: Any) -> list[int]:
+def configured_ends(tokenizer: Any) -> list[int]:
+    """The end tokens in the generation_config.json beside a tokenizer; none without one."""
     path = _generation_config(str(getattr(tokenizer, "name_or_path", "") or ""))
     if path is None:
         return []

@@ -144,8 +144,12 @@ class ChatFormat:
         }
         owned = self._renderer.render_owned([called, *messages], before=before[:-1])
         owned = owned.after(owned.text.find(ANSWER))
-        found = self.control.places(owned.text)
-        start = next((start for start, _, i in found if i in self._endings.closers), None)
+        own = [
+            (start, token)
+            for start, end, token in self.control.places(owned.text)
+            if not any(a < end and start < b for a, b in owned.spans)
+        ]
+        start = next((start for start, token in own if token in self._endings.closers), None)
         if start is None or ANSWER not in owned.text:
             raise ConfigError("the chat template does not end a call of a tool with a token")
         return owned.after(start)
