@@ -1,8 +1,14 @@
-"""A small MCP server for the tests: `mcp_server.py stdio`, or `mcp_server.py http PORT`."""
+"""A small MCP server for the tests: `mcp_server.py stdio`, or `mcp_server.py http PORT`.
+
+`mcp_server.py stdio stubborn` ignores the end of its input and SIGTERM.
+"""
 
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import time
 
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
@@ -66,8 +72,29 @@ def die() -> str:
     os._exit(3)
 
 
+@server.tool()
+def spawn() -> str:
+    """Start two processes, one in a session of its own; return all process ids."""
+    started = [
+        subprocess.Popen(
+            ["sleep", "1000"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=is_detached,
+        )
+        for is_detached in (False, True)
+    ]
+    return " ".join(str(pid) for pid in (os.getpid(), *(process.pid for process in started)))
+
+
 if __name__ == "__main__":
+    is_stubborn = sys.argv[2:] == ["stubborn"]
+    if is_stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which its children inherit
     if sys.argv[1] == "http":
         server.run("streamable-http", port=int(sys.argv[2]))
     else:
         server.run("stdio")
+    while is_stubborn:
+        time.sleep(1)

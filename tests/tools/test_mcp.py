@@ -2,7 +2,9 @@
 
 import asyncio
 import copy
+import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,15 +17,23 @@ from typing import Any
 import pytest
 
 from turnwise.errors import MissingExtraError, ToolError
-from turnwise.tools import MCPTools, ToolCall, ToolFailure, ToolRegistry, ToolResult, mcp_source
+from turnwise.tools import (
+    MCPTools,
+    ToolCall,
+    ToolFailure,
+    ToolRegistry,
+    ToolResult,
+    mcp_source,
+    server_processes,
+)
 
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 ENVIRONMENT = {"PYTHONPATH": ":".join(path for path in sys.path if path)}
 
 
-def stdio(**settings: Any) -> MCPTools:
+def stdio(*options: str, **settings: Any) -> MCPTools:
     settings = {"env": ENVIRONMENT, **settings}
-    return MCPTools.stdio(sys.executable, [SERVER, "stdio"], **settings)
+    return MCPTools.stdio(sys.executable, [SERVER, "stdio", *options], **settings)
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +167,53 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+def spawn(source: MCPTools) -> list[int]:
+    """The ids of a server and of the processes that it has started just now."""
+    return [int(pid) for pid in call(source, "spawn").text.split()]
+
+
+@pytest.mark.parametrize("end", ["polite", "stubborn", "dead"])
+def test_a_servers_own_children_end_with_it(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_less(monkeypatch.setattr)
+    bystander = subprocess.Popen(["sleep", "1000"])
+    with stdio(*(["stubborn"] if end == "stubborn" else [])) as source:
+        pids = spawn(source)
+        assert all(is_running(pid) for pid in pids)
+        if end == "dead":
+            call(source, "die")
+    try:
+        assert [is_running(pid) for pid in pids] == [False] * 3
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        kill_all(pids)
+
+
+def test_a_program_that_exits_without_closing_leaves_no_server() -> None:
+    code = (
+        "from tools.test_mcp import *\n"
+        "wait_less(setattr)\n"
+        "print(*spawn(stdio('stubborn').open()), flush=True)\n"
+    )
+    root = str(Path(__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": ":".join([root, *filter(None, sys.path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    pids = [int(pid) for pid in done.stdout.split()]
+    try:
+        assert len(pids) == 3, done.stderr
+        assert [is_running(pid) for pid in pids] == [False] * 3
+    finally:
+        kill_all(pids)
+
+
 def test_closing_in_the_middle_of_a_call_ends_the_call() -> None:
     with stdio() as source:
         results: list[ToolResult] = []
@@ -222,6 +279,26 @@ def children() -> list[str]:
         if parent == str(os.getpid()) and is_server:
             found.append(command)
     return found
+
+
+def wait_less(set_attribute: Callable[[Any, str, float], None]) -> None:
+    """Shorten how long the SDK and this package wait before they send the next signal."""
+    for name in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
+        set_attribute(importlib.import_module("mcp.client.stdio"), name, 0.2)
+    set_attribute(server_processes, "_TERMINATE_SECONDS", 0.2)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process, zombies aside: nobody may be there to reap an orphan."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def kill_all(pids: list[int]) -> None:
+    for pid in filter(is_running, pids):
+        os.kill(pid, signal.SIGKILL)
 
 
 def accepts(port: int) -> bool:

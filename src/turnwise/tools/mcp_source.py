@@ -7,12 +7,13 @@ ordinary code and from any event loop, and closed from anywhere.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import IO, Any, Self
 
 from turnwise.deadlines import call_with_deadline
@@ -21,6 +22,7 @@ from turnwise.tools.base import Tool
 from turnwise.tools.definition import ToolDefinition
 from turnwise.tools.marks import DEFAULT_TIMEOUT
 from turnwise.tools.results import DEFAULT_MAX_OUTPUT, one_line
+from turnwise.tools.server_processes import ServerProcesses
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
@@ -116,17 +118,28 @@ class MCPTools:
         cwd: str | None = None,
         **settings: Any,
     ) -> Self:
-        """A server that is a program; it is started and ended here.
+        """A server that is a program; it is started and ended here, with its child processes.
 
         Of our environment it gets PATH, HOME and the like, and what `env` says.
         """
         mcp = _import_mcp()
-        parameters = mcp.StdioServerParameters(
-            command=command, args=list(args), env=dict(env) if env else None, cwd=cwd
-        )
 
-        def connect(stack: AsyncExitStack, log: IO[str]) -> Any:
-            return mcp.stdio_client(parameters, errlog=log)
+        @asynccontextmanager
+        async def connect(stack: AsyncExitStack, log: IO[str]) -> AsyncIterator[Any]:
+            processes = ServerProcesses()
+            parameters = mcp.StdioServerParameters(
+                command=command,
+                args=list(args),
+                env={**(env or {}), **processes.environment},
+                cwd=cwd,
+            )
+            try:
+                async with mcp.stdio_client(parameters, errlog=log) as streams:
+                    processes.record_session()
+                    yield streams
+            finally:
+                # The SDK ends the server, but not the children of one that ends when it is asked.
+                processes.terminate()
 
         name = " ".join([os.path.basename(command), *args])
         return cls(connect, name if len(name) <= 60 else f"{name[:57]}...", **settings)
@@ -161,6 +174,8 @@ class MCPTools:
         if self._client is not None and self.status == "open":
             return self
         self.close()
+        # For a program that exits without closing: a server may outlive the end of its input.
+        atexit.register(self.close)
         ready: Future[None] = Future()
         self._log = _ServerLog()
         self._thread = threading.Thread(
@@ -184,7 +199,11 @@ class MCPTools:
         return self
 
     def close(self) -> None:
-        """Disconnect, and end a server that was started here. May be called twice."""
+        """Disconnect, and end a server that was started here, with all of its child processes.
+
+        May be called twice, and is called when the program exits.
+        """
+        atexit.unregister(self.close)
         if self._thread is None:
             return
         if self._loop is not None and self._stop is not None:
