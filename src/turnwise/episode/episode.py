@@ -27,6 +27,7 @@ from turnwise.errors import (
 )
 from turnwise.inference import FinishReason
 from turnwise.types import EpisodeStatus
+from turnwise.user_code import user_traceback
 
 _LOG = logging.getLogger("turnwise")
 _ALONE = "agent"
@@ -242,6 +243,7 @@ class Episode:
         if isinstance(error, DeadlineExceeded) and self._clock.is_over and self._status is None:
             self._end(EpisodeStatus.TRUNCATED_BY_TIME, str(error))
             return
+        self.result.traceback = user_traceback(error)
         is_ours = isinstance(error, TurnwiseError)
         self._end(blame, error_message(error) if is_ours else describe_error(error))
 

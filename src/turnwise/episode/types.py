@@ -116,6 +116,8 @@ class EpisodeResult:
     status: EpisodeStatus = EpisodeStatus.DONE
     error: str | None = None
     """What went wrong, or why it was cut."""
+    traceback: str | None = None
+    """The lines of the user's own code through which a failure came, if it came from there."""
     attempt: int = 1
     """Which try this was."""
     agents: list[AgentRecord] = field(default_factory=list)

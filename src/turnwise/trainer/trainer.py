@@ -29,6 +29,7 @@ from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
+from turnwise.trainer.failures import FailureReport
 from turnwise.trainer.figures import episode_figures, staleness
 from turnwise.trainer.gap import GapLimit
 from turnwise.trainer.recording import identity, recorded
@@ -117,6 +118,7 @@ class RayPPOTrainer:
         if isinstance(resume, bool):
             resume = "always" if resume else "never"
         self._resume: Resume = resume
+        self._failures = FailureReport(self._reporter.say)
         self._machinery: Machinery | None = None
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._is_loaded = False
@@ -220,6 +222,7 @@ class RayPPOTrainer:
 
     def _play_step(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
         played = rollout.play(self.step, stop, self._episode_progress)
+        self._failures.look(played, is_first_step=self.step == 0)
         needs_baselines = self.machinery.advantages.needs_baselines
         baselines = rollout.baselines(stop) if needs_baselines else None
         figures = episode_figures(played)

@@ -3,6 +3,7 @@
 from turnwise.user_code.fingerprint import fingerprint
 from turnwise.user_code.imports import import_object, refuse_during_import
 from turnwise.user_code.reference import CodeReference, reference_to
+from turnwise.user_code.tracebacks import user_traceback
 from turnwise.user_code.trust import (
     allows_model_code,
     is_in_run,
@@ -26,4 +27,5 @@ __all__ = [
     "require_model_code",
     "require_use",
     "settings_from",
+    "user_traceback",
 ]

@@ -92,7 +92,7 @@ class _Walk:
     def _add_module(self, module: ModuleType) -> None:
         file = getattr(module, "__file__", None)
         self.lines.append(f"module {module.__name__}")
-        if file is not None and not _is_foreign(file):
+        if file is not None and not is_foreign(file):
             tree = _parsed("".join(linecache.getlines(file)))
             if tree is not None:
                 self.lines.append(_dump(tree))
@@ -100,7 +100,7 @@ class _Walk:
     def _add_class(self, cls: type) -> None:
         self.lines.append(f"class {_label(cls)}")
         file, own = _file_of(cls), _own_functions(cls)
-        if file is None or _is_foreign(file):
+        if file is None or is_foreign(file):
             return
         node = _definition_node(file, cls.__qualname__)
         if node is None:  # made by a call, such as `type(...)`: what it can do counts
@@ -115,7 +115,7 @@ class _Walk:
     def _add_function(self, function: FunctionType) -> None:
         self.lines.append(f"function {_label(function)}")
         file = function.__code__.co_filename
-        if _is_foreign(file):
+        if is_foreign(file):
             return
         node = _definition_node(file, function.__qualname__)
         if node is None:  # a lambda, or code that stands in no file
@@ -141,7 +141,7 @@ class _Walk:
     def _add_instance(self, value: object) -> None:
         self.add(type(value))
         state = getattr(value, "__dict__", None)
-        if isinstance(state, dict) and not _is_foreign(_file_of(type(value))):
+        if isinstance(state, dict) and not is_foreign(_file_of(type(value))):
             self.add({name: item for name, item in state.items() if not name.startswith("__")})
 
     def _add_names(self, node: ast.AST, names: Mapping[str, Any]) -> None:
@@ -188,7 +188,7 @@ def _file_of(cls: type) -> str | None:
         return None
 
 
-def _is_foreign(file: str | None) -> bool:
+def is_foreign(file: str | None) -> bool:
     """Whether a file belongs to an installed package, or there is none."""
     if file is None or (file.startswith("<") and not linecache.getlines(file)):
         return True

@@ -1,0 +1,43 @@
+"""Failed episodes, shown to the user as soon as they happen, not only counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from turnwise.episode import Collection, EpisodeResult
+from turnwise.errors import TrainingStopped
+
+
+class FailureReport:
+    """Shows the first failed episode of each kind; ends a run that begins with nothing else."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._shown: set[tuple[str, str]] = set()
+
+    def look(self, played: Collection, *, is_first_step: bool) -> None:
+        """Report what is new in the episodes of a step."""
+        every = [*played, *played.dropped]
+        failed = [result for result in every if result.status.is_error]
+        kinds = {_kind(result): result for result in reversed(failed)}
+        if is_first_step and len(failed) == len(every) and len(kinds) == 1:
+            raise TrainingStopped(
+                "every episode of the first step failed in the same way, so there is nothing to "
+                f"learn from.\n{_described(failed[0])}"
+            )
+        for kind, result in kinds.items():
+            if kind not in self._shown:
+                self._shown.add(kind)
+                number = sum(_kind(other) == kind for other in failed)
+                self._say(f"{number} of {len(every)} episodes failed: {_described(result)}")
+
+
+def _kind(result: EpisodeResult) -> tuple[str, str]:
+    """Where it failed, or how: the same line of the user's code is the same kind of failure."""
+    where = "\n".join((result.traceback or "").splitlines()[:-1])
+    return result.status.value, where or (result.error or "")
+
+
+def _described(result: EpisodeResult) -> str:
+    text = f"{result.status.value.replace('_', ' ')}: {result.error}"
+    return text if result.traceback is None else f"{text}\n{result.traceback}"

@@ -1,0 +1,37 @@
+"""The part of a traceback that a user can act on: the lines of the user's own files."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+from turnwise.errors import describe_error
+from turnwise.user_code.fingerprint import is_foreign
+
+_MOST_LINES = 8
+
+
+def user_traceback(error: BaseException) -> str | None:
+    """Return the user's own lines of a failure, the innermost last, or None if it has none.
+
+    File "maze.py", line 12, in step
+        return 1 / 0
+    ZeroDivisionError: division by zero
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_foreign(f.filename)]
+    if not frames:
+        return None
+    lines = []
+    for frame in frames[-_MOST_LINES:]:
+        lines.append(f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}')
+        if frame.line:
+            lines.append(f"    {frame.line}")
+    return "\n".join([*lines, describe_error(error)])
+
+
+def _short(file: str) -> str:
+    """Relative to the working directory where the file is below it."""
+    path, here = Path(file), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else file
