@@ -190,8 +190,19 @@ def test_a_run_from_which_nothing_can_be_learned_ends_with_the_reason(turnwise, 
     file.write_text(file.read_text().replace('if action == "crash"', "if True"))
     ran = turnwise("train", small, "training.num_epochs=9")
     assert ran.code == 1
-    assert "5 steps in a row changed nothing" in ran.err
+    assert "every episode of the first step failed in the same way" in ran.err
+    assert 'File "coins.py", line 20, in step' in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_an_environment_whose_close_hangs_is_left_behind(turnwise, small, tmp_path):
+    file = tmp_path / "coins.py"
+    hang = (
+        "    def close(self):\n        import time\n        time.sleep(1000)\n\n    def reset(self"
+    )
+    file.write_text(file.read_text().replace("    def reset(self", hang, 1))
+    ran = turnwise("train", small, "limits.close_timeout=0.1", "--dry-run")
+    assert ran.code == 0
 
 
 class Session:

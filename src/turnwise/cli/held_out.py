@@ -11,7 +11,7 @@ from typing import Any
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.env.driver import reset_environment
+from turnwise.env.driver import close_environment, reset_environment
 from turnwise.env.players import Player, expert_player, random_player
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
@@ -72,7 +72,7 @@ def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> 
     except Exception:  # the model's episodes have failed in the same way, and are told
         return []
     finally:
-        env.close()
+        close_environment(env)
     return [who for who, able in can.items() if able]
 
 

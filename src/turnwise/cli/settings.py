@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -82,14 +81,15 @@ def check_code(config: ConfigStore) -> None:
     """
     from turnwise.env.catalog import environment_factory
     from turnwise.env.checker.rig import explain
+    from turnwise.env.driver import close_environment
     from turnwise.reward.by_name import reward_by_name
     from turnwise.tools.by_name import tools_by_name
 
     target = config.environment.name
     try:
         made = environment_factory(target, config.environment)()
-        with contextlib.suppress(Exception):  # it was never reset, which `close` may count on
-            made.close()
+        # It was never reset, which its `close` may count on.
+        close_environment(made, config.limits.close_timeout)
         target = "the reward"
         reward_by_name(config.reward)
         reward_by_name(config.environment.reward)

@@ -6,6 +6,7 @@ and `step_environment`, so a mistake in an environment is found and named in one
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import EnvironmentFault
 
@@ -144,3 +146,9 @@ def _checked_flag(env: BaseEnvironment, done: object) -> bool:
 
 def _kind(value: object) -> str:
     return "None" if value is None else f"type {type(value).__name__}"
+
+
+def close_environment(env: BaseEnvironment, timeout: float | None = 10.0) -> None:
+    """Close an environment outside an episode: it may fail or hang, and nothing waits for it."""
+    with contextlib.suppress(Exception):
+        run_sync(call_with_deadline(env.close, timeout=timeout, waiting_for="close"))

@@ -18,6 +18,7 @@ from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, Rewar
 from turnwise.data import CustomEnvDataset
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
+from turnwise.env.driver import close_environment
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools import CalculatorTool, FunctionTool, Tool, ToolRegistry
@@ -112,7 +113,7 @@ def _is_remade(environment: BaseEnvironment) -> bool:
     try:
         again = type(environment)(environment.config)
         is_same = fingerprint(again) == fingerprint(environment)
-        again.close()
+        close_environment(again)
     except Exception:  # the user's constructor wants more than a config
         return False
     return is_same

@@ -1,0 +1,69 @@
+"""A user's mistake is seen at once: failed episodes are shown with the user's own lines."""
+
+import pytest
+
+from trainer.runs import Listener
+from trainer.worlds import Echo, small_trainer
+from turnwise.errors import TrainingStopped
+
+QUICK = (
+    "training.batch_size=4",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=1",
+    "training.warm_start=null",
+    "training.on_error=retry",
+    "inference.max_tokens=2",
+)
+
+
+class Divides(Echo):
+    def step(self, action):
+        return "", 1 / 0, True, {}
+
+
+class Three(Echo):
+    def step(self, action):
+        return "", 1.0, True
+
+
+class FailsSometimes(Echo):
+    def reset(self):
+        self.is_bad = self.rng.random() < 0.5
+        return super().reset()
+
+    def step(self, action):
+        if self.is_bad:
+            raise KeyError("door")
+        return super().step(action)
+
+
+def bad_reward(trajectory):
+    return trajectory.rewards[99]
+
+
+def fitted(folder, environment, **options):
+    listener = Listener()
+    with small_trainer(folder, environment, *QUICK, reporter=listener, **options) as trainer:
+        trainer.fit()
+    return listener
+
+
+def test_a_run_whose_episodes_all_fail_alike_stops_with_the_users_lines(tmp_path):
+    for environment, options, words in [
+        (Divides, {}, ["test_failures.py", "in step", "return", "ZeroDivisionError"]),
+        (Three, {}, ["Three.step() returned 3 values, expected 4"]),
+        (Echo, {"reward_fn": bad_reward}, ["in bad_reward", "trajectory.rewards[99]"]),
+    ]:
+        with pytest.raises(TrainingStopped, match="every episode of the first step") as caught:
+            fitted(tmp_path, environment, **options)
+        for word in words:
+            assert word in str(caught.value)
+        assert "turnwise/episode" not in str(caught.value)  # only the user's own lines
+
+
+def test_the_first_failure_of_each_kind_is_shown_once(tmp_path):
+    said = fitted(tmp_path, FailsSometimes).said
+    shown = [text for text in said if "episodes failed" in text]
+    assert len(shown) == 1
+    assert "KeyError: 'door'" in shown[0]
+    assert 'raise KeyError("door")' in shown[0]
