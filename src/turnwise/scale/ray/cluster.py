@@ -6,14 +6,13 @@ import atexit
 import contextlib
 import logging
 import os
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 from turnwise.config import RayConfig
 from turnwise.errors import ConfigError, import_extra
+from turnwise.scale.ray.session_folder import SessionFolder
 
 ray = import_extra("ray", "ray")
 
@@ -28,14 +27,14 @@ class Cluster:
 
     def __init__(self, settings: RayConfig, weight_bytes: int) -> None:
         self._settings = settings
-        self._folder: str | None = None
+        self._folder: SessionFolder | None = None
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
         # For a program that does not say when it is done with the trainer.
         atexit.register(self.close)
-        if self._is_ours:
-            self._start(weight_bytes)
         try:
+            if self._is_ours:
+                self._start(weight_bytes)
             self._group = self._take_places()
         except BaseException:
             self.close()
@@ -67,7 +66,7 @@ class Cluster:
             self._is_ours = False
             ray.shutdown()
             if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder.remove()
 
     @property
     def _num_places(self) -> int:
@@ -99,8 +98,7 @@ class Cluster:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # The workers do all of the work: on a machine of one's own nothing goes before them.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        # Short, since the sockets' paths in it must fit into 107 characters.
-        self._folder = tempfile.mkdtemp(prefix="turnwise-ray-", dir="/tmp")
+        self._folder = SessionFolder()
         with importable_there():
             ray.init(
                 address="local",
@@ -108,7 +106,7 @@ class Cluster:
                 num_cpus=max(self._num_places, os.cpu_count() or 1),
                 object_store_memory=max(_SMALLEST_STORE, _COPIES * weight_bytes),
                 include_dashboard=False,
-                _temp_dir=self._folder,
+                _temp_dir=str(self._folder.path),
                 **quiet,
             )
 
