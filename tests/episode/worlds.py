@@ -88,7 +88,7 @@ class TicTacToe(BaseEnvironment):
     def step(self, action):
         player = self.current_player
         other = "o" if player == "x" else "x"
-        if action not in "012345678" or self.board[int(action)] != ".":
+        if action not in list("012345678") or self.board[int(action)] != ".":
             rewards = {player: -1.0, other: 1.0}
             return "No such move.", -1.0, True, {"rewards": rewards, "invalid_action": True}
         self.board[int(action)] = player

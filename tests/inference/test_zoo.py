@@ -63,7 +63,12 @@ def check(model, conversations):
             own = logits[start - 1 : start - 1 + len(result.ids)]
             log_probs = sampling_log_probs(own, [request.sampling] * len(result.ids))
             chosen = log_probs.gather(1, torch.tensor(result.ids)[:, None]).squeeze(1)
-            torch.testing.assert_close(torch.tensor(result.log_probs), chosen, atol=2e-4, rtol=0)
+            torch.testing.assert_close(
+                torch.tensor(result.log_probs),
+                chosen,
+                atol=2e-4 if DEVICE == "cpu" else 1e-3,
+                rtol=0,
+            )
             if DEVICE == "cpu":  # a GPU's random numbers are drawn by its kernel
                 check_draws(request, result.ids, log_probs)
 

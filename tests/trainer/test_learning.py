@@ -85,7 +85,9 @@ def learn(world, estimator, *settings, seed=0):
 @pytest.mark.parametrize("estimator", BATCHES)
 class TestEachAlgorithm:
     def test_says_the_letter_that_it_reads(self, estimator):
-        rewards = learn(FallibleEcho, estimator, "training.steps_per_epoch=12")
+        # At twice this rate one seed in five loses what it had learned, by a single update.
+        rate = "training.learning_rate=1e-3"
+        rewards = learn(FallibleEcho, estimator, rate, "training.steps_per_epoch=14")
         assert rewards[0] < 0.8
         assert mean(rewards[-4:]) > 0.9
 
