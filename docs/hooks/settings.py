@@ -32,21 +32,28 @@ def tables(source: str) -> str:
     classes = {node.name: node for node in module if isinstance(node, ast.ClassDef)}
     # Types with a name of their own, such as Positive = Annotated[int, Ge(1)].
     named = {node.targets[0].id: node.value for node in module if isinstance(node, ast.Assign)}
-    sections = [node for node in classes["ConfigStore"].body if isinstance(node, ast.AnnAssign)]
-    return "\n\n".join(
-        table(section.target.id, classes[section.annotation.id], named) for section in sections
-    )
+    fields = [node for node in classes["ConfigStore"].body if isinstance(node, ast.AnnAssign)]
+    single = [node for node in fields if is_setting(node.value)]
+    about = "Settings that belong to no section."
+    found = [table("What is trained on", about, "", single, named)]
+    for node in fields:
+        if node not in single:
+            section, name = classes[node.annotation.id], node.target.id
+            about = ast.get_docstring(section).split("\n\n")[0]
+            found.append(table(name, about, f"{name}.", section.body, named))
+    return "\n\n".join(found)
 
 
-def table(name: str, section: ast.ClassDef, named: dict[str, ast.expr]) -> str:
-    about = ast.get_docstring(section).split("\n\n")[0]
-    lines = [f"## {name}", "", about, "", "| setting | takes | default | |", "|---|---|---|---|"]
-    for node in section.body:
+def table(
+    title: str, about: str, prefix: str, nodes: list[ast.stmt], named: dict[str, ast.expr]
+) -> str:
+    lines = [f"## {title}", "", about, "", "| setting | takes | default | |", "|---|---|---|---|"]
+    for node in nodes:
         if isinstance(node, ast.AnnAssign) and is_setting(node.value):
             default, help_text = (ast.literal_eval(value) for value in node.value.args)
             kind = in_words(node.annotation, named)
             lines.append(
-                f"| `{name}.{node.target.id}` | {kind} | `{in_yaml(default)}` | {help_text} |"
+                f"| `{prefix}{node.target.id}` | {kind} | `{in_yaml(default)}` | {help_text} |"
             )
     return "\n".join(lines)
 
@@ -60,6 +67,10 @@ def in_words(kind: ast.expr, named: dict[str, ast.expr]) -> str:
     match kind:
         case ast.BinOp(left=left, right=ast.Constant(value=None)):
             return f"{in_words(left, named)}, or null"
+        case ast.BinOp(left=left, right=right):
+            return f"{in_words(left, named)}, or {in_words(right, named)}"
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Constant(value=choice)):
+            return f"`{choice}`"
         case ast.Subscript(value=ast.Name(id="Literal"), slice=ast.Tuple(elts=choices)):
             return ", ".join(f"`{choice.value}`" for choice in choices)
         case ast.Subscript(value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[base, *bounds])):
