@@ -64,7 +64,7 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         require_use(f"the tool {name} with {options}")
     found = import_object(
         BUILT_IN.get(name, name),
-        option="--tool or the setting tools",
+        option="the setting tools",
         is_built_in=name in BUILT_IN,
     )
     if isinstance(found, ToolRegistry | list | tuple) and not options:

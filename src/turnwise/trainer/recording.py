@@ -21,10 +21,11 @@ from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.tools import CalculatorTool, FunctionTool, Tool, ToolRegistry
+from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
 from turnwise.tools.base import as_tool
+from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer.assembly import UserParts, environment_of
-from turnwise.user_code import fingerprint, reference_to, remember_code
+from turnwise.user_code import CodeReference, fingerprint, reference_to, remember_code
 
 _OBJECT = "<object>"
 _MOST_HASHED_ROWS = 100_000
@@ -82,7 +83,7 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
         "environment": _code_of(parts.environment),
         "reward": fingerprint(parts.reward_fn),
         "system_prompt": _hash(parts.system_prompt or ""),
-        "tools": _hash(config.tools) if parts.tools is None else _tools_hash(parts.tools),
+        "tools": _tools_hash(_named_tools(config) if parts.tools is None else parts.tools),
     }
     if parts.dataset is not None:
         found["dataset"] = dataset_hash(parts.dataset)
@@ -134,15 +135,20 @@ def _tool(thing: Any) -> str | dict[str, Any]:
         return "calculator"
     if isinstance(tool, FunctionTool):
         return _callable_label(tool.function)
-    recipe: dict[str, Any] | None = getattr(tool, "recipe", None)
-    if recipe is not None:
-        return recipe
+    if type(tool) is PythonCodeTool:
+        packages = {"packages": list(tool.packages)} if tool.packages else {}
+        return {"tool": "python", "limits": dataclasses.asdict(tool.limits), **packages}
     reference = reference_to(tool)
-    return reference.label if _is_made_alone(tool) else _object_label(tool)
+    return reference.label if _is_made_alone(tool, reference) else _object_label(tool)
 
 
-def _is_made_alone(tool: Tool) -> bool:
-    """Whether the class without arguments makes the same tool again."""
+def _is_made_alone(tool: Tool, reference: CodeReference) -> bool:
+    """Whether the class without arguments makes the same tool again.
+
+    What the objects of installed packages hold is not in their fingerprint: they cannot be told.
+    """
+    if reference.origin not in ("file", "script"):
+        return False
     try:
         return fingerprint(type(tool)()) == fingerprint(tool)
     except Exception:  # the user's constructor wants arguments
@@ -175,6 +181,11 @@ def _code_of(environment: EnvironmentSource | None) -> str:
     if isinstance(environment, str):
         return fingerprint(source_by_name(environment))
     return fingerprint(environment)
+
+
+def _named_tools(config: ConfigStore) -> ToolRegistry:
+    """The tools that the settings name, but for those of servers, which are not started here."""
+    return tools_by_name([tool for tool in config.tools if "mcp" not in tool])
 
 
 def _tools_hash(tools: ToolRegistry | Iterable[Any]) -> str:

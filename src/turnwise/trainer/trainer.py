@@ -137,9 +137,12 @@ class RayPPOTrainer:
             self._machinery = assemble(self.config, self._parts, self._planned_steps())
         return self._machinery
 
-    @property
+    @functools.cached_property
     def _recorded(self) -> ConfigStore:
-        """The settings with everything in them that Python gave, as the run folder keeps them."""
+        """The settings with everything in them that Python gave, as the run folder keeps them.
+
+        Made anew by each `fit`, since settings may change between two of them.
+        """
         return recorded(self.config, self._given)
 
     @functools.cached_property
@@ -392,6 +395,7 @@ class RayPPOTrainer:
     @contextlib.contextmanager
     def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
+        self.__dict__.pop("_recorded", None)
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):

@@ -93,7 +93,7 @@ class _Walk:
         file = getattr(module, "__file__", None)
         self.lines.append(f"module {module.__name__}")
         if file is not None and not is_foreign(file):
-            tree = _parsed("".join(linecache.getlines(file)))
+            tree = _parsed(_source(file))
             if tree is not None:
                 self.lines.append(_dump(tree))
 
@@ -208,11 +208,16 @@ def _installed_places() -> tuple[Path, ...]:
 
 def _definition_node(file: str, qualname: str) -> ast.AST | None:
     """The definition of `Outer.inner` in a file, the last one if there are several."""
-    tree = _parsed("".join(linecache.getlines(file)))
+    tree = _parsed(_source(file))
     node: ast.AST | None = tree
     for name in qualname.replace(".<locals>", "").split("."):
         node = None if node is None else _named(node, name)
     return node
+
+
+def _source(file: str) -> str:
+    linecache.checkcache(file)  # a file that was changed and imported again has other lines now
+    return "".join(linecache.getlines(file))
 
 
 def _named(node: ast.AST, name: str) -> ast.AST | None:
