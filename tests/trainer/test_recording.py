@@ -1,13 +1,23 @@
 """What a script gave, as names and hashes in the run's own files."""
 
+import dataclasses
 import functools
 
 from trainer.worlds import Echo
-from turnwise import CalculatorTool, CodeLimits, ConfigStore, PythonCodeTool, Tool, WeightedReward
+from turnwise import (
+    CalculatorTool,
+    CodeLimits,
+    ConfigStore,
+    EpisodeLimits,
+    PythonCodeTool,
+    Tool,
+    WeightedReward,
+)
 from turnwise.config import RewardItem
 from turnwise.tools.by_name import tools_by_name
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.recording import identity, recorded
+from turnwise.trainer.rollout import limits_of
 
 
 def score(trajectory):
@@ -55,6 +65,13 @@ def test_rewards_and_instances():
     assert names(environment=environment).environment.params == {"size": 3}
     environment.secret = 7  # no config makes this one again
     assert names(environment=environment).environment.name == "<object>:Echo"
+
+
+def test_limits_come_back_as_they_were_given():
+    for limits in (EpisodeLimits(max_turns=3, step_timeout=None), EpisodeLimits(max_turns=None)):
+        again = limits_of(names(limits=limits).validate())
+        assert again.max_turns == (limits.max_turns or 2**31 - 1)
+        assert dataclasses.replace(again, max_turns=limits.max_turns) == limits
 
 
 def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatch):

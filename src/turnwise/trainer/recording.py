@@ -14,11 +14,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig, RewardItem
+from turnwise.config import (
+    ConfigStore,
+    DatasetConfig,
+    EnvironmentConfig,
+    LimitsConfig,
+    RewardItem,
+)
 from turnwise.data import CustomEnvDataset
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
+from turnwise.episode import EpisodeLimits
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
@@ -29,6 +36,7 @@ from turnwise.user_code import CodeReference, fingerprint, reference_to, remembe
 
 _OBJECT = "<object>"
 _MOST_HASHED_ROWS = 100_000
+_UNLIMITED = 2**31 - 1
 
 
 def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
@@ -53,12 +61,20 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     if given.system_prompt is not None:
         found.system_prompt = given.system_prompt
     if given.limits is not None:
-        found.limits = dataclasses.replace(found.limits, **dataclasses.asdict(given.limits))
+        found.limits = _limits(given.limits)
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, _dataset(getattr(given, name)))
     for target in _targets(found):
         remember_code(target)  # a later command may then import it because this folder names it
+    return found
+
+
+def _limits(limits: EpisodeLimits) -> LimitsConfig:
+    """The limits as settings, where null in these two means the section inference, not none."""
+    found = LimitsConfig(**dataclasses.asdict(limits))
+    found.max_turns = limits.max_turns or _UNLIMITED
+    found.max_tokens_per_turn = limits.max_tokens_per_turn or _UNLIMITED
     return found
 
 
