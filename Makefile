@@ -28,8 +28,13 @@ test:  ## install, then run the tests
 	@py=$(call env,dev)
 	# Two processes, a thread each: with two they would wait for each other's cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
-		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults \
+		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults --ignore=tests/scale \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
+
+.PHONY: test-ray
+test-ray:  ## episode workers and learners on a real Ray cluster, and sharded learners
+	@py=$(call env,dev)
+	OMP_NUM_THREADS=1 $$py -m pytest tests/scale -n 2 --dist loadfile
 
 .PHONY: test-examples
 test-examples:  ## every file of examples/ in its quick mode, and SmolLM2 as transformers reads it

@@ -7,7 +7,7 @@ import os
 import tempfile
 
 # What takes longest begins first: else one of two processes ends alone with it.
-LONG = ("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py", "scale/")
+LONG = ("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py")
 
 try:
     from hypothesis import settings
