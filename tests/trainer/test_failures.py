@@ -2,9 +2,10 @@
 
 import pytest
 
-from trainer.runs import Listener
+from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, small_trainer
 from turnwise.errors import TrainingStopped
+from turnwise.runs.episode_store import EpisodeStore
 
 QUICK = (
     "training.batch_size=4",
@@ -41,9 +42,10 @@ def bad_reward(trajectory):
     return trajectory.rewards[99]
 
 
-def fitted(folder, environment, **options):
+def fitted(folder, environment, settings=(), **options):
     listener = Listener()
-    with small_trainer(folder, environment, *QUICK, reporter=listener, **options) as trainer:
+    settings = (*QUICK, *settings)
+    with small_trainer(folder, environment, *settings, reporter=listener, **options) as trainer:
         trainer.fit()
     return listener
 
@@ -59,6 +61,28 @@ def test_a_run_whose_episodes_all_fail_alike_stops_with_the_users_lines(tmp_path
         for word in words:
             assert word in str(caught.value)
         assert "turnwise/episode" not in str(caught.value)  # only the user's own lines
+        step, kept = failed_episodes(newest_run(tmp_path))
+        assert step["errors"] == 1.0
+        assert len(kept) == 4
+        for word in words:
+            assert word in f"{kept[0].error}\n{kept[0].traceback}"
+
+
+def test_dropped_episodes_are_kept_too(tmp_path):
+    with pytest.raises(TrainingStopped, match="every episode of the first step"):
+        fitted(tmp_path, Divides, settings=["training.on_error=drop_group"])
+    assert len(failed_episodes(newest_run(tmp_path))[1]) == 4
+
+
+def newest_run(folder):
+    return max(folder.iterdir(), key=lambda run: run.stat().st_mtime_ns)
+
+
+def failed_episodes(run):
+    """The metrics of the one step of a run, and its failed episodes."""
+    (step,) = metrics_of(run)
+    kept = EpisodeStore(run / "episodes", 1).read(1)
+    return step, [episode for episode in kept if episode.status.is_error]
 
 
 def test_the_first_failure_of_each_kind_is_shown_once(tmp_path):

@@ -93,6 +93,8 @@ class StoredEpisode:
     attempt: int
     seconds: dict[str, float]
     agents: list[StoredAgent]
+    traceback: str | None = None
+    """Of a failed episode: the lines of the user's own code that failed."""
 
     @property
     def agent(self) -> StoredAgent:
@@ -114,7 +116,10 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
         "group": result.group,
         "member": result.member,
         "status": result.status.value,
-        **_told(error=plain_json(result.error, _MAX_CALL)),
+        **_told(
+            error=plain_json(result.error, _MAX_CALL),
+            traceback=plain_json(result.traceback, _MAX_CALL),
+        ),
         **({} if result.attempt == 1 else {"attempt": result.attempt}),
         "seconds": seconds,
         "agents": [_write_agent(agent, began is not None) for agent in result.agents],
@@ -141,6 +146,7 @@ def read_episode(
         attempt=data.get("attempt", 1),
         seconds=data["seconds"],
         agents=[_read_agent(*pair) for pair in zip(data["agents"], rows, strict=True)],
+        traceback=data.get("traceback"),
     )
 
 

@@ -88,6 +88,7 @@ class Episode(TypedDict):
     member: Count
     status: Literal[tuple(status.value for status in EpisodeStatus)]  # type: ignore[valid-type]
     error: NotRequired[Text | None]
+    traceback: NotRequired[Text | None]
     attempt: NotRequired[Count]
     seconds: Seconds
     agents: list[Agent]

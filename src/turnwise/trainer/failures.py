@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turnwise.episode import Collection, EpisodeResult
-from turnwise.errors import TrainingStopped
 
 
 class FailureReport:
-    """Shows the first failed episode of each kind; ends a run that begins with nothing else."""
+    """Shows the first failed episode of each kind; tells when a run begins with nothing else."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._shown: set[tuple[str, str]] = set()
 
-    def look(self, played: Collection, *, is_first_step: bool) -> None:
-        """Report what is new in the episodes of a step."""
+    def look(self, played: Collection, *, is_first_step: bool) -> str | None:
+        """Report what is new in the episodes of a step; return why the run must end, or None."""
         every = [*played, *played.dropped]
         failed = [result for result in every if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
         if is_first_step and len(failed) == len(every) and len(kinds) == 1:
-            raise TrainingStopped(
+            return (
                 "every episode of the first step failed in the same way, so there is nothing to "
                 f"learn from.\n{_described(failed[0])}"
             )
@@ -30,6 +29,7 @@ class FailureReport:
                 self._shown.add(kind)
                 number = sum(_kind(other) == kind for other in failed)
                 self._say(f"{number} of {len(every)} episodes failed: {_described(result)}")
+        return None
 
 
 def _kind(result: EpisodeResult) -> tuple[str, str]:

@@ -120,9 +120,10 @@ class Records:
         columns: Mapping[str, torch.Tensor],
         clock: Stopwatch,
     ) -> None:
-        """Keep the episodes of a step, and what was learned from them."""
+        """Keep the episodes of a step, the dropped ones too, and what was learned from them."""
         started = time.perf_counter()
-        self._episodes.write(step, list(played), columns, began=clock.began, phases=clock.phases)
+        every = [*played, *played.dropped]
+        self._episodes.write(step, every, columns, began=clock.began, phases=clock.phases)
         self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:

@@ -123,6 +123,8 @@ class RayPPOTrainer:
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._is_loaded = False
         self._num_broken_steps = 0
+        self._why_stop: str | None = None
+        """Why the run ends as soon as this step is written down."""
         self._num_imitated = 0
         """Steps of the warm start that are done."""
         self._unwritten: Metrics | None = None
@@ -193,11 +195,12 @@ class RayPPOTrainer:
                         **_finite(metrics),
                     }
                 ends_epoch = self.step % per_epoch == 0
-                if ends_epoch or self.step == num_steps:
+                if (ends_epoch or self.step == num_steps) and self._why_stop is None:
                     self._unwritten |= self._evaluate_epoch(records, stop)
                 metrics, self._unwritten = self._unwritten, None
                 self.metrics_history.append(metrics)
                 records.keep(metrics)
+                self._stop_if_hopeless()
                 epoch = self.step // per_epoch
                 if ends_epoch and epoch % self.config.checkpoint.save_interval == 0:
                     records.save(self.step, self._write_state)
@@ -225,8 +228,9 @@ class RayPPOTrainer:
 
     def _play_step(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
         played = rollout.play(self.step, stop, self._episode_progress)
-        self._failures.look(played, is_first_step=self.step == 0)
-        needs_baselines = self.machinery.advantages.needs_baselines
+        nothing_learned = self.step == self._num_broken_steps
+        self._why_stop = self._failures.look(played, is_first_step=nothing_learned)
+        needs_baselines = self.machinery.advantages.needs_baselines and self._why_stop is None
         baselines = rollout.baselines(stop) if needs_baselines else None
         figures = episode_figures(played)
         if rollout.zero_variance is not None:
@@ -250,7 +254,8 @@ class RayPPOTrainer:
                 figures |= learner.update(batch)
                 self._check_gap(figures)
                 parts.publish_weights()
-            columns = kept_columns(played, rows, batch, learner.seen_log_probs)
+            every = [*played, *played.dropped]
+            columns = kept_columns(every, rows, batch, learner.seen_log_probs)
         self._watch_for_broken_steps(figures)
         if self._curriculum is not None and "success" in figures:
             self._curriculum.observe(figures["success"], figures["reward"])
@@ -267,7 +272,7 @@ class RayPPOTrainer:
         """A run of which nothing is learned any more should end, and say why."""
         is_broken = not figures.get("num_steps")
         self._num_broken_steps = self._num_broken_steps + 1 if is_broken else 0
-        if self._num_broken_steps < _MOST_BROKEN_STEPS:
+        if self._num_broken_steps < _MOST_BROKEN_STEPS or self._why_stop is not None:
             return
         if figures.get("num_skipped_steps"):
             why = (
@@ -276,7 +281,13 @@ class RayPPOTrainer:
             )
         else:
             why = "no episode could be learned from. Look at the errors in log.txt."
-        raise TrainingStopped(f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}")
+        self._why_stop = f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}"
+
+    def _stop_if_hopeless(self) -> None:
+        """End the run; its last episodes and metrics are kept, for whoever looks for the cause."""
+        why, self._why_stop = self._why_stop, None
+        if why is not None:
+            raise TrainingStopped(why)
 
     # ---- a step by hand ----
 
@@ -286,6 +297,7 @@ class RayPPOTrainer:
             seed_generators(self.config.training.seed)
         with self._rollout(self.step + 1) as rollout:
             self._by_hand = self._play_step(rollout, StopRequest(self._reporter.say))
+        self._stop_if_hopeless()
         return self._by_hand.played
 
     def train_step(self, episodes: Collection | None = None) -> Metrics:
@@ -307,6 +319,7 @@ class RayPPOTrainer:
                 )
             step = PlayedStep(episodes, episode_figures(episodes))
         figures, _, _ = self._learn(step, clock)
+        self._stop_if_hopeless()
         # What was learned here is not to be replaced by a run that lies in the folder.
         self._by_hand, self._is_loaded = None, True
         self.step += 1

@@ -31,6 +31,7 @@ def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) ->
         "member": episode.member,
         "status": episode.status.value,
         "error": episode.error,
+        "traceback": episode.traceback,
         "attempt": episode.attempt,
         "seconds": episode.seconds,
         "agents": [_agent(agent) for agent in episode.agents],

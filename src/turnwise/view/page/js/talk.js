@@ -17,7 +17,7 @@ export function drawTalk(place, episode, route) {
   fill(
     place,
     talkHead(episode, agent, route),
-    episode.error ? problem(episode.error) : null,
+    episode.error ? problem([episode.error, episode.traceback].filter(Boolean).join("\n")) : null,
     episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
     agent
       ? h(
