@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,50 +14,30 @@ from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import Collection, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
-from turnwise.errors import ConfigError, EngineStalled, TrainingStopped, error_message
+from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.reward import RewardFn
-from turnwise.runs.checkpoints import Checkpoint, open_checkpoint, save_checkpoint_to
-from turnwise.runs.disk_errors import explained
-from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
+from turnwise.runs.checkpoints import open_checkpoint, save_checkpoint_to
+from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.trainer.assembly import Machinery, UserParts, assemble
-from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
+from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.evaluation import GREEDY, evaluate, held_out_tasks
+from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
-from turnwise.trainer.figures import episode_figures, staleness
-from turnwise.trainer.gap import GapLimit
-from turnwise.trainer.recording import identity, recorded
+from turnwise.trainer.figures import episode_figures
+from turnwise.trainer.lifecycle import RunLifecycle
 from turnwise.trainer.records import Records
-from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
+from turnwise.trainer.reporter import LogReporter, Metrics, Reporter
 from turnwise.trainer.rollout import Rollout, Rows
-from turnwise.trainer.state import (
-    checkpoint_settings,
-    read_state,
-    seed_generators,
-    undone_if_interrupted,
-    write_state,
-)
-from turnwise.trainer.stopping import Interrupted, StopRequest
+from turnwise.trainer.state import seed_generators, undone_if_interrupted
+from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
-from turnwise.trainer.warm_start import imitation_batches
+from turnwise.trainer.training_step import PlayedStep, learn_from, play_step
+from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
-_MOST_BROKEN_STEPS = 5
 
-
-@dataclass(frozen=True)
-class PlayedStep:
-    """The episodes of a step, before anything is learned from them."""
-
-    played: Collection
-    figures: Metrics
-    baselines: Mapping[int, float] | None = None
-    """The reward of the greedy episode of each group, for estimators that ask for it."""
-
-
-class RayPPOTrainer:
+class RayPPOTrainer(RunLifecycle):
     """Trains a language model in an environment.
 
     `environment` is a class, a factory, an instance or a name; `reward_fn` scores whole episodes
@@ -90,15 +66,11 @@ class RayPPOTrainer:
         reporter: Reporter | None = None,
         resume: Resume | bool = "auto",
     ) -> None:
-        self.config = (config or ConfigStore()).validate()
-        check_sinks(self.config.logging.sinks)
-        self.metrics_history: list[Metrics] = []
-        """The metrics of each step so far."""
-        self.run_folder: Path | None = None
-        """Where the run is kept, once it has begun."""
-        self.step = 0
-        """Steps that are done."""
-        self._given = UserParts(
+        config = (config or ConfigStore()).validate()
+        check_sinks(config.logging.sinks)
+        if isinstance(resume, bool):
+            resume = "always" if resume else "never"
+        given = UserParts(
             environment,
             reward_fn,
             dataset if dataset is not None else train_dataset,
@@ -110,47 +82,14 @@ class RayPPOTrainer:
             model,
             limits,
         )
-        self._parts = self._given.filled_from(self.config)
-        self._name = self._parts.environment_name
+        super().__init__(config, given, curriculum, reporter or LogReporter(), resume)
         self._rows: Rows | None = self._parts.dataset
-        self._curriculum = curriculum
-        self._reporter = reporter or LogReporter()
-        if isinstance(resume, bool):
-            resume = "always" if resume else "never"
-        self._resume: Resume = resume
-        self._failures = FailureReport(self._reporter.say)
-        self._machinery: Machinery | None = None
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
-        self._is_loaded = False
-        self._num_broken_steps = 0
+        self._failures = FailureReport(self._reporter.say)
         self._why_stop: str | None = None
         """Why the run ends as soon as this step is written down."""
-        self._num_imitated = 0
-        """Steps of the warm start that are done."""
-        self._unwritten: Metrics | None = None
-        """The metrics of a step that waits for its evaluation."""
         self._by_hand: PlayedStep | None = None
         """What `rollout` played last."""
-
-    @property
-    def machinery(self) -> Machinery:
-        """Model, learner, engine and episodes; built when they are first needed."""
-        if self._machinery is None:
-            self._machinery = assemble(self.config, self._parts, self._planned_steps())
-        return self._machinery
-
-    @functools.cached_property
-    def _recorded(self) -> ConfigStore:
-        """The settings with everything in them that Python gave, as the run folder keeps them.
-
-        Made anew by each `fit`, since settings may change between two of them.
-        """
-        return recorded(self.config, self._given)
-
-    @functools.cached_property
-    def _identity(self) -> dict[str, str]:
-        """What environment, reward, tools and dataset do, as hashes."""
-        return identity(self._parts, self.config)
 
     def _steps_per_epoch(self) -> int:
         training = self.config.training
@@ -196,7 +135,7 @@ class RayPPOTrainer:
                     }
                 ends_epoch = self.step % per_epoch == 0
                 if (ends_epoch or self.step == num_steps) and self._why_stop is None:
-                    self._unwritten |= self._evaluate_epoch(records, stop)
+                    self._unwritten |= self._evaluator().after_epoch(self.step, records, stop)
                 metrics, self._unwritten = self._unwritten, None
                 self.metrics_history.append(metrics)
                 records.keep(metrics)
@@ -227,61 +166,26 @@ class RayPPOTrainer:
         return self._learn(step, clock)
 
     def _play_step(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
-        played = rollout.play(self.step, stop, self._episode_progress)
-        nothing_learned = self.step == self._num_broken_steps
-        self._why_stop = self._failures.look(played, is_first_step=nothing_learned)
-        needs_baselines = self.machinery.advantages.needs_baselines and self._why_stop is None
-        baselines = rollout.baselines(stop) if needs_baselines else None
-        figures = episode_figures(played)
-        if rollout.zero_variance is not None:
-            figures["zero_variance"] = rollout.zero_variance
-            figures["num_resampled"] = rollout.num_resampled
-        return PlayedStep(played, figures, baselines)
+        step, self._why_stop = play_step(
+            rollout,
+            self.step,
+            stop,
+            self._episode_progress,
+            self._failures,
+            nothing_learned=self.step == self._broken_steps.num_in_a_row,
+            needs_baselines=self.machinery.advantages.needs_baselines,
+        )
+        return step
 
     def _learn(
         self, step: PlayedStep, clock: Stopwatch
     ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
-        parts, played, figures = self.machinery, step.played, dict(step.figures)
-        learner = parts.learner
-        figures |= staleness(played, parts.engine.weight_version)
-        rows = trained_rows(played)
-        columns: Mapping[str, torch.Tensor] = {}
-        if rows:
-            batch = make_batch(rows)
-            with clock.timing("log_probs"):
-                figures |= parts.advantages.fill(batch, rows, step.baselines)
-            with clock.timing("update"):
-                figures |= learner.update(batch)
-                self._check_gap(figures)
-                parts.publish_weights()
-            every = [*played, *played.dropped]
-            columns = kept_columns(every, rows, batch, learner.seen_log_probs)
-        self._watch_for_broken_steps(figures)
+        figures, columns = learn_from(step, self.machinery, self.config, clock)
+        changes_nothing = self._broken_steps.look(figures)
+        self._why_stop = self._why_stop or changes_nothing
         if self._curriculum is not None and "success" in figures:
             self._curriculum.observe(figures["success"], figures["reward"])
-        return {**figures, **clock.figures(played)}, played, columns
-
-    def _check_gap(self, figures: Metrics) -> None:
-        """Episodes of another model than the learner's teach it nothing of its own."""
-        parts, setting = self.machinery, self.config.training.max_log_prob_gap
-        limit = GapLimit.of(setting, parts.advantages.sampler_is_exact)
-        if limit is not None:
-            limit.check(figures, parts.collector.setup.sampling)
-
-    def _watch_for_broken_steps(self, figures: Metrics) -> None:
-        """A run of which nothing is learned any more should end, and say why."""
-        is_broken = not figures.get("num_steps")
-        self._num_broken_steps = self._num_broken_steps + 1 if is_broken else 0
-        if self._num_broken_steps < _MOST_BROKEN_STEPS or self._why_stop is not None:
-            return
-        if figures.get("num_skipped_steps"):
-            why = (
-                "the loss or its gradient was not a finite number. Lower training.learning_rate, "
-                "or look for extreme rewards."
-            )
-        else:
-            why = "no episode could be learned from. Look at the errors in log.txt."
-        self._why_stop = f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}"
+        return {**figures, **clock.figures(step.played)}, step.played, columns
 
     def _stop_if_hopeless(self) -> None:
         """End the run; its last episodes and metrics are kept, for whoever looks for the cause."""
@@ -336,155 +240,30 @@ class RayPPOTrainer:
         num_steps = training.warm_start_steps
         if training.warm_start is None or self.step or self._num_imitated >= num_steps:
             return
-        batches = imitation_batches(
-            training.warm_start,
-            setup=parts.collector.setup,
-            factory=parts.factory,
-            tasks=rollout.imitation_tasks,
-            steps=range(self._num_imitated, num_steps),
-            batch_size=training.batch_size,
-            seed=training.seed,
-            stop=stop,
-        )
-        for batch in batches:
-            figures = parts.learner.imitate(batch, training.warm_start_learning_rate)
+
+        def on_step() -> None:
             self._num_imitated += 1
             self._reporter.progress("warm start", self._num_imitated, num_steps)
-            if stop.is_wanted and self._num_imitated < num_steps:
-                raise Interrupted
-        if "policy_loss" not in figures:
-            raise TrainingStopped(
-                "the loss of the warm start is not a finite number. Lower "
-                "training.warm_start_learning_rate."
-            )
+
+        steps = range(self._num_imitated, num_steps)
+        loss = imitate(training, parts, rollout.imitation_tasks, steps, stop, on_step)
         parts.learner.restart()
         parts.publish_weights()
         self._reporter.say(
-            f"warm start on {training.warm_start}: {num_steps} steps, "
-            f"loss {figures['policy_loss']:.3f}"
+            f"warm start on {training.warm_start}: {num_steps} steps, loss {loss:.3f}"
         )
         records.save(0, self._write_state)
-
-    def _evaluate_epoch(self, records: Records, stop: StopRequest) -> Metrics:
-        number = self.config.training.eval_episodes
-        if not number:
-            return {}
-        started = time.perf_counter()
-        figures: Metrics = {}
-        with undone_if_interrupted():
-            for name, is_greedy in (("greedy", True), ("sampled", False)):
-                clock = Stopwatch()
-                with clock.timing("play"):
-                    found, played = self._evaluate(number, is_greedy, stop)
-                figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
-                records.keep_evaluation(self.step, played, name, clock)
-        figures["time/evaluate"] = time.perf_counter() - started
-        return figures
-
-    def _evaluate(
-        self, num_episodes: int, is_greedy: bool, stop: StopRequest
-    ) -> tuple[Metrics, Collection]:
-        collector = self.machinery.collector
-        sampling = GREEDY if is_greedy else collector.setup.sampling
-        tasks = held_out_tasks(num_episodes, self.config.training.seed, self._eval_rows)
-        return evaluate(
-            collector,
-            tasks,
-            sampling,
-            stop,
-            lambda done, total: self._reporter.progress("evaluation", done, total),
-        )
 
     def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
         """Play on held-out seeds with the model as it is now: reward, success and so on."""
         number = num_episodes or self.config.training.eval_episodes or 32
-        return self._evaluate(number, greedy, StopRequest(self._reporter.say))[0]
+        return self._evaluator().play(number, greedy, StopRequest(self._reporter.say))[0]
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.machinery.collector, self.config, self._eval_rows, self._reporter)
 
     def _episode_progress(self, done: int, total: int) -> None:
         self._reporter.progress("episodes", done, total)
-
-    # ---- the run around the loop ----
-
-    @contextlib.contextmanager
-    def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
-        """Open the run folder, resume what is in it, and leave it in order whatever happens."""
-        self.__dict__.pop("_recorded", None)
-        stop = StopRequest(self._reporter.say)
-        with contextlib.ExitStack() as stack:
-            with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
-                folder, resumes = self._folder()
-                folder.path.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(folder.held())
-                stack.enter_context(folder.logged(self.config.logging.level))
-            stack.enter_context(stop.listening())
-            records = Records(folder, self._recorded, self._name, self._reporter, self._identity)
-            records.begin(num_steps)
-            if resumes:
-                self._take_up(records)
-            elif self.run_folder is not None:
-                records.rewind(self.step)
-            elif not self._is_loaded:
-                seed_generators(self.config.training.seed)
-            self.run_folder = folder.path
-            self._reporter.begin(
-                RunInfo(
-                    folder.path,
-                    self._name,
-                    self.config.model.local_path or self.config.model.model_name,
-                    num_steps,
-                    self.step,
-                    tuple(self.metrics_history),
-                )
-            )
-            try:
-                yield records, stop
-            except Interrupted:
-                pass
-            except (KeyboardInterrupt, SystemExit):
-                records.end("interrupted", self.step, None)
-                raise
-            except EngineStalled as error:  # between two steps: the learner is whole
-                records.end(f"stopped: {error}", self.step, self._write_state)
-                raise
-            except BaseException as error:
-                records.end(f"stopped: {error_message(error)}", self.step, None)
-                raise
-            is_over = self.step >= num_steps and self._unwritten is None
-            outcome = "finished" if is_over else "interrupted"
-            records.end(outcome, self.step, self._write_state)
-            stop.leave()
-
-    def _folder(self) -> tuple[RunFolder, bool]:
-        if self.run_folder is not None:
-            return RunFolder(self.run_folder), False
-        # Weights that were loaded from elsewhere are not to be replaced by those of another run.
-        resume: Resume = "never" if self._is_loaded else self._resume
-        folder, resumes = choose_run_folder(
-            self._recorded, self._name, resume, identity=self._identity
-        )
-        changed = changed_code(folder, self._identity) if resumes else []
-        if changed:
-            self._reporter.say(
-                f"{' and '.join(changed)} changed since this run began; it continues all the same"
-            )
-        return folder, resumes
-
-    def _take_up(self, records: Records) -> None:
-        """Go on where the run in the folder stopped."""
-        checkpoint = records.checkpoints.newest()
-        if checkpoint is None:
-            records.rewind(0)
-            records.note_changes(0, None)
-            seed_generators(self.config.training.seed)
-            return
-        self._take(checkpoint)
-        changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
-        if any(change.name == "training.kl_coef" for change in changes):
-            self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
-        self.metrics_history = records.rewind(self.step)
-        records.report_missing(self.metrics_history, self.step - (self._unwritten is not None))
-        records.mark_if_best(checkpoint)  # it may have been killed just before
-        self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
 
     # ---- checkpoints ----
 
@@ -505,32 +284,6 @@ class RayPPOTrainer:
         self._take(open_checkpoint(Path(path)))
         self._is_loaded = True
         self.metrics_history = [m for m in self.metrics_history if m["step"] <= self.step]
-
-    def _write_state(self, folder: Path) -> None:
-        progress: dict[str, Any] = {
-            "step": self.step,
-            "weight_version": self.machinery.engine.weight_version,
-            "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
-            "num_broken_steps": self._num_broken_steps,
-            "num_imitated": self._num_imitated,
-            "unwritten": self._unwritten,
-        }
-        if self._curriculum is not None:
-            progress["curriculum"] = self._curriculum.state_dict()
-        write_state(folder, self.machinery.learner, self._recorded, progress)
-
-    def _take(self, checkpoint: Checkpoint) -> None:
-        parts = self.machinery
-        progress = read_state(checkpoint, parts.learner)
-        parts.publish_weights()
-        parts.engine.weight_version = int(progress["weight_version"])
-        self.step = int(progress["step"])
-        parts.advantages.kl_controller.load_state_dict(progress["kl_controller"])
-        self._num_broken_steps = int(progress["num_broken_steps"])
-        self._num_imitated = int(progress["num_imitated"])
-        self._unwritten = progress["unwritten"]
-        if self._curriculum is not None and "curriculum" in progress:
-            self._curriculum.load_state_dict(progress["curriculum"])
 
     def cleanup(self) -> None:
         """Free the model and the engine. May be called twice."""

@@ -15,6 +15,7 @@ import torch
 
 from turnwise.bounded_files import parse_json
 from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
+from turnwise.config import TrainingConfig
 from turnwise.data.order import rows_for_step
 from turnwise.env import BaseEnvironment, expert_player, random_player
 from turnwise.env.catalog import EnvironmentFactory
@@ -22,12 +23,13 @@ from turnwise.env.players import Player
 from turnwise.episode import Episode, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
+from turnwise.trainer.assembly import Machinery
 from turnwise.trainer.state import undone_if_interrupted
-from turnwise.trainer.stopping import StopRequest, run_unless_stopped
+from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
 PLAYERS = ("expert", "random")
 
@@ -190,3 +192,36 @@ def imitation_batches(
     for step in steps:
         rows = rows_for_step(len(streams), step, batch_size, seed)
         yield PPOBatch.from_streams([streams[row] for row in rows])
+
+
+def imitate(
+    training: TrainingConfig,
+    parts: Machinery,
+    tasks: Callable[[int], Sequence[EpisodeTask]],
+    steps: range,
+    stop: StopRequest,
+    on_step: Callable[[], None],
+) -> float:
+    """Learn to play as the expert, or chance, or a file does; the loss of the last step."""
+    assert training.warm_start is not None
+    batches = imitation_batches(
+        training.warm_start,
+        setup=parts.collector.setup,
+        factory=parts.factory,
+        tasks=tasks,
+        steps=steps,
+        batch_size=training.batch_size,
+        seed=training.seed,
+        stop=stop,
+    )
+    for step, batch in zip(steps, batches, strict=True):
+        figures = parts.learner.imitate(batch, training.warm_start_learning_rate)
+        on_step()
+        if stop.is_wanted and step + 1 < steps.stop:
+            raise Interrupted
+    if "policy_loss" not in figures:
+        raise TrainingStopped(
+            "the loss of the warm start is not a finite number. Lower "
+            "training.warm_start_learning_rate."
+        )
+    return figures["policy_loss"]

@@ -1,0 +1,187 @@
+"""The run around the training loop: its folder, resuming from it, saving to it, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import ConfigStore
+from turnwise.errors import EngineStalled, error_message
+from turnwise.runs.checkpoints import Checkpoint
+from turnwise.runs.disk_errors import explained
+from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
+from turnwise.trainer.assembly import Machinery, UserParts, assemble
+from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.recording import identity, recorded
+from turnwise.trainer.records import Records
+from turnwise.trainer.reporter import Metrics, Reporter, RunInfo
+from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
+from turnwise.trainer.stopping import Interrupted, StopRequest
+from turnwise.trainer.training_step import BrokenSteps
+
+
+class RunLifecycle:
+    """What a trainer holds between steps, and how a run folder keeps it."""
+
+    def __init__(
+        self,
+        config: ConfigStore,
+        given: UserParts,
+        curriculum: Curriculum | None,
+        reporter: Reporter,
+        resume: Resume,
+    ) -> None:
+        self.config = config
+        self.metrics_history: list[Metrics] = []
+        """The metrics of each step so far."""
+        self.run_folder: Path | None = None
+        """Where the run is kept, once it has begun."""
+        self.step = 0
+        """Steps that are done."""
+        self._given = given
+        self._parts = given.filled_from(config)
+        self._name = self._parts.environment_name
+        self._curriculum = curriculum
+        self._reporter = reporter
+        self._resume: Resume = resume
+        self._machinery: Machinery | None = None
+        self._is_loaded = False
+        """Whether the weights are others than those that a run in the folder would resume from."""
+        self._broken_steps = BrokenSteps()
+        self._num_imitated = 0
+        """Steps of the warm start that are done."""
+        self._unwritten: Metrics | None = None
+        """The metrics of a step that waits for its evaluation."""
+
+    @property
+    def machinery(self) -> Machinery:
+        """Model, learner, engine and episodes; built when they are first needed."""
+        if self._machinery is None:
+            self._machinery = assemble(self.config, self._parts, self._planned_steps())
+        return self._machinery
+
+    def _planned_steps(self) -> int:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _recorded(self) -> ConfigStore:
+        """The settings with everything in them that Python gave, as the run folder keeps them.
+
+        Made anew by each `fit`, since settings may change between two of them.
+        """
+        return recorded(self.config, self._given)
+
+    @functools.cached_property
+    def _identity(self) -> dict[str, str]:
+        """What environment, reward, tools and dataset do, as hashes."""
+        return identity(self._parts, self.config)
+
+    @contextlib.contextmanager
+    def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
+        """Open the run folder, resume what is in it, and leave it in order whatever happens."""
+        self.__dict__.pop("_recorded", None)
+        stop = StopRequest(self._reporter.say)
+        with contextlib.ExitStack() as stack:
+            with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
+                folder, resumes = self._folder()
+                folder.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(folder.held())
+                stack.enter_context(folder.logged(self.config.logging.level))
+            stack.enter_context(stop.listening())
+            records = Records(folder, self._recorded, self._name, self._reporter, self._identity)
+            records.begin(num_steps)
+            if resumes:
+                self._take_up(records)
+            elif self.run_folder is not None:
+                records.rewind(self.step)
+            elif not self._is_loaded:
+                seed_generators(self.config.training.seed)
+            self.run_folder = folder.path
+            self._reporter.begin(
+                RunInfo(
+                    folder.path,
+                    self._name,
+                    self.config.model.local_path or self.config.model.model_name,
+                    num_steps,
+                    self.step,
+                    tuple(self.metrics_history),
+                )
+            )
+            try:
+                yield records, stop
+            except Interrupted:
+                pass
+            except (KeyboardInterrupt, SystemExit):
+                records.end("interrupted", self.step, None)
+                raise
+            except EngineStalled as error:  # between two steps: the learner is whole
+                records.end(f"stopped: {error}", self.step, self._write_state)
+                raise
+            except BaseException as error:
+                records.end(f"stopped: {error_message(error)}", self.step, None)
+                raise
+            is_over = self.step >= num_steps and self._unwritten is None
+            outcome = "finished" if is_over else "interrupted"
+            records.end(outcome, self.step, self._write_state)
+            stop.leave()
+
+    def _folder(self) -> tuple[RunFolder, bool]:
+        if self.run_folder is not None:
+            return RunFolder(self.run_folder), False
+        # Weights that were loaded from elsewhere are not to be replaced by those of another run.
+        resume: Resume = "never" if self._is_loaded else self._resume
+        folder, resumes = choose_run_folder(
+            self._recorded, self._name, resume, identity=self._identity
+        )
+        changed = changed_code(folder, self._identity) if resumes else []
+        if changed:
+            self._reporter.say(
+                f"{' and '.join(changed)} changed since this run began; it continues all the same"
+            )
+        return folder, resumes
+
+    def _take_up(self, records: Records) -> None:
+        """Go on where the run in the folder stopped."""
+        checkpoint = records.checkpoints.newest()
+        if checkpoint is None:
+            records.rewind(0)
+            records.note_changes(0, None)
+            seed_generators(self.config.training.seed)
+            return
+        self._take(checkpoint)
+        changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
+        if any(change.name == "training.kl_coef" for change in changes):
+            self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
+        self.metrics_history = records.rewind(self.step)
+        records.report_missing(self.metrics_history, self.step - (self._unwritten is not None))
+        records.mark_if_best(checkpoint)  # it may have been killed just before
+        self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
+
+    def _write_state(self, folder: Path) -> None:
+        progress: dict[str, Any] = {
+            "step": self.step,
+            "weight_version": self.machinery.engine.weight_version,
+            "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
+            "num_broken_steps": self._broken_steps.num_in_a_row,
+            "num_imitated": self._num_imitated,
+            "unwritten": self._unwritten,
+        }
+        if self._curriculum is not None:
+            progress["curriculum"] = self._curriculum.state_dict()
+        write_state(folder, self.machinery.learner, self._recorded, progress)
+
+    def _take(self, checkpoint: Checkpoint) -> None:
+        parts = self.machinery
+        progress = read_state(checkpoint, parts.learner)
+        parts.publish_weights()
+        parts.engine.weight_version = int(progress["weight_version"])
+        self.step = int(progress["step"])
+        parts.advantages.kl_controller.load_state_dict(progress["kl_controller"])
+        self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
+        self._num_imitated = int(progress["num_imitated"])
+        self._unwritten = progress["unwritten"]
+        if self._curriculum is not None and "curriculum" in progress:
+            self._curriculum.load_state_dict(progress["curriculum"])
