@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cli.three_runs import three_runs as three_runs
 from turnwise.cli import main
 
 COINS = '''

@@ -119,8 +119,8 @@ def test_a_run_that_was_killed_while_it_wrote(turnwise, tmp_path):
     ("name", "message"),
     [
         ("nowhere", "there is no run nowhere"),
-        ("runs", "Runs in it: runs/mine."),
-        ("bare", "Is it the folder of a run?"),
+        ("runs", "Name one of them: runs/mine"),
+        ("bare", "bare is not a run: it has neither"),
         ("fresh", "no step of this run was finished yet"),
     ],
 )

@@ -163,7 +163,7 @@ def test_metrics_without_settings_are_drawn_too(turnwise):
     ("arguments", "message"),
     [
         (["nowhere"], "there is no run nowhere"),
-        (["runs"], "Runs in it: runs/a"),
+        (["runs"], "runs is not a run, it holds runs. Name one of them: runs/"),
         (["runs/empty"], "no step of this run was finished yet"),
         (["runs/a", "-m", "rewrad"], "Did you mean 'reward'?"),
         (["runs/a", "runs/other", "-m", "odd"], "runs/a has no metric 'odd'"),

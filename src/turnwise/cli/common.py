@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from turnwise.config import EnvironmentConfig
 
-METRICS = "metrics.jsonl"
 _ACTING = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 EnvironmentName = Annotated[
@@ -123,15 +122,3 @@ def print_json(value: Any, indent: int | None = 1) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
     # JSON escapes the first 32 control characters by itself.
     typer.echo(_ACTING.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
-
-
-def metrics_file(path: Path) -> Path:
-    """The metrics of a run, of which the folder or the file itself is named."""
-    file = path / METRICS if path.is_dir() else path
-    if file.is_file():
-        return file
-    if not path.exists():
-        raise ConfigError(f"there is no run {path}: expected a folder with {METRICS} in it")
-    inner = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
-    cure = f"Runs in it: {', '.join(inner[:5])}." if inner else "Is it the folder of a run?"
-    raise ConfigError(f"the folder {path} holds no {METRICS}. {cure}")

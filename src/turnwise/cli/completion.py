@@ -59,6 +59,14 @@ def runs_and_models(incomplete: str) -> Iterator[Offer]:
             yield str(folder), "model"
 
 
+def parsers(incomplete: str) -> Iterator[Offer]:
+    """Ways of writing tool calls, and Python files in which there may be one."""
+    from turnwise.tools.parsers import PARSERS
+
+    yield from ((name, "") for name in PARSERS if name.startswith(incomplete))
+    yield from ((f"{file}:", "your own") for file in _files(incomplete, "*.py"))
+
+
 def metrics(incomplete: str) -> Iterator[Offer]:
     """Names of metrics that most runs have."""
     names = ("reward", "success", "entropy", "kl", "turns", "tokens_per_episode", "truncated")

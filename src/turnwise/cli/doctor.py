@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import AsJson, legible, make_console, metrics_file
+from turnwise.cli.common import AsJson, legible, make_console
+from turnwise.cli.run_place import metrics_file
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def _look_at_run(run: str, as_json: bool) -> None:
     from turnwise.runs.doctor import Doctor
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
 
-    file = metrics_file(Path(run).expanduser())
+    file = metrics_file(run)
     steps = [numbers_of(line) for line in MetricsLog(file).read()]
     if not steps:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")

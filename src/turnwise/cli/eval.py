@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,18 +14,29 @@ from turnwise.cli.common import (
     MaxSteps,
     Parameters,
     TrustRemoteCode,
-    environment_config,
     legible,
     make_console,
+    print_json,
     working,
+)
+from turnwise.cli.run_parts import (
+    CheckpointOption,
+    DatasetOption,
+    EnvironmentOption,
+    ModelOption,
+    ParserOption,
+    RewardOption,
+    Supplied,
+    SystemPromptOption,
+    ToolOption,
 )
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from turnwise.cli.held_out import Plan
+    from turnwise.cli.pass_at_k import AttemptScores
     from turnwise.cli.scores import Scores
-    from turnwise.config import ConfigStore, EnvironmentConfig
+    from turnwise.config import ConfigStore
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
 
@@ -36,48 +45,56 @@ INTERRUPTED = 130
 
 def evaluate(
     run_or_model: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="RUN_OR_MODEL",
             help="A run's folder, a checkpoint, or a model: a name, a folder, a Hugging Face id.",
             show_default=False,
             autocompletion=completion.runs_and_models,
         ),
-    ],
-    env: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ENV",
-            help="Another environment.",
-            show_default="the run's own",
-            autocompletion=completion.environments,
-        ),
     ] = None,
+    env: EnvironmentOption = None,
     param: Parameters = None,
     max_steps: MaxSteps = None,
-    reward: Annotated[
+    reward: RewardOption = None,
+    dataset: DatasetOption = None,
+    tool: ToolOption = None,
+    parser: ParserOption = None,
+    system_prompt: SystemPromptOption = None,
+    model: ModelOption = None,
+    agent: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE.PY:NAME", help="Another reward function.", show_default="the run's own"
+            metavar="WHO",
+            help="Who plays instead of the model: expert, random, or FILE.PY:NAME, a function "
+            "from the observation (and the state, if it takes two arguments) to the action.",
+            show_default=False,
         ),
     ] = None,
-    dataset: Annotated[
-        list[str] | None,
+    episodes: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 100,
+    k: Annotated[
+        int | None,
         typer.Option(
-            metavar="FILE", help="Rows to evaluate on; may be given many times.", show_default=False
+            "--k",
+            min=1,
+            metavar="N",
+            help="Attempts at each task, sampled: pass@1 to pass@N, and mean@N.",
+            show_default=False,
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 100,
     greedy: Annotated[
-        bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
-    ] = True,
+        bool | None,
+        typer.Option(
+            "--greedy/--sampled",
+            help="Take the likeliest token, or draw one.",
+            show_default="greedy",
+        ),
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(min=0, help="Other held-out episodes.", show_default="the run's own"),
     ] = None,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="WHICH", help="best, last, or the folder of one.")
-    ] = "last",
+    checkpoint: CheckpointOption = "last",
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
     show: Annotated[
@@ -86,121 +103,126 @@ def evaluate(
 ) -> None:
     """Play held-out episodes with a trained model; beside it, the expert and the random player.
 
-    The same seed means the same episodes for each. Ranges are 95 % intervals.
+    A run is played with its own environment, tools, parser, system prompt, dataset and reward.
+    The same seed means the same episodes for each player. Ranges are 95 % intervals.
 
     [bold]Examples[/bold]
 
     turnwise eval runs/guess-number
     turnwise eval runs/guess-number --checkpoint best --sampled --episodes 500
+    turnwise eval runs/mine --k 8 --episodes 50
     turnwise eval runs/mine --show 3
+    turnwise eval runs/mine --agent my_agent.py:act
     turnwise eval smollm2-135m --env grid-world --param size=4
+    turnwise eval --agent expert --env my_env.py:MyEnv
     turnwise eval runs/mine --json | jq .model.success
     """
-    from turnwise.cli.scores import Scores, tells_success
-    from turnwise.cli.settings import name_code
+    from turnwise.cli.held_out import Plan
+    from turnwise.cli.run_parts import source_of
     from turnwise.user_code import settings_from
 
-    if env is None and (param or max_steps):
-        raise ConfigError("--param and --max-steps are for the environment that --env names")
-    own = None if env is None else environment_config(env, param, max_steps)
-    if own is not None:
-        name_code(own.name)
-    if reward is not None:
-        name_code(reward)
-    source = _source(run_or_model, checkpoint)
+    is_greedy = k is None if greedy is None else greedy
+    _check_attempts(k, is_greedy, agent)
+    supplied = Supplied(env, param, max_steps, reward, dataset, tool, parser, system_prompt, model)
+    supplied.allow_code(agent)
+    source = source_of(run_or_model, checkpoint)
+    _check_names(run_or_model, source, env, agent)
+    plan = Plan(episodes, k or 1, is_greedy, agent)
     with settings_from(source, is_trusted=trust_remote_code):
-        with working(f"loading {run_or_model}"):
-            given = Given(own, reward, dataset)
-            loaded, config = _loaded(run_or_model, source, checkpoint, given, trust_remote_code)
+        with working(f"loading {run_or_model or agent}"):
+            player, config = _loaded(
+                run_or_model, source, checkpoint, supplied, agent, trust_remote_code
+            )
         if seed is not None:
             config.training.seed = seed
-        played = _played(loaded, config, episodes, greedy)
-    tells = any(tells_success(results) for results in played.values())
-    scores = {who: Scores.of(results, tells) for who, results in played.items()}
-    if scores["model"] is None:
-        why = legible(str(played["model"][0].error))
-        raise ConfigError(f"every episode failed, the first one with: {why}")
+        played = _played(player, config, plan)
+    first = played[plan.who]
+    if all(result.status.is_error for result in first):
+        raise ConfigError(
+            f"every episode failed, the first one with: {legible(str(first[0].error))}"
+        )
     facts = {
         "name": run_or_model,
         "environment": config.environment.name,
-        "sampling": "greedy" if greedy else "sampled",
+        "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
+        **({} if agent is None else {"played_by": agent}),
     }
-    if as_json:
-        figures = {who: found.to_dict() for who, found in scores.items() if found}
-        typer.echo(json.dumps({**facts, **figures}, indent=1))
+    _report(facts, played, plan, as_json, show)
+
+
+def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
+    from turnwise.cli.agents import is_repeatable
+
+    if k is None:
         return
-    console = make_console()
-    for result in played["model"][:show]:
-        _show_conversation(console, result)
-    console.print(
-        f"{legible(run_or_model)} on {legible(config.environment.name)}, "
-        f"{episodes:,} held-out episodes, {facts['sampling']}"
-    )
-    _show_scores(console, scores)
+    if is_greedy and agent is None:
+        raise ConfigError(
+            "--k with --greedy: greedy attempts at a task are identical, so that pass@k would be "
+            "the greedy success at every k. Leave out --greedy, or leave out --k."
+        )
+    if agent is not None and is_repeatable(agent):
+        raise ConfigError(
+            f"--k with --agent {agent}: its attempts at a task are identical. Leave out --k."
+        )
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the command line names instead of the run's own."""
+def _check_names(
+    name: str | None, source: Path | None, environment: str | None, agent: str | None
+) -> None:
+    """Refuse what does not say who plays what."""
+    from turnwise.cli.run_place import not_a_run, runs_in
 
-    environment: EnvironmentConfig | None
-    reward: str | None
-    dataset: list[str] | None
-
-
-def _source(name: str, checkpoint: str) -> Path | None:
-    """The run or the checkpoint whose settings are taken; None for a model."""
-    if checkpoint not in ("best", "last"):
-        return Path(checkpoint).expanduser()
-    folder = Path(name).expanduser()
-    is_run = (folder / "checkpoints").is_dir() or (folder / "state.json").is_file()
-    return folder if is_run else None
+    if name is None and agent is None:
+        raise ConfigError(
+            "nobody is named who plays. Name a run or a model (turnwise eval runs/mine), or an "
+            "agent: turnwise eval --agent expert --env guess-number"
+        )
+    if source is not None or (name is None and environment is not None):
+        return
+    if name is not None and environment is None and runs_in(Path(name).expanduser()):
+        raise not_a_run(name)
+    if environment is None:
+        who = f"{name} is not a run, so it" if name is not None else f"--agent {agent}"
+        raise ConfigError(
+            f"{who} does not say what to play. Name an environment: --env guess-number"
+        )
+    if agent is not None:
+        raise ConfigError(
+            f"got the model {name} and --agent {agent}, and one of them plays. Leave out one; a "
+            "run's folder can be named with --agent, for its environment."
+        )
 
 
 def _loaded(
-    name: str,
+    name: str | None,
     source: Path | None,
     checkpoint: str,
-    given: Given,
+    supplied: Supplied,
+    agent: str | None,
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
-    """The model, and the settings under which it plays."""
-    from turnwise.cli.settings import check_code, find_code, run_folders
-    from turnwise.config import ConfigStore, DatasetConfig
-    from turnwise.trainer.state import load_configured_model, load_trained_model
+    """Who plays, and the settings under which it plays."""
+    from turnwise.cli.run_parts import load_with_settings, restore, settings_of
+    from turnwise.config import ConfigStore
 
-    if source is None and given.environment is None:
-        raise ConfigError(
-            f"{name} is not a run, so it does not say what to play. "
-            "Name an environment: --env guess-number"
-        )
-    if source is not None:
-        which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
-        loaded, config = load_trained_model(source, which, trust_remote_code=trust_remote_code)
+    if agent is None:
+        assert name is not None
+        player, config = load_with_settings(name, source, checkpoint, supplied, trust_remote_code)
     else:
-        config = ConfigStore()
-        config.model.model_name = name
-        config.model.trust_remote_code = trust_remote_code
-        loaded = load_configured_model(config)
-    if given.environment is not None:
-        # Another environment has other tasks and rewards; what is wanted of them is named too.
-        config.environment = given.environment
-        config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
-        config.reward, config.tools = None, []
-    if given.reward is not None:
-        config.reward = given.reward
-    if given.dataset:
-        config.dataset = DatasetConfig()
-        config.eval_dataset = DatasetConfig(path=given.dataset)
-    # A run lies somewhere below the folder in which its environment was found.
-    find_code(config, [] if source is None else run_folders(source))
-    check_code(config)
-    return loaded, config
+        from turnwise.models import LoadedModel
+        from turnwise.trainer.state import load_configured_tokenizer
+
+        config = ConfigStore() if source is None else settings_of(source)
+        if supplied.model is not None:
+            config.model.local_path = supplied.model
+        player = LoadedModel(None, load_configured_tokenizer(config))
+    restore(config, source, supplied)
+    return player, config
 
 
 def _played(
-    loaded: LoadedModel, config: ConfigStore, num_episodes: int, is_greedy: bool
+    player: LoadedModel, config: ConfigStore, plan: Plan
 ) -> Mapping[str, Sequence[EpisodeResult]]:
     from rich.status import Status
 
@@ -217,7 +239,7 @@ def _played(
 
     try:
         with status, stop.listening():
-            played = play_held_out(loaded, config, num_episodes, is_greedy, stop, tell)
+            played = play_held_out(player, config, plan, stop, tell)
         if stop.is_wanted:
             raise Interrupted
     except (Interrupted, KeyboardInterrupt):
@@ -226,49 +248,46 @@ def _played(
     return played
 
 
-def _show_conversation(console: Console, result: EpisodeResult) -> None:
-    """Every word of an episode, and how it ended."""
-    from rich.text import Text
+def _report(
+    facts: Mapping[str, Any],
+    played: Mapping[str, Sequence[EpisodeResult]],
+    plan: Plan,
+    as_json: bool,
+    show: int,
+) -> None:
+    from turnwise.cli.eval_report import show_attempts, show_conversation, show_scores
+    from turnwise.cli.pass_at_k import AttemptScores
+    from turnwise.cli.scores import Scores, tells_success
 
-    for agent in result.agents:
-        name = f", {legible(agent.name)}" if len(result.agents) > 1 else ""
-        console.print(Text(f"seed {result.seed}{name}", "bold"))
-        for message in agent.messages:
-            style = "bold cyan" if message["role"] == "assistant" else "dim"
-            text = legible(str(message.get("content") or "")).strip("\n")
-            console.print(Text.assemble((f"{legible(message['role'])}: ", style), text))
-        reward = "none" if agent.reward is None else f"{agent.reward.total:.4g}"
-        ending = legible(result.error or result.status.value.replace("_", " "))
-        console.print(Text(f"reward {reward}, {ending}\n", "dim"))
+    tells = any(tells_success(results) for results in played.values())
+    scores: dict[str, Scores | None] = {
+        who: Scores.of(results, tells) for who, results in played.items()
+    }
+    attempts: AttemptScores | None = None
+    if plan.num_attempts > 1:
+        attempts = AttemptScores.of(played[plan.who], plan.num_attempts, facts["seed"], tells)
+    if as_json:
+        found = {who: score.to_dict() for who, score in scores.items() if score}
+        more = {} if attempts is None else {"attempts": attempts.to_dict()}
+        print_json({**facts, **found, **more})
+        return
+    console = make_console()
+    for result in played[plan.who][:show]:
+        show_conversation(console, result)
+    console.print(_headline(facts, plan))
+    name = plan.agent or "model"
+    if attempts is not None:
+        show_attempts(console, name, attempts)
+        scores.pop(plan.who)
+    show_scores(console, {name if who == plan.who else who: s for who, s in scores.items()})
 
 
-def _show_scores(console: Console, scores: Mapping[str, Scores | None]) -> None:
-    from rich.table import Table
-
-    found = {who: score for who, score in scores.items() if score is not None}
-    has_success = any(score.success is not None for score in found.values())
-    has_errors = any(score.errors for score in found.values())
-    table = Table.grid(padding=(0, 3))
-    table.add_column(style="bold")
-    names = ["", "success", "reward", "std", "turns", "truncated", "errors"]
-    shown = [
-        name
-        for name in names
-        if (name != "success" or has_success) and (name != "errors" or has_errors)
-    ]
-    for _ in shown[1:]:
-        table.add_column(justify="right", no_wrap=True)
-    table.add_row(*shown, style="dim")
-    for who, score in found.items():
-        cells = {
-            "": who,
-            "success": f"{score.success or 0:.3f} "
-            f"({score.success_low or 0:.3f} to {score.success_high or 0:.3f})",
-            "reward": f"{score.reward:.4g} ± {score.reward_margin:.2g}",
-            "std": f"{score.reward_std:.3g}",
-            "turns": f"{score.turns:.2f}",
-            "truncated": f"{score.truncated:.1%}",
-            "errors": f"{score.errors:.1%}",
-        }
-        table.add_row(*(cells[name] for name in shown))
-    console.print(table)
+def _headline(facts: Mapping[str, Any], plan: Plan) -> str:
+    who = legible(str(facts["name"] or plan.agent))
+    if facts["name"] and plan.agent:
+        who = f"{legible(plan.agent)} in the environment of {who}"
+    how = "" if plan.agent is not None else f", {facts['sampling']}"
+    many = f", {plan.num_attempts} attempts each" if plan.num_attempts > 1 else ""
+    return (
+        f"{who} on {legible(facts['environment'])}, {plan.num_tasks:,} held-out episodes{many}{how}"
+    )

@@ -1,62 +1,100 @@
-"""The same held-out episodes, played by a model and by the players that an environment has."""
+"""The same held-out episodes, played by a model or an agent, and by the environment's players."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
+import dataclasses
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from turnwise.cli.agents import SCRIPTED, AgentMaker, agent_by_name
+from turnwise.cli.run_parts import rows_of
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import close_environment, reset_environment
-from turnwise.env.players import Player, expert_player, random_player
-from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
-from turnwise.inference import create_inference_engine
+from turnwise.episode import EpisodeCollector, EpisodeResult
+from turnwise.episode.collector import EpisodeTask, together
+from turnwise.episode.player_engine import player_episode
+from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.evaluation import GREEDY, held_out_tasks
 from turnwise.trainer.rollout import run_tasks
-from turnwise.trainer.stopping import StopRequest
-from turnwise.trainer.warm_start import PlayerEngine
+from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
 OnEpisode = Callable[[str, int, int], None]
 """Told who plays, and how many episodes of how many are over."""
 
+_AGENT_CONCURRENCY = 8
+"""Episodes of a user's agent at once: it may wait for a server."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is played, and how."""
+
+    num_tasks: int
+    num_attempts: int = 1
+    """At each task."""
+    is_greedy: bool = True
+    agent: str | None = None
+    """Who plays instead of the model: `expert`, `random`, `file.py:function`."""
+
+    @property
+    def who(self) -> str:
+        """The first of those whose episodes are played: `model` or `agent`."""
+        return "model" if self.agent is None else "agent"
+
 
 def play_held_out(
-    loaded: LoadedModel,
-    config: ConfigStore,
-    num_episodes: int,
-    is_greedy: bool,
-    stop: StopRequest,
-    on_episode: OnEpisode,
+    player: LoadedModel, config: ConfigStore, plan: Plan, stop: StopRequest, on_episode: OnEpisode
 ) -> dict[str, Sequence[EpisodeResult]]:
-    """By who played: `model`, and `expert` and `random` where the environment has them."""
+    """By who played: `model` or `agent`, then `expert` and `random` where there are such.
+
+    Without a model, `player` has its tokenizer alone: an agent's words become tokens too.
+    """
     parts = UserParts().filled_from(config)
     factory = parts.factory(config)
-    rows = parts.dataset if parts.eval_dataset is None else parts.eval_dataset
-    tasks = held_out_tasks(num_episodes, config.training.seed, rows)
-    with (
-        contextlib.ExitStack() as closing,
-        create_inference_engine(loaded.model, tokenizer=loaded.tokenizer) as engine,
-    ):
+    tasks = held_out_tasks(plan.num_tasks, config.training.seed, rows_of(parts))
+    attempts = [
+        dataclasses.replace(task, group=number, member=member)
+        for number, task in enumerate(tasks)
+        for member in range(plan.num_attempts)
+    ]
+    with contextlib.ExitStack() as closing, _engine(player) as engine:
         options = parts.episode_options(config, closing)
-        if is_greedy:
+        if plan.is_greedy:
             options["sampling"] = GREEDY
         collector = EpisodeCollector(engine, factory, **options)
-        played: dict[str, Sequence[EpisodeResult]] = {
-            "model": run_tasks(
-                collector, tasks, stop, lambda done, total: on_episode("model", done, total)
-            )
-        }
+
+        def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
+            many = 1 if name in SCRIPTED else _AGENT_CONCURRENCY
+            agent = agent_by_name(name)
+            return _play_as(agent, collector, factory, asked, stop, _telling(on_episode, who), many)
+
+        played: dict[str, Sequence[EpisodeResult]] = {}
+        if plan.agent is None:
+            told = _telling(on_episode, "model")
+            played["model"] = run_tasks(collector, attempts, stop, told)
+        else:
+            played["agent"] = play_as("agent", plan.agent, attempts)
         for who in _players_of(factory, tasks[0].task):
-            if not stop.is_wanted:
-                played[who] = _play_as(who, collector, factory, tasks, stop, on_episode)
+            if not stop.is_wanted and who != plan.agent:
+                played[who] = play_as(who, who, tasks)
     return played
+
+
+def _engine(player: LoadedModel) -> BaseInferenceEngine:
+    if player.model is None:
+        return ScriptedEngine(player.tokenizer)
+    return create_inference_engine(player.model, tokenizer=player.tokenizer)
+
+
+def _telling(on_episode: OnEpisode, who: str) -> Callable[[int, int], None]:
+    return lambda done, total: on_episode(who, done, total)
 
 
 def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> list[str]:
@@ -77,30 +115,29 @@ def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> 
 
 
 def _play_as(
-    who: str,
+    agent: AgentMaker,
     collector: EpisodeCollector,
     factory: EnvironmentFactory,
     tasks: Sequence[EpisodeTask],
     stop: StopRequest,
-    on_episode: OnEpisode,
+    on_episode: Callable[[int, int], None],
+    max_concurrency: int,
 ) -> list[EpisodeResult]:
-    """As the model plays: the same limits, the same rewards."""
+    """As the model plays: the same tools, limits and rewards."""
+    results: dict[int, EpisodeResult] = {}
 
     async def play_all() -> list[EpisodeResult]:
-        results = []
-        for task in tasks:
-            if stop.is_wanted:
-                break
-            player: Player = expert_player if who == "expert" else random_player(task.seed)
-            engine = PlayerEngine(player, collector.setup.chat)
-            setup = copy.copy(collector.setup)
-            setup.engine = engine
-            setup.reward_limit = None
-            results.append(
-                await Episode(setup, engine.making(factory), seed=task.seed, task=task.task).run()
-            )
-            on_episode(who, len(results), len(tasks))
-        await collector.score_together(results)
-        return results
+        waiting = iter(enumerate(tasks))
 
-    return run_sync(play_all())
+        async def work() -> None:
+            for place, task in waiting:  # shared: whoever is free takes the next one
+                player = agent(task.seed, task.member)
+                results[place] = await player_episode(collector.setup, factory, player, task).run()
+                on_episode(len(results), len(tasks))
+
+        await together(work() for _ in range(min(max_concurrency, len(tasks))))
+        in_order = [results[place] for place in range(len(tasks))]
+        await collector.score_together(in_order)
+        return in_order
+
+    return run_unless_stopped(play_all(), stop)

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from turnwise.cli.common import metrics_file
+from turnwise.cli.run_place import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
@@ -104,7 +104,7 @@ class Curve:
 
 def read_runs(places: Iterable[str]) -> list[Run]:
     """Each run once, in the order given."""
-    files = dict.fromkeys(metrics_file(Path(place).expanduser()).resolve() for place in places)
+    files = dict.fromkeys(metrics_file(place).resolve() for place in places)
     return [_read_run(file) for file in files]
 
 

@@ -48,6 +48,7 @@ def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
         if item.function is not None:
             item.function = _importable(item.function, places)
     config.tools = [_found_tool(tool, places) for tool in config.tools]
+    config.parser = _importable(config.parser, places)
     for dataset in (config.dataset, config.eval_dataset):
         if dataset.path is not None:
             paths = [dataset.path] if isinstance(dataset.path, str) else dataset.path
@@ -83,7 +84,7 @@ def check_code(config: ConfigStore) -> None:
     from turnwise.env.checker.rig import explain
     from turnwise.env.driver import close_environment
     from turnwise.reward.by_name import reward_by_name
-    from turnwise.tools.by_name import tools_by_name
+    from turnwise.tools.by_name import parser_by_name, tools_by_name
 
     target = config.environment.name
     try:
@@ -95,6 +96,8 @@ def check_code(config: ConfigStore) -> None:
         reward_by_name(config.environment.reward)
         target = "a tool"
         tools_by_name([tool for tool in config.tools if "mcp" not in tool])
+        target = "the parser"
+        parser_by_name(config.parser)
     except TurnwiseError:
         raise
     except Exception as error:

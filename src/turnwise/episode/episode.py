@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from turnwise.chat import Message
 from turnwise.deadlines import contained, is_interrupt
@@ -16,7 +16,7 @@ from turnwise.episode.agent import Agent
 from turnwise.episode.limits import Clock
 from turnwise.episode.parts import Parts
 from turnwise.episode.setup import EpisodeSetup
-from turnwise.episode.types import EpisodeResult, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
 from turnwise.episode.world import World
 from turnwise.errors import (
     DeadlineExceeded,
@@ -31,6 +31,16 @@ from turnwise.user_code import user_traceback
 
 _LOG = logging.getLogger("turnwise")
 _ALONE = "agent"
+
+
+class EpisodeWatcher(Protocol):
+    """Sees an episode while it is played; called on the loop that plays it."""
+
+    def opened(self, agent: AgentRecord) -> None:
+        """An agent was told the first thing; `agent.messages` has it."""
+
+    def turned(self, agent: AgentRecord, turn: TurnRecord) -> None:
+        """An agent has spoken, and the world has answered."""
 
 
 class Episode:
@@ -51,7 +61,11 @@ class Episode:
         attempt: int = 1,
         prompt: str = "",
         task: Mapping[str, Any] | None = None,
+        watcher: EpisodeWatcher | None = None,
     ) -> None:
+        self.told = ""
+        """What the agent to move was told last."""
+        self._watcher = watcher
         self._setup = setup
         self._prompt = prompt
         self._task = task
@@ -99,22 +113,24 @@ class Episode:
         return self.result
 
     async def _play(self) -> None:
-        told, prefix = await self._begin()
+        self.told, prefix = await self._begin()
         messages: Sequence[Message] = ()
         speaker: Agent | None = None
         while self._status is None:
-            agent = await self._agent_to_move(told, prefix)
+            agent = await self._agent_to_move(self.told, prefix)
             if agent is speaker:
                 agent.hear(messages)
             elif len(agent.record.turns) > 0:
-                agent.hear([{"role": "user", "content": told}])
+                agent.hear([{"role": "user", "content": self.told}])
             speaker = agent
             turn = await self._next_turn(agent)
             if turn is None:
                 return
             outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
             self._take_outcome(agent, turn, outcome)
-            told, messages = outcome.observation, outcome.messages
+            self.told, messages = outcome.observation, outcome.messages
+            if self._watcher is not None:
+                self._watcher.turned(agent.record, turn)
 
     async def _begin(self) -> tuple[str, str]:
         """The first thing to read, and the system prompt."""
@@ -160,6 +176,8 @@ class Episode:
         if history:
             messages += [*history[1:], {"role": "user", "content": first}]
         agent.open(messages, actions.definitions)
+        if self._watcher is not None:
+            self._watcher.opened(agent.record)
         return agent
 
     def _player(self, environment: BaseEnvironment | None) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.base import Tool
+from turnwise.tools.parsers import ActionParser, get_parser
 from turnwise.tools.registry import ToolRegistry
 from turnwise.user_code import import_object, require_use
 
@@ -54,6 +55,21 @@ def tools_by_name(
     return registry
 
 
+def parser_by_name(name: str) -> ActionParser | str:
+    """Return the name of a known parser as it is, and a user's `file.py:Name` as a parser."""
+    if ":" not in name:
+        get_parser(name)  # a name that there is not is an error
+        return name
+    found = import_object(name, option="--parser or the setting parser")
+    parser = found() if isinstance(found, type) and issubclass(found, ActionParser) else found
+    if not isinstance(parser, ActionParser):
+        raise ConfigError(
+            f"parser got {name!r}, which is of type {type(parser).__name__}, expected a class "
+            "derived from turnwise.ActionParser, or an object of one"
+        )
+    return parser
+
+
 def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable[..., Any]]:
     if name not in BUILT_IN and ":" not in name:
         raise ConfigError(
@@ -64,7 +80,7 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
         require_use(f"the tool {name} with {options}")
     found = import_object(
         BUILT_IN.get(name, name),
-        option="the setting tools",
+        option="--tool or the setting tools",
         is_built_in=name in BUILT_IN,
     )
     if isinstance(found, ToolRegistry | list | tuple) and not options:

@@ -27,7 +27,7 @@ from turnwise.models import load_tokenizer
 from turnwise.reward import RewardFn
 from turnwise.reward.by_name import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.tools.by_name import tools_by_name
+from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout, Rows, limits_of
 from turnwise.trainer.state import load_configured_model
@@ -64,7 +64,7 @@ class UserParts:
             dataset=_rows(self.dataset, config.dataset, are_prompts),
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts),
             reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
-            parser=config.parser if self.parser is None else self.parser,
+            parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=config.system_prompt
             if self.system_prompt is None
             else self.system_prompt,

@@ -26,11 +26,20 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.episode import EpisodeLimits
+from turnwise.episode.actions import ParserChoice
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.tools import CalculatorTool, FunctionTool, PythonCodeTool, Tool, ToolRegistry
+from turnwise.tools import (
+    ActionParser,
+    CalculatorTool,
+    FunctionTool,
+    PythonCodeTool,
+    Tool,
+    ToolRegistry,
+)
 from turnwise.tools.base import as_tool
 from turnwise.tools.by_name import tools_by_name
+from turnwise.tools.parsers import PARSERS
 from turnwise.trainer.assembly import UserParts, environment_of
 from turnwise.user_code import CodeReference, fingerprint, reference_to, remember_code
 
@@ -56,8 +65,9 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     if given.tools is not None:
         found.tools = [_tool(tool) for tool in given.tools]
     if given.parser is not None:
-        is_name = isinstance(given.parser, str)
-        found.parser = str(given.parser) if is_name else _object_label(given.parser)
+        found.parser = _parser(given.parser)
+    if given.model is not None:
+        found.model.model_name, found.model.local_path = _object_label(given.model), None
     if given.system_prompt is not None:
         found.system_prompt = given.system_prompt
     if given.limits is not None:
@@ -83,6 +93,7 @@ def _targets(config: ConfigStore) -> list[str]:
     rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
     named = [
         config.environment.name,
+        config.parser,
         *(item if isinstance(item, str) else item.function or "" for item in rewards),
         *(tool for tool in config.tools if isinstance(tool, str)),
     ]
@@ -158,8 +169,18 @@ def _tool(thing: Any) -> str | dict[str, Any]:
     return reference.label if _is_made_alone(tool, reference) else _object_label(tool)
 
 
-def _is_made_alone(tool: Tool, reference: CodeReference) -> bool:
-    """Whether the class without arguments makes the same tool again.
+def _parser(parser: ParserChoice) -> str:
+    if isinstance(parser, str):
+        return parser
+    known = next((name for name, kind in PARSERS.items() if kind is type(parser)), None)
+    if known is not None:
+        return known
+    reference = reference_to(parser)
+    return reference.label if _is_made_alone(parser, reference) else _object_label(parser)
+
+
+def _is_made_alone(tool: Tool | ActionParser, reference: CodeReference) -> bool:
+    """Whether the class without arguments makes the same object again.
 
     What the objects of installed packages hold is not in their fingerprint: they cannot be told.
     """

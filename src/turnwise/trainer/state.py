@@ -18,9 +18,9 @@ from safetensors.torch import load_file, save_file
 
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
-from turnwise.errors import CheckpointError, EngineStalled
+from turnwise.errors import CheckpointError, ConfigError, EngineStalled
 from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
-from turnwise.models import LoadedModel, load_model
+from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted
@@ -91,9 +91,16 @@ def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -
 
 
 def load_trained_model(
-    path: str | Path, which: Literal["best", "last"] = "last", *, trust_remote_code: bool = False
+    path: str | Path,
+    which: Literal["best", "last"] = "last",
+    *,
+    trust_remote_code: bool = False,
+    model: str | None = None,
 ) -> tuple[LoadedModel, ConfigStore]:
     """The model that a run trained, adapters merged into its weights, and the run's settings.
+
+    `model` is the model that the weights belong to, where the settings cannot name it: a script
+    gave the trainer an object.
 
     Python code that comes with the model is run if `trust_remote_code` allows it, or if you have
     trained with the same model and `model.trust_remote_code` yourself. That the settings in the
@@ -101,6 +108,8 @@ def load_trained_model(
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
+    if model is not None:
+        config.model.local_path = model
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):
         if not allows_model_code(_location(config)):
             config.model.trust_remote_code = False
@@ -116,15 +125,34 @@ def load_trained_model(
 
 def load_configured_model(config: ConfigStore) -> LoadedModel:
     """The model that the settings name."""
-    model = config.model
+    model, place = config.model, _named_place(config)
     if model.trust_remote_code:
-        require_model_code(_location(config))
+        require_model_code(place)
     return load_model(
-        _location(config),
+        place,
         dtype=model.dtype,
         device=model.device,
         trust_remote_code=model.trust_remote_code,
     )
+
+
+def load_configured_tokenizer(config: ConfigStore) -> Any:
+    """The tokenizer of the model that the settings name; its code is run only if it is trusted."""
+    place = _named_place(config)
+    is_trusted = config.model.trust_remote_code and allows_model_code(place)
+    return load_tokenizer(place, trust_remote_code=is_trusted)
+
+
+def _named_place(config: ConfigStore) -> str:
+    place = _location(config)
+    kind, _, name = place.partition(":")
+    if kind == "<object>":
+        raise ConfigError(
+            f"the model was an object of {name} that a script made, so it cannot be loaded from "
+            "here. Save it and its tokenizer in a folder with save_pretrained, and give --model "
+            "or the setting model.local_path: that folder"
+        )
+    return place
 
 
 def _location(config: ConfigStore) -> str:

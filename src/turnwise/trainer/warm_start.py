@@ -7,24 +7,21 @@ is different: the environment's expert, chance, or a file of conversations.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from turnwise.bounded_files import parse_json
 from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
 from turnwise.config import TrainingConfig
 from turnwise.data.order import rows_for_step
-from turnwise.env import BaseEnvironment, expert_player, random_player
+from turnwise.env import expert_player, random_player
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.env.players import Player
-from turnwise.episode import Episode, EpisodeResult
+from turnwise.episode import EpisodeResult
 from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.player_engine import player_episode
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import ConfigError, TrainingStopped
-from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
 from turnwise.trainer.assembly import Machinery
@@ -32,50 +29,6 @@ from turnwise.trainer.state import undone_if_interrupted
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
 PLAYERS = ("expert", "random")
-
-
-class PlayerEngine:
-    """Stands where the model stands in one episode, and says what a player does.
-
-    It sees the environment that the episode made, as players do.
-    """
-
-    weight_version = 0
-    context_length = 2**31
-
-    def __init__(self, player: Player, chat: ChatFormat) -> None:
-        self._player = player
-        self._chat = chat
-        self._environment: BaseEnvironment | None = None
-
-    def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
-        """The same factory; what it makes is what the player sees."""
-
-        def make() -> BaseEnvironment:
-            self._environment = factory()
-            return self._environment
-
-        return make
-
-    async def sample(self, request: GenerationRequest) -> GenerationResult:
-        assert self._environment is not None
-        action = self._player(self._environment, "")
-        if not isinstance(action, str):
-            action = await action
-        ids = self._chat.answer_ids(action)
-        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
-
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        return [0.0] * (len(ids) - start)
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        return 0
-
-    def end_session(self, session: Hashable) -> None:
-        """Nothing is kept."""
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def played_streams(
@@ -104,11 +57,9 @@ async def _play_one(
     setup: EpisodeSetup, factory: EnvironmentFactory, who: str, task: EpisodeTask
 ) -> EpisodeResult:
     player = expert_player if who == "expert" else random_player(task.seed)
-    engine = PlayerEngine(player, setup.chat)
-    own = copy.copy(setup)  # what episodes of a kind share, but for who speaks
-    own.engine = engine
+    own = copy.copy(setup)
     own.reward = RewardFunction.of(None)  # nobody will ask, and a judge may be dear
-    return await Episode(own, engine.making(factory), seed=task.seed, task=task.task).run()
+    return await player_episode(own, factory, player, task).run()
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:

@@ -1,0 +1,88 @@
+"""Who plays in the model's place: the expert, chance, or a function of a user."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from turnwise.deadlines import call_with_deadline
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.players import Player, expert_player, random_player
+from turnwise.errors import ConfigError
+from turnwise.user_code import import_object
+
+SCRIPTED = ("expert", "random")
+AgentMaker: TypeAlias = Callable[[int, int], Player]
+"""Makes the player of one episode from the seed of its task and the number of the attempt."""
+
+_EXPECTED = (
+    "expected a function (observation) or (observation, state) that returns the action as text, "
+    "plain or async; or a class with such a __call__, of which each episode gets an object"
+)
+
+
+def agent_by_name(who: str) -> AgentMaker:
+    """Return who plays: `expert`, `random`, or a user's `file.py:function`."""
+    if who == "expert":
+        return lambda seed, attempt: expert_player
+    if who == "random":
+        return _random_player
+    if ":" not in who:
+        raise ConfigError(f"--agent got {who!r}, expected expert, random or path/to/file.py:name")
+    found = import_object(who, option="--agent")
+    if not callable(found):
+        raise ConfigError(
+            f"--agent got {who!r}, which is of type {type(found).__name__}; {_EXPECTED}"
+        )
+    is_class = isinstance(found, type)
+    _takes_state(found.__call__ if is_class else found, who, skip=int(is_class))
+
+    def make(seed: int, attempt: int) -> Player:
+        function = found() if is_class else found
+        return _function_player(function, who, _takes_state(function, who))
+
+    return make
+
+
+def is_repeatable(who: str) -> bool:
+    """Whether a second attempt at a task is sure to be the same as the first."""
+    return who == "expert"
+
+
+def _random_player(seed: int, attempt: int) -> Player:
+    if attempt == 0:
+        return random_player(seed)
+    from turnwise.episode.seeds import derive_seed
+
+    return random_player(derive_seed(seed, "attempt", attempt))
+
+
+def _takes_state(function: Callable[..., Any], who: str, skip: int = 0) -> bool:
+    """Whether it wants the state as well; `skip` arguments belong to the object."""
+    parameters = list(inspect.signature(function).parameters.values())[skip:]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = sum(
+        p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters
+    )
+    if not positional or needed > min(len(positional), 2):
+        raise ConfigError(
+            f"--agent got {who!r} with the arguments "
+            f"({', '.join(str(p) for p in parameters)}); {_EXPECTED}"
+        )
+    return needed == 2 or (len(positional) >= 2 and positional[1].name == "state")
+
+
+def _function_player(function: Callable[..., Any], who: str, takes_state: bool) -> Player:
+    async def play(env: BaseEnvironment, observation: str) -> str:
+        words = (observation, env.get_state_description()) if takes_state else (observation,)
+        # A plain function may wait for a server: in a thread, so that other episodes go on.
+        action = await call_with_deadline(function, *words, timeout=None, waiting_for=who)
+        if not isinstance(action, str):
+            raise ConfigError(
+                f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "
+                "action as text"
+            )
+        return action
+
+    return play

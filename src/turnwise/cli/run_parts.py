@@ -1,0 +1,207 @@
+"""The components of a run that a command plays with: the run's own, or what the options name.
+
+Environment, reward, tools, parser, system prompt and dataset stand in the run folder by name. What
+cannot be imported from there (a class of a notebook) is an error that names the option here that
+supplies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from turnwise.cli import completion
+from turnwise.cli.common import environment_config
+from turnwise.cli.run_place import find_run, run_of
+from turnwise.errors import ConfigError
+
+if TYPE_CHECKING:
+    from turnwise.config import ConfigStore
+    from turnwise.models import LoadedModel
+    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.rollout import Rows
+
+_OWN = "the run's own"
+EnvironmentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--env",
+        metavar="ENV",
+        help="Another environment.",
+        show_default=_OWN,
+        autocompletion=completion.environments,
+    ),
+]
+RewardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--reward", metavar="FILE.PY:NAME", help="Another reward function.", show_default=_OWN
+    ),
+]
+DatasetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dataset",
+        metavar="FILE",
+        help="Other rows to play; may be given many times.",
+        show_default=_OWN,
+    ),
+]
+ToolOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tool",
+        metavar="NAME",
+        help="Other tools: calculator, python, FILE.PY:NAME; may be given many times.",
+        show_default=_OWN,
+    ),
+]
+ParserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--parser",
+        metavar="NAME",
+        help="Another parser of tool calls: json, hermes, FILE.PY:NAME ...",
+        show_default=_OWN,
+        autocompletion=completion.parsers,
+    ),
+]
+SystemPromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--system-prompt", metavar="TEXT", help="Another system prompt.", show_default=_OWN
+    ),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="The model that the run's weights belong to: a name, a folder, a Hugging Face id.",
+        show_default=_OWN,
+        autocompletion=completion.runs_and_models,
+    ),
+]
+CheckpointOption = Annotated[
+    str,
+    typer.Option("--checkpoint", metavar="WHICH", help="best, last, or the folder of one."),
+]
+
+
+@dataclass(frozen=True)
+class Supplied:
+    """What the command line names instead of a run's own components; None keeps the run's own."""
+
+    environment: str | None = None
+    param: list[str] | None = None
+    max_steps: int | None = None
+    reward: str | None = None
+    dataset: list[str] | None = None
+    tools: list[str] | None = None
+    parser: str | None = None
+    system_prompt: str | None = None
+    model: str | None = None
+
+    def allow_code(self, *more: str | None) -> None:
+        """Let the code be used that these options, and `more` of them, name: the user typed it."""
+        from turnwise.cli.settings import name_code
+
+        named = [self.environment, self.reward, self.parser, *(self.tools or []), *more]
+        for target in named:
+            if target is not None:
+                name_code(target)
+
+    def put_into(self, config: ConfigStore) -> None:
+        """Replace what is supplied. Another environment comes without the run's other components,
+        since its tasks, tools and rewards are others."""
+        from turnwise.config import DatasetConfig
+
+        if self.environment is not None:
+            config.environment = environment_config(self.environment, self.param, self.max_steps)
+            config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
+            config.reward, config.tools = None, []
+        elif self.param or self.max_steps:
+            changed = environment_config(config.environment.name, self.param, self.max_steps)
+            config.environment.params |= changed.params
+            if self.max_steps is not None:
+                config.environment.max_steps = self.max_steps
+        if self.reward is not None:
+            config.reward = self.reward
+        if self.dataset:
+            config.dataset, config.eval_dataset = (
+                DatasetConfig(),
+                DatasetConfig(path=self.dataset, columns=config.dataset.columns),
+            )
+        if self.tools:
+            config.tools = list(self.tools)
+        if self.parser is not None:
+            config.parser = self.parser
+        if self.system_prompt is not None:
+            config.system_prompt = self.system_prompt
+
+
+def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
+    """Return the run or the checkpoint whose settings are taken; None for a model."""
+    if checkpoint not in ("best", "last"):
+        found = find_run(checkpoint)
+        if found is None:
+            raise ConfigError(
+                f"--checkpoint got {checkpoint!r}, expected best, last, or the folder of a "
+                "checkpoint, for example runs/mine/checkpoints/step-00000010"
+            )
+        return found
+    return None if name is None else find_run(name)
+
+
+def settings_of(source: Path) -> ConfigStore:
+    """Return the settings of a run or of a checkpoint, without its model."""
+    from turnwise.config import ConfigStore
+
+    file = source / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(
+            f"{source} has no config.yaml: the run ended before it wrote its settings"
+        )
+    return ConfigStore.load(file)
+
+
+def restore(config: ConfigStore, source: Path | None, supplied: Supplied) -> None:
+    """Put in what is supplied, find the code that is named, and import it."""
+    from turnwise.cli.settings import check_code, find_code, run_folders
+
+    supplied.put_into(config)
+    # A run lies somewhere below the folder in which its environment was found.
+    find_code(config, [] if source is None else run_folders(run_of(source)))
+    check_code(config)
+
+
+def load_with_settings(
+    name: str,
+    source: Path | None,
+    checkpoint: str,
+    supplied: Supplied,
+    trust_remote_code: bool,
+) -> tuple[LoadedModel, ConfigStore]:
+    """Return the model of a run, a checkpoint or a name, and the settings under which it plays."""
+    from turnwise.config import ConfigStore
+    from turnwise.trainer.state import load_configured_model, load_trained_model
+
+    if source is None:
+        config = ConfigStore()
+        config.model.model_name = name
+        config.model.trust_remote_code = trust_remote_code
+        return load_configured_model(config), config
+    which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
+    return load_trained_model(
+        source, which, trust_remote_code=trust_remote_code, model=supplied.model
+    )
+
+
+def rows_of(parts: UserParts) -> Rows | None:
+    """Return the rows that evaluation plays."""
+    rows: Any = parts.dataset if parts.eval_dataset is None else parts.eval_dataset
+    found: Rows | None = rows
+    return found

@@ -1,0 +1,100 @@
+"""From the name that a user typed to the folder of a run, or to a clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from turnwise.errors import ConfigError
+
+METRICS = "metrics.jsonl"
+_MOST_NAMED = 5
+
+
+def find_run(name: str | Path) -> Path | None:
+    """Return the folder if it is one of a run or of a checkpoint; None for anything else."""
+    folder = Path(name).expanduser()
+    return folder if _is_run(folder) or is_checkpoint(folder) else None
+
+
+def run_of(folder: Path) -> Path:
+    """Return the run that a checkpoint belongs to; a run, or a checkpoint by itself, as it is."""
+    if not is_checkpoint(folder):
+        return folder
+    for parent in folder.absolute().parents[:2]:
+        if _is_run(parent):
+            return parent
+    return folder
+
+
+def require_run(name: str | Path) -> Path:
+    """Return the folder of a run or of a checkpoint; `ConfigError` for anything else."""
+    found = find_run(name)
+    if found is None:
+        raise not_a_run(name)
+    return found
+
+
+def metrics_file(name: str | Path) -> Path:
+    """Return the metrics of a run, of which the folder, a checkpoint or the file is named."""
+    path = Path(name).expanduser()
+    file = run_of(path) / METRICS if path.is_dir() else path
+    if file.name.endswith(".jsonl") and file.is_file():
+        return file
+    if _is_run(path) or is_checkpoint(path):
+        raise ConfigError(f"{path} has no {METRICS}: no step of this run was finished yet")
+    raise not_a_run(name)
+
+
+def not_a_run(name: str | Path) -> ConfigError:
+    """Return the error that says what was named instead of a run, and what to name."""
+    path = Path(name).expanduser()
+    expected = "expected the folder of a run, or of a checkpoint in it"
+    if not path.exists():
+        if str(name) in ("tiny", "smollm2-135m"):
+            return ConfigError(f"{name} is a model, {expected}, for example runs/guess-number")
+        return ConfigError(f"there is no run {name}: {expected}. {_runs_nearby(path)}")
+    if path.is_file():
+        return ConfigError(f"{name} is a file, {expected}. {_runs_nearby(path)}")
+    inner = runs_in(path)
+    if inner:
+        return ConfigError(
+            f"{name} is not a run, it holds runs. Name one of them: {_listed(inner)}"
+        )
+    if (path / "config.json").is_file():
+        return ConfigError(f"{name} is a model, {expected}: the run that trained it")
+    return ConfigError(
+        f"{name} is not a run: it has neither a run.json nor checkpoints in it; {expected}. "
+        f"{_runs_nearby(path)}"
+    )
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return the folders of runs that lie in a folder, newest first."""
+    try:
+        found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)]
+        return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
+    except OSError:
+        return []
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Whether a folder is a checkpoint of turnwise."""
+    return (folder / "state.json").is_file()
+
+
+def _is_run(folder: Path) -> bool:
+    marks = ("run.json", METRICS)
+    return (folder / "checkpoints").is_dir() or any((folder / mark).is_file() for mark in marks)
+
+
+def _runs_nearby(path: Path) -> str:
+    """Runs that the user may have meant: beside it, or in the usual folder."""
+    for folder in dict.fromkeys((path.parent, Path("runs"))):
+        if found := runs_in(folder):
+            return f"Runs in {folder}: {_listed(found)}"
+    return "Start one with: turnwise train"
+
+
+def _listed(runs: list[Path]) -> str:
+    named = ", ".join(str(run) for run in runs[:_MOST_NAMED])
+    return f"{named} and {len(runs) - _MOST_NAMED} more" if len(runs) > _MOST_NAMED else named

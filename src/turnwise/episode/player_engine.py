@@ -1,0 +1,89 @@
+"""A scripted player in the model's place: the expert, chance, or a function of a user."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from turnwise.chat import ChatFormat
+from turnwise.env import BaseEnvironment
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.env.players import Player
+from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.episode import Episode, EpisodeWatcher
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+
+if TYPE_CHECKING:
+    import torch
+
+
+def player_episode(
+    setup: EpisodeSetup,
+    factory: EnvironmentFactory,
+    player: Player,
+    task: EpisodeTask,
+    watcher: EpisodeWatcher | None = None,
+) -> Episode:
+    """Return an episode that a player plays as the model would: the same tools, limits, rewards."""
+    engine = PlayerEngine(player, setup.chat)
+    own = copy.copy(setup)  # what episodes of a kind share, but for who speaks
+    own.engine = engine
+    own.reward_limit = None
+    engine.episode = Episode(
+        own,
+        engine.making(factory),
+        seed=task.seed,
+        group=task.group,
+        member=task.member,
+        prompt=task.prompt,
+        task=task.task,
+        watcher=watcher,
+    )
+    return engine.episode
+
+
+class PlayerEngine:
+    """An engine of one episode that says what a player does.
+
+    The player sees the environment that the episode made, and what the agent was told last.
+    """
+
+    weight_version = 0
+    context_length = 2**31
+    episode: Episode
+
+    def __init__(self, player: Player, chat: ChatFormat) -> None:
+        self._player = player
+        self._chat = chat
+        self._environment: BaseEnvironment | None = None
+
+    def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
+        """The same factory; what it makes is what the player sees."""
+
+        def make() -> BaseEnvironment:
+            self._environment = factory()
+            return self._environment
+
+        return make
+
+    async def sample(self, request: GenerationRequest) -> GenerationResult:
+        assert self._environment is not None
+        action = self._player(self._environment, self.episode.told)
+        if not isinstance(action, str):
+            action = await action
+        ids = self._chat.answer_ids(action)
+        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        return [0.0] * (len(ids) - start)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        return 0
+
+    def end_session(self, session: Hashable) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""

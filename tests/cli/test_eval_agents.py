@@ -1,0 +1,242 @@
+"""`turnwise eval` with an agent in the model's place, with several attempts at a task, and with
+options for what a run cannot restore."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from turnwise.cli.pass_at_k import Estimate, pass_at_k, shown_ks
+from turnwise.cli.scores import wilson_interval
+
+AGENTS = '''
+import random
+
+
+def act(observation, state):
+    """Knows one of the two words."""
+    if state == "silence":
+        word = "lily" if "flower" in observation else "fir"
+        return '{"name": "say_word", "arguments": {"word": "%s"}}' % word
+    assert observation == f"You said {state}.", observation
+    return "done"
+
+
+class Counting:
+    """Takes one coin for each character of the state's number, then stops."""
+
+    def __init__(self):
+        self.num_calls = 0
+
+    async def __call__(self, observation):
+        self.num_calls += 1
+        return "take" if self.num_calls == 1 else "stop"
+
+
+def chance(observation):
+    return random.choice(["take", "stop"])
+
+
+def numbers(observation):
+    return 5
+
+
+def alone():
+    return "take"
+
+
+word = "take"
+'''
+
+
+@pytest.fixture
+def runs(three_runs, monkeypatch):
+    """The user is in the folder where the runs were trained."""
+    monkeypatch.chdir(three_runs.folder)
+    Path("agents.py").write_text(AGENTS)
+    return three_runs
+
+
+def figures(turnwise, *arguments: str) -> dict:
+    ran = turnwise("eval", *arguments, "--json")
+    assert ran.code == 0, ran.err
+    return json.loads(ran.out)
+
+
+# ---- numbers ----
+
+
+@given(n=st.integers(1, 8), data=st.data())
+def test_pass_at_k_is_the_share_of_subsets_with_a_solved_attempt(n, data):
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(statistics.fmean(map(any, subsets)))
+
+
+def test_an_estimate_over_tasks_has_an_interval_that_is_reproducible():
+    assert shown_ks(1) == [1]
+    assert shown_ks(8) == [1, 2, 4, 8]
+    rates = Estimate.over_tasks([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
+    assert rates == Estimate.over_tasks([0.25, 0.5, 1.0, 0.0, 0.75] * 4, seed=1)
+    assert rates.low < rates.value == 0.5 < rates.high
+    margin = 1.96 * statistics.pstdev([0.25, 0.5, 1.0, 0.0, 0.75]) / 20**0.5
+    assert rates.high - rates.low == pytest.approx(2 * margin, rel=0.15)
+    # All solved is not certain: there were few tasks.
+    assert Estimate.over_tasks([1.0] * 4, seed=1).low == pytest.approx(wilson_interval(1.0, 4)[0])
+
+
+# ---- attempts ----
+
+
+def test_several_attempts_give_pass_at_k_for_every_task(turnwise, runs):
+    options = ("--agent", "random", "--episodes", "12", "--k", "4", "--seed", "3")
+    found = figures(turnwise, str(runs.script), *options)
+    attempts = found["attempts"]
+    assert len(attempts["tasks"]) == 12
+    assert {task["attempts"] for task in attempts["tasks"]} == {4}
+    solved = [task["solved"] for task in attempts["tasks"]]
+    assert any(0 < number < 4 for number in solved)  # the attempts at a task differ
+    for k in (1, 2, 4):
+        expected = statistics.fmean(pass_at_k(4, number, k) for number in solved)
+        assert attempts["pass_at_k"][str(k)]["value"] == pytest.approx(expected)
+        assert attempts["tasks"][0]["pass_at_k"][str(k)] == pass_at_k(4, solved[0], k)
+    assert attempts["mean_at_k"]["value"] == pytest.approx(sum(solved) / 48)
+    assert attempts["pass_at_k"]["1"] == attempts["mean_at_k"]
+    assert attempts["reward"]["low"] <= attempts["reward"]["value"] <= attempts["reward"]["high"]
+    assert attempts["reason"] is None
+    assert figures(turnwise, str(runs.script), *options) == found
+    shown = turnwise("eval", str(runs.script), *options).out
+    assert "12 held-out episodes, 4 attempts each" in shown
+    for name in ("random pass@1 ", "random pass@2 ", "random pass@4 ", "random mean@4 "):
+        assert name in shown
+
+
+def test_a_model_is_sampled_for_its_attempts(turnwise, runs):
+    found = figures(turnwise, str(runs.gym), "--episodes", "2", "--k", "2")
+    assert found["sampling"] == "sampled"
+    assert found["model"]["episodes"] == 4
+    ran = turnwise("eval", str(runs.gym), "--k", "2", "--greedy")
+    assert ran.code == 2
+    assert "greedy attempts at a task are identical" in ran.err
+    ran = turnwise("eval", str(runs.script), "--k", "2", "--agent", "expert")
+    assert ran.code == 2
+    assert "identical" in ran.err
+
+
+def test_without_success_there_is_only_the_mean_reward(turnwise, runs):
+    Path("silent.py").write_text(
+        "from coins import Coins\n\n\nclass Silent(Coins):\n"
+        "    def step(self, action):\n"
+        "        text, reward, done, info = super().step(action)\n"
+        "        info.pop('success', None)\n"
+        "        return text, reward, done, info\n"
+    )
+    options = ("--agent", "random", "--env", "silent.py:Silent", "--episodes", "3", "--k", "2")
+    attempts = figures(turnwise, *options)["attempts"]
+    assert (attempts["pass_at_k"], attempts["mean_at_k"]) == (None, None)
+    assert "info['success']" in attempts["reason"]
+    assert "pass_at_k" not in attempts["tasks"][0]
+    shown = turnwise("eval", *options).out
+    assert "only the mean reward is given" in shown
+    assert "pass@2" not in shown
+
+
+# ---- agents ----
+
+
+def test_an_agent_plays_the_runs_held_out_tasks_with_its_tools_and_reward(turnwise, runs):
+    for place in (runs.tools, runs.checkpoint):
+        found = figures(turnwise, str(place), "--agent", "agents.py:act", "--episodes", "2")
+        assert found["played_by"] == "agents.py:act"
+        assert found["agent"]["success"] == 0.5
+        assert found["agent"]["reward"] == 1.0  # doubled where it is earned
+        assert found["expert"]["reward"] == 2.0
+        assert "model" not in found
+    expert = figures(turnwise, str(runs.tools), "--agent", "expert", "--episodes", "2")
+    assert expert["agent"] == found["expert"]
+    assert "expert" not in expert
+    model = figures(turnwise, str(runs.tools), "--episodes", "2")
+    assert model["expert"] == found["expert"]
+
+
+def test_an_agent_needs_no_model(turnwise, runs):
+    found = figures(turnwise, "--agent", "expert", "--env", "coins.py:Coins", "-p", "num_asked=2")
+    assert found["name"] is None
+    assert found["agent"]["success"] == 1.0
+    assert found["agent"]["turns"] == 3
+    one = ("--env", "coins.py:Coins", "-p", "num_asked=1", "--episodes", "3")
+    assert figures(turnwise, "--agent", "agents.py:Counting", *one)["agent"]["success"] == 1.0
+    shown = turnwise("eval", "--agent", "agents.py:chance", *one).out
+    assert shown.startswith("agents.py:chance on coins.py:Coins, 3 held-out episodes\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "nobody is named who plays"),
+        (["--agent", "expert"], "--agent expert does not say what to play"),
+        (["tiny", "--agent", "expert", "--env", "shop"], "one of them plays"),
+        (["--agent", "export", "--env", "shop"], "--agent got 'export', expected expert, random"),
+        (["--agent", "agents.py:act2", "--env", "shop"], "Did you mean 'act'?"),
+        (["--agent", "agents.py:word", "--env", "shop"], "which is of type str; expected a func"),
+        (["--agent", "agents.py:alone", "--env", "shop"], "(observation, state)"),
+        (["--agent", "agents.py:numbers", "--env", "shop"], "returned 5 of type int, expected the"),
+        (["runs"], "runs is not a run, it holds runs. Name one of them: "),
+        (["tiny", "--env", "shop", "--checkpoint", "nowhere"], "--checkpoint got 'nowhere'"),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_a_wrong_agent_is_a_message(turnwise, arguments, message):
+    ran = turnwise("eval", *arguments, "--episodes", "2")
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert "Traceback" not in ran.err
+
+
+# ---- what cannot be restored ----
+
+
+@pytest.mark.parametrize(
+    ("setting", "lost", "option", "replacement"),
+    [
+        ("environment", {"name": "<notebook>:Greenhouse"}, "--env", "coins.py:Coins"),
+        ("reward", "<function>:<lambda>", "--reward", "greenhouse.py:double"),
+        ("tools", ["<notebook>:look_up"], "--tool", "greenhouse.py:look_up"),
+        ("parser", "<object>:MyParser", "--parser", "json"),
+        ("dataset", {"path": "<object>:list"}, "--dataset", "rows.jsonl"),
+        ("model", {"model_name": "<object>:LlamaForCausalLM"}, "--model", "tiny"),
+    ],
+)
+def test_each_lost_component_is_named_with_the_option_that_supplies_it(
+    turnwise, runs, tmp_path, setting, lost, option, replacement
+):
+    import shutil
+
+    import yaml
+
+    from turnwise.runs.manifest import MANIFEST, read_manifest, write_manifest
+
+    run = tmp_path / "run"
+    shutil.copytree(runs.tools, run)
+    (checkpoint,) = run.glob("checkpoints/step-*")
+    file = checkpoint / "config.yaml"
+    settings = yaml.safe_load(file.read_text())
+    settings[setting] = {**settings[setting], **lost} if isinstance(lost, dict) else lost
+    file.write_text(yaml.safe_dump(settings))
+    manifest = read_manifest(checkpoint)
+    (checkpoint / MANIFEST).unlink()
+    write_manifest(checkpoint, manifest.step, manifest.meta)
+
+    ran = turnwise("eval", str(run), "--episodes", "2")
+    assert ran.code == 2
+    name = (lost[0] if isinstance(lost, list) else str(lost)).rpartition(":")[2].strip("'}")
+    assert name in ran.err, ran.err
+    assert option in ran.err, ran.err
+    more = () if setting != "environment" else ("--reward", "greenhouse.py:double")
+    found = figures(turnwise, str(run), "--episodes", "2", option, replacement, *more)
+    assert found["expert"]["success"] == 1.0
