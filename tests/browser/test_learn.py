@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 def test_curves_of_a_real_run_are_drawn(visitor):
     visitor.open("run/real/learn")
     expect(visitor.at("[data-metric=reward] canvas")).to_be_visible()
-    for metric in ("success", "turns", "entropy", "kl", "gap_max", "clip_fraction", "time"):
+    for metric in ("success", "turns", "entropy", "gap_max", "clip_fraction", "time"):
         expect(visitor.at(f"[data-metric='{metric}'] canvas")).to_have_count(1)
     drawn = visitor.page.evaluate("""() => {
         const canvas = document.querySelector("[data-metric=reward] canvas");

@@ -20,12 +20,12 @@ class Client:
         self.port = port
         self.viewer = viewer
 
-    def request(self, path, method="GET", **headers):
+    def request(self, path, method="GET", body=None, **headers):
         """Status, headers and body of whatever is asked."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, path, headers=names)
+            connection.request(method, path, body, names)
             answer = connection.getresponse()
             return answer.status, dict(answer.getheaders()), answer.read()
         finally:
@@ -64,9 +64,9 @@ def refresh(run):
 
 
 @contextlib.contextmanager
-def serving(*places):
+def serving(*places, is_read_only=False):
     """A client of a viewer that runs until the end of the block."""
-    viewer = Viewer(open_library(*places))
+    viewer = Viewer(open_library(*places), is_read_only)
     door = listening(0)
     port = door.getsockname()[1]
     server = ViewServer(viewer, make_app(viewer, port))

@@ -22,10 +22,14 @@ def view(
         typer.Option(min=1, max=65535, help="Where to serve it.", show_default="8765 or the next"),
     ] = None,
     no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Save no tags and notes on runs.")
+    ] = False,
 ) -> None:
     """Show runs in the browser: curves, conversations, every token that was trained on, time.
 
-    Live while a run goes on. Only this machine can open the page, and nothing is changed by it.
+    Live while a run goes on. Only this machine can open the page, and nothing is changed by it but
+    your own notes on a run.
 
     [bold]Examples[/bold]
 
@@ -42,4 +46,4 @@ def view(
     from turnwise.view.server import serve
 
     places = runs or [Path(ConfigStore().checkpoint.output_dir)]
-    serve([place.expanduser() for place in places], port, not no_open, say)
+    serve([place.expanduser() for place in places], port, not no_open, say, read_only)

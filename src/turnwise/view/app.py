@@ -1,11 +1,13 @@
-"""The addresses that the page asks for. Everything is JSON, and nothing is ever written."""
+"""The addresses that the page asks for. Everything is JSON; only a user's notes are written."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import logging
 import mimetypes
+import secrets
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,11 +19,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError
+from turnwise.view.compare import compare
 from turnwise.view.events import Bell
 from turnwise.view.export import export_episode
 from turnwise.view.index import IndexBroken
 from turnwise.view.indexing import Watcher
+from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
 from turnwise.view.query import EpisodeQuery, neighbours, same_seed
 from turnwise.view.runs import Library, NotFound, ViewedRun
@@ -47,19 +52,34 @@ Answer: TypeAlias = Callable[["Viewer", Request], Any]
 class Viewer:
     """A library of runs, kept up to date, and what is said of it."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, is_read_only: bool = False) -> None:
         self.library = library
+        self.write_token = None if is_read_only else secrets.token_urlsafe(24)
+        """Without it no notes are saved; None: they never are."""
         self.bell = Bell()
         self.watcher = Watcher(library, self.bell.ring)
 
     def runs(self, request: Request) -> dict[str, Any]:
-        return {"runs": [run.summary() for run in self.library.runs]}
+        runs = [run.summary() for run in self.library.runs]
+        return {"runs": runs, "write_token": self.write_token}
 
     def run(self, request: Request) -> dict[str, Any]:
         return self._run(request).detail()
 
     def metrics(self, request: Request) -> dict[str, Any]:
         return self._run(request).metrics.columns(_number(request, "since"))
+
+    def compare(self, request: Request) -> dict[str, Any]:
+        keys = dict.fromkeys((request.query_params.get("runs") or "").split(","))
+        return compare([self.library.get(key) for key in keys])
+
+    def save_notes(self, run: ViewedRun, body: bytes) -> dict[str, Any]:
+        changes = parse_json(body, "the request")
+        if not isinstance(changes, dict):
+            raise ConfigError(f"notes got {changes!r:.80}, expected a JSON object")
+        notes = run.change_notes(changes)
+        self.bell.ring()
+        return notes
 
     def episodes(self, request: Request) -> dict[str, Any]:
         run = self._run(request)
@@ -117,7 +137,7 @@ class Viewer:
 
 def _state(run: ViewedRun) -> dict[str, Any]:
     told = run.summary()
-    names = ("key", "step", "status", "is_live", "num_episodes", "indexed", "problems")
+    names = ("key", "step", "status", "is_live", "num_episodes", "indexed", "notes", "problems")
     return {name: told[name] for name in names}
 
 
@@ -142,14 +162,20 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         stream = viewer.bell.stream(viewer.changes)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
+    async def notes(request: Request) -> Response:
+        run, body = viewer.library.get(request.path_params["run"]), await request.body()
+        return _json(await asyncio.to_thread(viewer.save_notes, run, body))
+
     run = "/api/runs/{run}"
     routes = [
         Route("/", _asset),
         Route("/assets/{name:path}", _asset),
         Route("/api/events", events),
+        Route("/api/compare", _answer(viewer, Viewer.compare)),
         Route("/api/runs", _answer(viewer, Viewer.runs)),
         Route(run, _answer(viewer, Viewer.run)),
         Route(f"{run}/metrics", _answer(viewer, Viewer.metrics)),
+        Route(f"{run}/notes", notes, methods=["PATCH"]),
         Route(f"{run}/episodes", _answer(viewer, Viewer.episodes)),
         Route(f"{run}/episodes/{{id}}", _answer(viewer, Viewer.episode)),
         Route(f"{run}/episodes/{{id}}/tokens", _answer(viewer, Viewer.tokens)),
@@ -162,12 +188,13 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         lifespan=lifespan,
         exception_handlers={
             NotFound: _failed(404),
+            NotesNotSaved: _failed(403),
             ConfigError: _failed(400),
             HTTPException: _http_failure,
             Exception: _failed(500),
         },
     )
-    return Guard(app, port)
+    return Guard(app, port, viewer.write_token)
 
 
 def _answer(viewer: Viewer, answer: Answer) -> Callable[[Request], Response]:

@@ -100,6 +100,10 @@ class MetricsReader:
     def best(self, name: str) -> float | None:
         return max((s[name] for s in self.steps if _is_number(s.get(name))), default=None)
 
+    def latest(self, name: str) -> float | None:
+        """The last value of a metric that not every step has, such as an evaluation's."""
+        return next((s[name] for s in reversed(self.steps) if _is_number(s.get(name))), None)
+
     def at(self, step: int) -> dict[str, Any]:
         """The metrics of a step; empty if there are none."""
         return next((s for s in reversed(self.steps) if s.get("step") == step), {})

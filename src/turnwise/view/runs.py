@@ -19,6 +19,7 @@ from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Connection, Index, index_path
 from turnwise.view.metrics import MetricsReader
+from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.query import overview
 from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
@@ -69,6 +70,7 @@ class ViewedRun:
         self._updated: float | None = None
         self._began: float | None = None
         self._decoded = decoded
+        self._noting = threading.Lock()
         self._seen: object = None
         self._folder_stamp: FileStamp | None = None
         self._texts: tuple[FileStamp | None, TokenTexts] | None = None
@@ -90,6 +92,7 @@ class ViewedRun:
         stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
         self._updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
         self._status()
+        self.notes()
         files = {name: seen.stamp for name, seen in self._files_seen.items()}
         seen = (stamps[:2], files, self.episode_files, self.num_indexed, self.is_live)
         is_new, self._seen = seen != self._seen, seen
@@ -182,9 +185,11 @@ class ViewedRun:
             "updated": self.updated,
             "num_episodes": self._num_episodes,
             "best_reward": self.metrics.best("reward") if last else None,
+            "greedy_success": self.metrics.latest("eval/greedy/success") if last else None,
             "last": last,
             "is_live": is_live,
             "indexed": self.indexed(),
+            "notes": self.notes(),
             "problems": self.problems,
         }
 
@@ -241,6 +246,22 @@ class ViewedRun:
         """The settings; empty if they cannot be read. YAML takes its time."""
         path = self.files.folder.config_file
         return self._read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """`identity` or `provenance` of `run.json`; empty if it has none."""
+        found = self._status().get(name)
+        return dict(found) if isinstance(found, Mapping) else {}
+
+    def notes(self) -> dict[str, Any]:
+        """The user's own tags and note, and whether the run is archived."""
+        found = self._read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
+        return {name: found[name] for name in NO_NOTES}
+
+    def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Save some of the notes, and return all of them."""
+        with self._noting:
+            change_notes(self.files.path, changes)
+        return self.notes()
 
     def _started(self) -> float | None:
         """The first line of the log says when it was written; it stays the first."""

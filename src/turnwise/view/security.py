@@ -1,10 +1,13 @@
-"""Who may ask, and what may be asked: only this machine's own page, and only to read."""
+"""Who may ask, and what may be asked: only this machine's own page, to read and to save notes."""
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
+from turnwise.view.notes import MAX_BYTES
 from turnwise.view.payloads import json_bytes
 
 if TYPE_CHECKING:
@@ -29,6 +32,9 @@ _HEADERS = (
     (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
 )
 _METHODS = ("GET", "HEAD")
+_NOTES = re.compile("/api/runs/[^/]+/notes")
+TOKEN_HEADER = "x-turnwise-token"
+Headers: TypeAlias = Mapping[str, list[str]]
 
 
 class Guard:
@@ -38,8 +44,10 @@ class Guard:
     sends its Origin, the second its Host.
     """
 
-    def __init__(self, app: ASGIApp, port: int) -> None:
+    def __init__(self, app: ASGIApp, port: int, write_token: str | None = None) -> None:
         self._app = app
+        self._write_token = write_token
+        """What the page got when it read the list of runs; None: nothing can be written."""
         names = ("127.0.0.1", "localhost", "[::1]")
         self._hosts = {f"{name}:{port}" for name in names}
         if port == 80:
@@ -60,8 +68,9 @@ class Guard:
             await _refuse(guarded, *refusal)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        if scope["method"] not in _METHODS:
-            return 405, "the viewer only reads: GET and HEAD"
+        is_note = scope["method"] == "PATCH" and _NOTES.fullmatch(scope["path"]) is not None
+        if scope["method"] not in _METHODS and not is_note:
+            return 405, "the viewer only reads (GET and HEAD), except for a run's notes (PATCH)"
         headers: dict[str, list[str]] = {}
         for name, value in scope["headers"]:
             headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
@@ -73,12 +82,30 @@ class Guard:
             return 403, "pages of other sites may not ask the viewer"
         if self._is_foreign(scope["path"], headers):
             return 403, "pages of other sites may not ask the viewer"
+        return self._refused_write(headers) if is_note else None
+
+    def _refused_write(self, headers: Headers) -> tuple[int, str] | None:
+        """A browser says with every write where it comes from, and only a page that may read what
+        the viewer answers has the token."""
+        if self._write_token is None:
+            return 403, "this viewer was started with --read-only: it saves no notes"
+        tokens = [token.encode() for token in headers.get(TOKEN_HEADER, ())]
+        is_ours = [secrets.compare_digest(one, self._write_token.encode()) for one in tokens]
+        if len(headers.get("origin", ())) != 1 or is_ours != [True]:
+            return 403, "notes are saved from the viewer's own page alone; load it again"
+        if headers.get("content-type") != ["application/json"]:
+            return 415, "notes are sent as application/json"
+        lengths = headers.get("content-length", [])
+        if len(lengths) != 1 or not lengths[0].isdecimal() or len(lengths[0]) > 9:
+            return 411, "notes are sent with one Content-Length"
+        if int(lengths[0]) > MAX_BYTES:
+            return 413, f"notes got {lengths[0]} bytes, expected at most {MAX_BYTES:,}"
         return None
 
     def _origins(self) -> set[str]:
         return {f"http://{host}" for host in self._hosts}
 
-    def _is_foreign(self, path: str, headers: Mapping[str, list[str]]) -> bool:
+    def _is_foreign(self, path: str, headers: Headers) -> bool:
         """Whether a browser says that another site asks; a link to the page itself is fine."""
         site = headers.get("sec-fetch-site", ["none"])[-1]
         return site not in ("same-origin", "none") and path != "/"

@@ -82,6 +82,7 @@ def serve(
     port: int | None = None,
     open_browser: bool = True,
     tell: Callable[[str], None] = print,
+    is_read_only: bool = False,
 ) -> None:
     """Show the runs in these folders. Without a port: the usual one, or the next that is free."""
     check_places(places)
@@ -97,7 +98,7 @@ def serve(
         address = f"http://{HOST}:{number}/"
         num_runs = len(library.runs)
         tell(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
-        viewer = Viewer(library)
+        viewer = Viewer(library, is_read_only)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
         with contextlib.suppress(KeyboardInterrupt):  # that is how it is ended

@@ -34,6 +34,25 @@ export async function get(path, params = null, { fresh = false, signal = null } 
   return data;
 }
 
+// The only thing that is ever written: a user's own notes on a run. The token says that this page
+// was served by the viewer; see view/security.py.
+export async function saveNotes(run, changes, token) {
+  let response;
+  try {
+    response = await fetch(`/api${runPath(run, "notes")}`, {
+      method: "PATCH",
+      headers: { "content-type": "application/json", "x-turnwise-token": token ?? "" },
+      body: JSON.stringify(changes),
+    });
+  } catch {
+    throw new Refused("The server does not answer. Is `turnwise view` still running?");
+  }
+  const data = await response.json().catch(() => null);
+  if (!response.ok) throw new Refused(data?.error ?? `The server answered ${response.status}.`);
+  forget(run);
+  return data;
+}
+
 function keep(address, data) {
   answers.delete(address);
   answers.set(address, data);

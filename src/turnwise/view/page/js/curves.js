@@ -1,4 +1,4 @@
-// The numbers of a chart: which curves it has, on one axis of steps.
+// The numbers of a chart: which curves it has, each with its places on the x axis.
 
 import { cssColor } from "./dom.js";
 import { smooth, TIME_PARTS } from "./metrics.js";
@@ -20,29 +20,44 @@ function partColor(part) {
   return cssColor(`--time-${PART_COLORS[part] ?? part}`) || cssColor("--time-other");
 }
 
-export function lines(spec, runs, weight) {
+export const KINDS = [
+  { name: "training", title: "training", dash: null },
+  { name: "greedy", title: "greedy evaluation", dash: [2, 3] },
+  { name: "sampled", title: "sampled evaluation", dash: [6, 3] },
+];
+
+// The kind of a curve by its metric's name: "eval/greedy/reward" is of the greedy evaluation.
+export function kindOf(name) {
+  const [first, second] = name.split("/");
+  return first === "eval" && KINDS.some((kind) => kind.name === second) ? second : "training";
+}
+
+const kindNamed = (name) => KINDS.find((kind) => kind.name === name);
+const styled = (kind) => ({ kind: kind.name, dash: kind.dash, points: kind.dash !== null });
+
+export function lines(spec, runs, weight, hiddenKinds) {
   const curves = [];
   for (const run of runs) {
+    if (run.xs === null) continue;
     const { steps, series } = run.metrics;
-    const main = series[spec.name] ?? steps.map(() => null);
-    const common = { run, steps, color: run.color };
-    // Fewer than a handful are not smoothed: there is nothing to see through.
-    const sparse = main.filter((value) => value !== null).length < 6;
-    if (weight > 0) curves.push({ ...common, values: main, faint: true });
-    curves.push({
-      ...common,
-      values: sparse ? main : smooth(main, weight),
-      label: runs.length > 1 ? run.key : "",
-      shown: true,
-    });
+    const common = { run, xs: run.xs, color: run.color };
+    const own = kindNamed(kindOf(spec.name));
+    if (!hiddenKinds.has(own.name) && series[spec.name]) {
+      const main = series[spec.name];
+      // Fewer than a handful are not smoothed: there is nothing to see through.
+      const sparse = main.filter((value) => value !== null).length < 6;
+      const curve = { ...common, ...styled(own), label: run.key };
+      if (weight > 0) curves.push({ ...curve, values: main, faint: true, points: false });
+      curves.push({ ...curve, values: sparse ? main : smooth(main, weight) });
+    }
     for (const name of spec.beside ?? []) {
+      const kind = kindNamed(kindOf(name));
+      if (hiddenKinds.has(kind.name)) continue;
       curves.push({
         ...common,
         values: series[name] ?? steps.map(() => null),
-        dash: name.includes("greedy") ? [2, 3] : [6, 3],
-        points: true,
-        label: name.split("/")[1],
-        beside: true,
+        ...styled(kind),
+        label: `${run.key}, ${kind.title}`,
       });
     }
   }
@@ -51,28 +66,29 @@ export function lines(spec, runs, weight) {
 
 // The largest sum first, so that each part paints over what is below it.
 export function shares(spec, run) {
+  if (!run?.xs) return [];
   const { steps, series } = run.metrics;
   const parts = TIME_PARTS.filter((part) => spec.parts.includes(`time/${part}`));
   const totals = steps.map(
-    (_, i) => parts.reduce((sum, part) => sum + (series[`time/${part}`][i] ?? 0), 0) || 1,
+    (_, i) => parts.reduce((sum, part) => sum + (series[`time/${part}`]?.[i] ?? 0), 0) || 1,
   );
   const below = steps.map(() => 0);
   return parts
     .map((part) => {
-      const share = steps.map((_, i) => (series[`time/${part}`][i] ?? 0) / totals[i]);
+      const share = steps.map((_, i) => (series[`time/${part}`]?.[i] ?? 0) / totals[i]);
       share.forEach((value, i) => {
         below[i] += value;
       });
       return {
         run,
-        steps,
+        xs: run.xs,
         values: [...below],
         share,
         part,
         label: part.replace("_", "-"),
         color: partColor(part),
         filled: true,
-        shown: true,
+        kind: "training",
       };
     })
     .reverse();
@@ -85,10 +101,10 @@ export function before(values, at) {
   return null;
 }
 
-export function spread(steps, own, values) {
-  if (own.length === steps.length) return values;
-  const at = new Map(own.map((step, place) => [step, values[place]]));
-  return steps.map((step) => at.get(step) ?? null);
+export function spread(xs, own, values) {
+  if (own.length === xs.length && own.every((x, place) => x === xs[place])) return values;
+  const at = new Map(own.map((x, place) => [x, values[place]]));
+  return xs.map((x) => at.get(x) ?? null);
 }
 
 export function padded(min, max, isShare) {

@@ -7,6 +7,7 @@ const KEYS = [
   [
     "Everywhere",
     [
+      ["r", "all runs"],
       ["1 – 4", "learn, episodes, tokens, time"],
       ["/", "search in what was said"],
       ["t", "dark or light"],
@@ -30,7 +31,7 @@ const KEYS = [
       ["↑ ↓", "the line above, below"],
       ["[ ]", "previous, next turn"],
       ["c", "colour by the next column"],
-      ["f", "fold what was put in"],
+      ["f", "fold prompt tokens"],
       ["j k", "next, previous episode"],
     ],
   ],
@@ -91,7 +92,7 @@ export function showHelp() {
       h(
         "p",
         { class: "faint", style: { "margin-top": "18px" } },
-        "The address always says what you see: copy it to show somebody the same. Nothing here changes a run.",
+        "The address always says what you see: copy it to show somebody the same. Nothing here changes a run; your tags and notes are kept beside it, in notes.json.",
       ),
     ),
   );

@@ -20,6 +20,7 @@ const PATHS = {
   alert:
     "M12 8v5M12 16.5v.1M10.4 4.3 2.9 17.5A1.9 1.9 0 0 0 4.5 20h15a1.9 1.9 0 0 0 1.6-2.5L13.6 4.3a1.9 1.9 0 0 0-3.2 0Z",
   filter: "M4 6h16M7 12h10M10 18h4",
+  edit: "M4 20h4L19 9l-4-4L4 16v4ZM13 7l4 4",
 };
 
 export function icon(name) {

@@ -1,73 +1,77 @@
-// How does it learn? Curves of one run, others laid over it, and what the doctor said.
+// How does it learn? Curves of one run or of several, and what the doctor said.
 
 import { get, runPath } from "./api.js";
+import { positions } from "./axis.js";
 import { Chart } from "./charts.js";
-import { button, cssColor, fill, h, later, link, perFrame } from "./dom.js";
-import { num, plural } from "./format.js";
-import { icon } from "./icons.js";
+import { drawComparison } from "./compare.js";
+import { button, cssColor, fill, h, later, perFrame } from "./dom.js";
+import { plural } from "./format.js";
+import { drawBar, makeBar } from "./learn_bar.js";
 import { drawDoctor, drawHead, drawMore } from "./learn_parts.js";
+import { readState } from "./learn_state.js";
 import { chartGroups, metricsOf } from "./metrics.js";
 import { drawRail } from "./rail.js";
-import { address, go, withParams } from "./route.js";
+import { go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
 import { currentTheme } from "./theme.js";
 
 const NUM_COLORS = 8;
 
 export function learnView(host, app) {
+  let route = null;
+  let state = null;
+  let shown = null;
+  let details = new Map();
+  let compared = null;
+  let asked = 0;
+  const charts = new Map();
+
+  const change = (changes, options) => go(withParams(route, changes), options);
+  const setSmooth = later(120, (value) =>
+    change({ smooth: Number(value) ? value : null }, { replace: true }),
+  );
+  const zoom = (from, to) => {
+    if (from === null) return change({ x: null });
+    const isTime = state.axis.name === "time";
+    const [low, high] = isTime
+      ? [from.toFixed(2), to.toFixed(2)]
+      : [Math.ceil(from), Math.floor(to)];
+    if (Number(high) > Number(low)) change({ x: `${low}-${high}` });
+  };
+  const pin = (step) => change({ step: step === state.step ? null : step });
+
   const rail = h("aside", { class: "rail", "aria-label": "Runs" });
   const head = h("div", { class: "learn-head" });
   const doctor = h("div", { class: "doctor" });
-  const bar = h("div", { class: "learn-bar" });
+  const bar = makeBar({ change, setSmooth });
   const grids = h("div", { class: "grids" }, loading(4, 150));
   const more = h("div", { class: "learn-more" });
   const body = h("div", { class: "learn-body" }, head, doctor, bar, grids, more);
   fill(host, h("div", { class: "learn" }, rail, body));
 
-  let route = null;
-  let shown = null;
-  let details = new Map();
-  let asked = 0;
-  const charts = new Map();
-
-  const others = () =>
-    (route.params.get("with") ?? "")
-      .split(",")
-      .filter((key) => key && key !== route.run && app.run(key));
-  const smoothing = () => Math.min(0.99, Math.max(0, Number(route.params.get("smooth") ?? 0) || 0));
-  const pinned = () => {
-    const step = Number(route.params.get("step") ?? NaN);
-    return Number.isInteger(step) ? step : null;
+  const hover = (x) => {
+    bar.querySelector(".at-step").textContent = x === null ? "" : `at ${state.axis.label(x)}`;
   };
-  const range = () =>
-    route.params
-      .get("x")
-      ?.match(/^(\d+)-(\d+)$/)
-      ?.slice(1)
-      .map(Number) ?? null;
-  const showsAll = () => route.params.get("all") === "1";
-  const change = (changes, options) => go(withParams(route, changes), options);
 
   function colors() {
     return new Map(
-      [route.run, ...others()].map((key, place) => [
-        key,
-        cssColor(`--run-${(place % NUM_COLORS) + 1}`),
-      ]),
+      state.keys.map((key, place) => [key, cssColor(`--run-${(place % NUM_COLORS) + 1}`)]),
     );
   }
 
   async function load() {
     const mine = ++asked;
-    const keys = [route.run, ...others()];
-    drawRail(rail, app, { main: route.run, others: others(), colors: colors(), toggle });
+    const { keys } = state;
+    showRail();
     try {
-      const metrics = await Promise.all(
-        keys.map((key) => metricsOf(key, app.run(key)?.step ?? null)),
-      );
-      const found = await Promise.all(keys.map((key) => get(runPath(key))));
+      const [metrics, found, compare] = await Promise.all([
+        Promise.all(keys.map((key) => metricsOf(key, app.run(key)?.step ?? null))),
+        Promise.all(keys.map((key) => get(runPath(key)))),
+        keys.length > 1 ? get("/compare", { runs: keys.join(",") }, { fresh: true }) : null,
+      ]);
       if (mine !== asked) return;
       details = new Map(keys.map((key, place) => [key, found[place]]));
+      compared = compare;
       shown = keys.map((key, place) => ({ key, metrics: metrics[place] }));
       draw();
     } catch (error) {
@@ -76,34 +80,61 @@ export function learnView(host, app) {
   }
 
   function toggle(key) {
-    const now = others();
-    const next = now.includes(key) ? now.filter((one) => one !== key) : [...now, key];
+    const others = state.keys.slice(1);
+    const next = others.includes(key) ? others.filter((one) => one !== key) : [...others, key];
     change({ with: next.join(",") });
+  }
+
+  const showRail = () => drawRail(rail, app, { keys: state.keys, colors: colors(), toggle });
+
+  // The first run's place of a step on the axis, and the step that is nearest to a place.
+  const main = () => shown[0];
+  const placeOf = (step) => main().xs?.[main().metrics.steps.indexOf(step)] ?? null;
+  function stepAt(x) {
+    const { xs, metrics } = main();
+    if (!xs?.length) return;
+    const best = xs.reduce((a, b, i) => (Math.abs(b - x) < Math.abs(xs[a] - x) ? i : a), 0);
+    pin(metrics.steps[best]);
   }
 
   function look() {
     const color = colors();
     return {
-      runs: shown.map((run) => ({ ...run, color: color.get(run.key) })),
-      smooth: smoothing(),
-      range: range(),
-      pinned: pinned(),
+      runs: shown
+        .filter((run) => !state.hiddenRuns.has(run.key))
+        .map((run) => ({ ...run, color: color.get(run.key) })),
+      axis: state.axis,
+      isLog: state.isLog,
+      hiddenKinds: state.hiddenKinds,
+      smooth: state.smooth,
+      range: state.range,
+      pinned: state.step === null ? null : placeOf(state.step),
       theme: currentTheme(),
-      findings: details.get(route.run)?.findings ?? [],
+      findings: (details.get(route.run)?.findings ?? [])
+        .map((finding) => placeOf(finding.step))
+        .filter((x) => x !== null),
     };
   }
 
   function draw() {
+    for (const run of shown) run.xs = positions(state.axis, run.metrics);
     const run = details.get(route.run);
-    drawHead(head, run, app.run());
-    drawDoctor(doctor, run, pinned(), (step) =>
-      change({ step: step === pinned() ? null : step }),
-    );
-    drawBar();
-    drawMore(more, run, [...details.values()]);
-    if (!shown[0].metrics.steps.length) {
-      charts.forEach((chart) => chart.destroy());
-      charts.clear();
+    if (compared)
+      drawComparison(head, {
+        compared,
+        runs: state.keys.map((key) => app.run(key) ?? details.get(key)),
+        colors: colors(),
+        showsAll: state.showsAllSettings,
+        change,
+        remove: toggle,
+        main: route.run,
+      });
+    else drawHead(head, run, app.run(), app);
+    drawDoctor(doctor, run, state.step, pin, compared !== null);
+    drawBar(bar, { state, shown, colors: colors(), run: route.run, change, zoom, pin });
+    drawMore(more, run);
+    if (!shown.some((one) => one.metrics.steps.length)) {
+      clearCharts();
       fill(
         grids,
         empty(
@@ -113,28 +144,32 @@ export function learnView(host, app) {
       );
       return;
     }
-    const names = new Set(shown.flatMap((one) => Object.keys(one.metrics.series)));
-    const { groups, rest } = chartGroups(names);
-    arrange(
-      showsAll() && rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups,
-      rest.length,
-    );
+    const { groups, rest } = chartGroups(shown.map((one) => one.metrics.series));
+    const all = rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups;
+    arrange(state.showsAll ? all : groups, rest.length);
     const now = look();
     charts.forEach((chart) => chart.update(now));
   }
 
-  // Charts stay where they are while a run goes on: nothing jumps.
-  function arrange(groups, numRest) {
-    const wanted =
-      groups.map((group) => `${group.title}:${group.charts.map((c) => c.name)}`).join("|") +
-      numRest;
-    if (grids.dataset.wanted === wanted) return;
-    grids.dataset.wanted = wanted;
+  function clearCharts() {
     charts.forEach((chart) => chart.destroy());
     charts.clear();
+    delete grids.dataset.wanted;
+  }
+
+  // Charts stay where they are while a run goes on: nothing jumps.
+  function arrange(groups, numRest) {
+    const wanted = JSON.stringify([
+      groups.map((group) => [group.title, group.charts.map((c) => [c.name, c.beside, c.parts])]),
+      numRest,
+      state.showsAll,
+    ]);
+    if (grids.dataset.wanted === wanted) return;
+    clearCharts();
+    grids.dataset.wanted = wanted;
     const sections = groups.map((group) => {
       const made = group.charts.map((spec) => {
-        const chart = new Chart(spec, look(), { zoom, pin, hover });
+        const chart = new Chart(spec, look(), { zoom, pin: stepAt, hover });
         charts.set(spec.name, chart);
         return chart.element;
       });
@@ -145,103 +180,11 @@ export function learnView(host, app) {
         h("div", { class: "grid" }, made),
       );
     });
-    fill(
-      grids,
-      sections,
-      numRest
-        ? h(
-            "div",
-            { class: "grids-more" },
-            button(showsAll() ? "Fewer curves" : `${plural(numRest, "more curve")}`, {
-              class: "button",
-              onclick: () => change({ all: showsAll() ? null : "1" }),
-            }),
-          )
-        : null,
-    );
-  }
-
-  const hover = (step) => {
-    bar.querySelector(".at-step").textContent = step === null ? "" : `at step ${num(step)}`;
-  };
-  const zoom = (from, to) => change({ x: from === null ? null : `${from}-${to}` });
-  const pin = (step) => change({ step: step === pinned() ? null : step });
-  const setSmooth = later(120, (value) =>
-    change({ smooth: Number(value) ? value : null }, { replace: true }),
-  );
-
-  function drawBar() {
-    const step = pinned();
-    if (!bar.firstChild) {
-      const slider = h("input", {
-        type: "range",
-        min: 0,
-        max: 0.95,
-        step: 0.05,
-        id: "smooth",
-        oninput: (event) => setSmooth(event.target.value),
-      });
-      fill(
-        bar,
-        h(
-          "label",
-          { class: "smooth", for: "smooth" },
-          "Smoothing",
-          slider,
-          h("output", { class: "num" }),
-        ),
-        h("div", { class: "legend" }),
-        h("span", { class: "at-step num faint" }),
-        h("div", { class: "pin" }),
-      );
-    }
-    const slider = bar.querySelector("input");
-    if (document.activeElement !== slider) slider.value = smoothing();
-    bar.querySelector("output").textContent = smoothing() ? smoothing().toFixed(2) : "none";
-    const color = colors();
-    fill(
-      bar.querySelector(".legend"),
-      shown.length < 2
-        ? null
-        : shown.map((run) =>
-            h(
-              "span",
-              { class: "legend-run" },
-              h("i", { style: { background: color.get(run.key) } }),
-              run.key,
-            ),
-          ),
-    );
-    fill(
-      bar.querySelector(".pin"),
-      range()
-        ? button(
-            `steps ${num(range()[0])} to ${num(range()[1])}`,
-            { class: "chip is-accent", title: "Show all steps", onclick: () => zoom(null, null) },
-            icon("close"),
-          )
-        : null,
-      step === null
-        ? h("span", { class: "faint hint" }, "Click a curve to choose a step, drag to look closer")
-        : [
-            h("span", { class: "pin-step" }, h("strong", { class: "num" }, `Step ${num(step)}`)),
-            link(
-              address({ run: route.run, view: "episodes", params: { step } }),
-              { class: "button" },
-              "Episodes",
-            ),
-            link(
-              address({ run: route.run, view: "time", item: step }),
-              { class: "button" },
-              "Time",
-            ),
-            button(icon("close"), {
-              class: "icon-button",
-              "aria-label": "Choose no step",
-              onclick: () => pin(step),
-            }),
-          ],
-    );
+    const button_ = button(state.showsAll ? "Fewer curves" : plural(numRest, "more curve"), {
+      class: "button",
+      onclick: () => change({ all: state.showsAll ? null : "1" }),
+    });
+    fill(grids, sections, numRest ? h("div", { class: "grids-more" }, button_) : null);
   }
 
   const resized = new ResizeObserver(perFrame(() => charts.forEach((chart) => chart.resize())));
@@ -250,35 +193,37 @@ export function learnView(host, app) {
   return {
     show(next) {
       const isNew = route?.run !== next.run;
-      const wasWith = route?.params.get("with");
+      const before = state?.keys.join(",");
       route = next;
+      state = readState(route, app);
       if (isNew) body.scrollTop = 0;
-      if (isNew || wasWith !== next.params.get("with") || !shown) load();
+      if (isNew || before !== state.keys.join(",") || !shown) load();
       else {
-        drawRail(rail, app, { main: route.run, others: others(), colors: colors(), toggle });
+        showRail();
         draw();
       }
     },
-    live: () => load(),
-    theme: () => shown && redraw(),
+    live() {
+      state = readState(route, app);
+      load();
+    },
+    theme() {
+      if (!shown) return;
+      showRail();
+      draw();
+    },
     key(event) {
-      if (event.key === "Escape" && (pinned() !== null || range())) {
+      if (event.key === "Escape" && (state.step !== null || state.range)) {
         change({ step: null, x: null });
         return true;
       }
       const steps = shown?.[0].metrics.steps ?? [];
-      if (
-        (event.key === "ArrowLeft" || event.key === "ArrowRight") &&
-        steps.length &&
-        event.target.type !== "range"
-      ) {
-        const at = pinned() === null ? steps.length : steps.indexOf(pinned());
-        const next =
-          steps[Math.min(steps.length - 1, Math.max(0, at + (event.key === "ArrowLeft" ? -1 : 1)))];
-        change({ step: next }, { replace: true });
-        return true;
-      }
-      return false;
+      const isArrow = event.key === "ArrowLeft" || event.key === "ArrowRight";
+      if (!isArrow || !steps.length || event.target.type === "range") return false;
+      const at = state.step === null ? steps.length : steps.indexOf(state.step);
+      const next = Math.max(0, at + (event.key === "ArrowLeft" ? -1 : 1));
+      change({ step: steps[Math.min(steps.length - 1, next)] }, { replace: true });
+      return true;
     },
     destroy() {
       asked += 1;
@@ -287,9 +232,4 @@ export function learnView(host, app) {
       charts.forEach((chart) => chart.destroy());
     },
   };
-
-  function redraw() {
-    drawRail(rail, app, { main: route.run, others: others(), colors: colors(), toggle });
-    draw();
-  }
 }

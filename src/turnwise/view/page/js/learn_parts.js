@@ -3,9 +3,10 @@
 import { button, fill, h } from "./dom.js";
 import { num, percent, plural, seconds, words } from "./format.js";
 import { icon } from "./icons.js";
+import { notesLine } from "./notes.js";
 import { visible } from "./visible.js";
 
-export function drawHead(head, run, state) {
+export function drawHead(head, run, state, app) {
   const last = run.last ?? {};
   const steps = run.total_steps;
   const done = steps ? Math.min(1, run.step / steps) : null;
@@ -29,6 +30,7 @@ export function drawHead(head, run, state) {
       h("span", { class: "faint" }, run.environment === run.name ? "" : (run.environment ?? "")),
       h("span", { class: "mono path" }, run.path ?? ""),
     ),
+    state ? notesLine(app, state) : null,
     h(
       "div",
       { class: "tiles" },
@@ -42,9 +44,7 @@ export function drawHead(head, run, state) {
       tile(
         "success",
         percent(last.success),
-        last["eval/greedy/success"] === undefined
-          ? ""
-          : `greedy, held out ${percent(last["eval/greedy/success"])}`,
+        run.greedy_success === null ? "" : `greedy evaluation ${percent(run.greedy_success)}`,
       ),
       tile(
         "step",
@@ -76,17 +76,17 @@ function unreadable(problems) {
     "div",
     { class: "problem", role: "note" },
     icon("alert"),
-    h("pre", { class: "words mono" }, `This run cannot be read whole.\n${problems.join("\n")}`),
+    h("pre", { class: "words mono" }, `A part of this run cannot be read.\n${problems.join("\n")}`),
   );
 }
 
-export function drawDoctor(place, { findings, problems }, pinned, choose) {
+export function drawDoctor(place, { key, findings, problems }, pinned, choose, isOneOfMany) {
   const note = problems?.length ? unreadable(problems) : null;
   if (!findings?.length) {
     fill(place, note);
     return;
   }
-  const open = place.querySelector("details")?.open ?? findings.length <= 3;
+  const open = place.querySelector("details")?.open ?? (findings.length <= 3 && !isOneOfMany);
   fill(
     place,
     note,
@@ -97,7 +97,11 @@ export function drawDoctor(place, { findings, problems }, pinned, choose) {
         "summary",
         null,
         icon("alert"),
-        h("strong", null, `The doctor says ${plural(findings.length, "thing")}`),
+        h(
+          "strong",
+          null,
+          `The doctor says ${plural(findings.length, "thing")}${isOneOfMany ? ` about ${key}` : ""}`,
+        ),
         h(
           "span",
           { class: "faint" },
@@ -134,97 +138,55 @@ export function drawDoctor(place, { findings, problems }, pinned, choose) {
   );
 }
 
-// The settings, what differs between the runs that are shown, and the end of the log.
-export function drawMore(place, run, runs) {
+// The settings, and the end of the log.
+export function drawMore(place, run) {
   const was = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.name));
   const fold = (name, title, content) =>
     content &&
     h(
       "details",
-      { class: "card fold", data: { name }, open: was.has(name) || name === "differs" },
+      { class: "card fold", data: { name }, open: was.has(name) },
       h("summary", null, title),
       content,
     );
+  const config = run.config ?? {};
   fill(
     place,
-    runs.length > 1 ? fold("differs", "What differs between these runs", differences(runs)) : null,
-    Object.keys(run.config ?? {}).length ? fold("config", "Settings", settings(run.config)) : null,
+    Object.keys(config).length ? fold("config", `Settings of ${run.key}`, settings(config)) : null,
     run.log_tail
       ? fold("log", "The end of the log", h("pre", { class: "log mono" }, visible(run.log_tail)))
       : null,
   );
 }
 
+const isSection = (value) =>
+  value !== null && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length;
+
 function settings(config) {
+  const sections = Object.entries(config).filter(([, value]) => isSection(value));
+  const others = Object.entries(config).filter(([, value]) => !isSection(value));
+  const list = (title, fields) =>
+    h(
+      "section",
+      null,
+      h("h3", null, title),
+      h(
+        "dl",
+        null,
+        fields.map(([name, value]) => [
+          h("dt", null, words(name)),
+          h("dd", { class: "mono" }, visible(written(value))),
+        ]),
+      ),
+    );
   return h(
     "div",
     { class: "settings" },
-    Object.entries(config).map(([section, fields]) =>
-      h(
-        "section",
-        null,
-        h("h3", null, section),
-        h(
-          "dl",
-          null,
-          Object.entries(fields ?? {}).map(([name, value]) => [
-            h("dt", null, words(name)),
-            h("dd", { class: "mono" }, written(value)),
-          ]),
-        ),
-      ),
-    ),
+    sections.map(([name, fields]) => list(name, Object.entries(fields))),
+    others.length ? list("outside of sections", others) : null,
   );
 }
 
 function written(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
-}
-
-function differences(runs) {
-  const flat = runs.map(
-    (run) =>
-      new Map(
-        Object.entries(run.config ?? {}).flatMap(([section, fields]) =>
-          Object.entries(fields ?? {}).map(([name, value]) => [
-            `${section}.${name}`,
-            written(value),
-          ]),
-        ),
-      ),
-  );
-  const names = [...new Set(flat.flatMap((one) => [...one.keys()]))].filter(
-    (name) => new Set(flat.map((one) => one.get(name))).size > 1,
-  );
-  if (!names.length) return h("p", { class: "soft fold-text" }, "All their settings are the same.");
-  return h(
-    "div",
-    { class: "table-scroll" },
-    h(
-      "table",
-      { class: "table" },
-      h(
-        "thead",
-        null,
-        h(
-          "tr",
-          null,
-          h("th", null, "setting"),
-          runs.map((run) => h("th", null, run.key)),
-        ),
-      ),
-      h(
-        "tbody",
-        null,
-        names.map((name) =>
-          h(
-            "tr",
-            null,
-            h("td", null, name),
-            flat.map((one) => h("td", { class: "mono" }, one.get(name) ?? "–")),
-          ),
-        ),
-      ),
-    ),
-  );
 }

@@ -5,7 +5,8 @@ import { fill } from "./dom.js";
 import { episodesView } from "./episodes.js";
 import { showHelp } from "./help.js";
 import { learnView } from "./learn.js";
-import { go, parse } from "./route.js";
+import { go, parse, runsAddress } from "./route.js";
+import { runsView } from "./runs.js";
 import { seedView } from "./seed.js";
 import { drawTop } from "./shell.js";
 import { empty, failed } from "./states.js";
@@ -15,6 +16,7 @@ import { timeView } from "./time.js";
 import { tokensView } from "./tokens.js";
 
 const VIEWS = {
+  runs: runsView,
   learn: learnView,
   episodes: episodesView,
   seed: seedView,
@@ -26,7 +28,16 @@ const host = document.getElementById("view");
 const top = document.getElementById("top");
 
 // What outlives a change of view: the runs, and which episode was looked at last in each.
-const app = { runs: [], connection: "open", route: parse(location.hash), seen: new Map(), run };
+const app = {
+  runs: [],
+  connection: "open",
+  route: parse(location.hash),
+  seen: new Map(),
+  lastRun: null,
+  writeToken: null,
+  run,
+  redraw,
+};
 
 let view = null;
 let viewName = null;
@@ -40,8 +51,11 @@ function show() {
   if (!begun) return;
   const route = parse(location.hash);
   app.route = route;
-  if (route.run === null && app.runs.length) {
-    return go({ run: newest().key, view: "learn" }, { replace: true });
+  const isTable = route.view === "runs";
+  if (route.run === null && app.runs.length && !isTable) {
+    const first = newest();
+    const start = first ? { run: first.key, view: "learn" } : runsAddress();
+    return go(start, { replace: true });
   }
   if (!app.runs.length)
     return leave(
@@ -51,7 +65,7 @@ function show() {
         code("turnwise train"),
       ),
     );
-  if (run() === null)
+  if (run() === null && !isTable)
     return leave(
       failed(
         new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`),
@@ -59,13 +73,13 @@ function show() {
     );
   const factory = Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : null;
   if (!factory) return leave(failed(new Error(`There is no view "${route.view}".`)));
-  remember(app, route);
+  if (!isTable) remember(app, route);
   if (viewName !== route.view) {
     leave();
     view = factory(host, app);
     viewName = route.view;
   }
-  document.title = `${route.run} · ${route.view} · turnwise`;
+  document.title = isTable ? "Runs · turnwise" : `${route.run} · ${route.view} · turnwise`;
   drawTop(top, app);
   view.show(route);
 }
@@ -76,11 +90,18 @@ function code(text) {
   return element;
 }
 
+// Of those that are not archived; none if all are.
 function newest() {
+  const runs = app.runs.filter((one) => !one.notes.archived);
   return (
-    app.runs.find((one) => one.is_live) ??
-    [...app.runs].sort((a, b) => (a.updated < b.updated ? 1 : -1))[0]
+    runs.find((one) => one.is_live) ?? runs.sort((a, b) => (a.updated < b.updated ? 1 : -1))[0]
   );
+}
+
+// What the user noted on a run is seen at once.
+function redraw() {
+  drawTop(top, app);
+  view?.show(app.route);
 }
 
 function leave(instead = null) {
@@ -91,12 +112,14 @@ function leave(instead = null) {
 }
 
 async function refreshRuns() {
-  app.runs = (await get("/runs", null, { fresh: true })).runs;
+  const found = await get("/runs", null, { fresh: true });
+  app.runs = found.runs;
+  app.writeToken = found.write_token;
 }
 
 let known = new Map();
 const mark = (one) =>
-  `${one.step} ${one.status} ${one.is_live} ${one.num_episodes} ${one.problems}`;
+  JSON.stringify([one.step, one.status, one.is_live, one.num_episodes, one.problems, one.notes]);
 
 async function onChange(runs) {
   const first = known.size === 0;
@@ -128,6 +151,7 @@ function onKey(event) {
   if (document.querySelector("dialog[open]")) return;
   if (view?.key?.(event)) return event.preventDefault();
   if (event.key >= "1" && event.key <= "4") go(tabAddress(app, TABS[Number(event.key) - 1]));
+  else if (event.key === "r") go(runsAddress());
   else if (event.key === "?") showHelp();
   else if (event.key === "t") switchTheme();
   else if (event.key === "/") {

@@ -96,12 +96,12 @@ export const TITLES = {
   reward_per_turn: "reward per turn",
 };
 
-// An evaluation belongs to the curve that it checks.
-const BESIDE = {
-  reward: ["eval/greedy/reward", "eval/sampled/reward"],
-  success: ["eval/greedy/success", "eval/sampled/success"],
-  turns: ["eval/greedy/turns", "eval/sampled/turns"],
-};
+// The evaluation of a metric is drawn in the same chart.
+const EVALUATIONS = ["eval/greedy", "eval/sampled"];
+
+// With one optimiser step a batch the policy that learns is the one that sampled: what is left is
+// rounding, which is no curve to begin with.
+const ROUNDING = { kl: 1e-6 };
 
 export const TIME_PARTS = [
   "generate",
@@ -117,10 +117,17 @@ export const TIME_PARTS = [
 ];
 const NO_CURVE = new Set(["step", "epoch"]);
 
-export function chartGroups(names) {
-  const left = new Set([...names].filter((name) => !NO_CURVE.has(name)));
+// The charts by question, and those that are only shown when asked for.
+export function chartGroups(columns) {
+  const left = new Set(columns.flatMap((series) => Object.keys(series)));
+  NO_CURVE.forEach((name) => left.delete(name));
+  const isRounding = (name) =>
+    name in ROUNDING &&
+    columns.every((series) =>
+      (series[name] ?? []).every((value) => Math.abs(value ?? 0) < ROUNDING[name]),
+    );
   const take = (name) => {
-    const beside = (BESIDE[name] ?? []).filter((other) => left.delete(other));
+    const beside = EVALUATIONS.map((kind) => `${kind}/${name}`).filter((one) => left.delete(one));
     left.delete(name);
     return { name, title: TITLES[name] ?? name, beside };
   };
@@ -131,16 +138,16 @@ export function chartGroups(names) {
         const parts = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
         if (parts.length) charts.push({ name: "time", title: TITLES.time, parts });
       } else if (pattern.endsWith("*")) {
-        charts.push(
-          ...[...left]
-            .filter((name) => name.startsWith(pattern.slice(0, -1)))
-            .sort()
-            .map(take),
-        );
-      } else if (left.has(pattern)) charts.push(take(pattern));
+        const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
+        charts.push(...found.sort().map(take));
+      } else if (left.has(pattern) && !isRounding(pattern)) charts.push(take(pattern));
     }
     return { title, charts };
   });
-  const rest = [...left].sort().map(take);
+  const checked = (name) => name.replace(/^eval\/(greedy|sampled)\//, "");
+  const rest = [...left]
+    .sort()
+    .filter((name) => checked(name) === name || !left.has(checked(name)))
+    .map(take);
   return { groups: groups.filter((group) => group.charts.length), rest };
 }

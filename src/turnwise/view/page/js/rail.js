@@ -1,34 +1,40 @@
-// The runs at the left of the curves: choose one, lay others over it.
+// The runs at the left of the curves: choose one, compare it with others.
 
 import { fill, h, link, svg } from "./dom.js";
 import { ago, num, plural } from "./format.js";
 import { metricsOf } from "./metrics.js";
-import { address } from "./route.js";
+import { address, runsAddress } from "./route.js";
 
 const MOST_SPARKS = 40;
 
-export function drawRail(rail, app, { main, others, colors, toggle }) {
+// Runs that are archived are in the table of runs; here only those of them that are shown.
+export function drawRail(rail, app, { keys, colors, toggle }) {
   const focused = rail.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const scroll = rail.scrollTop;
+  const listed = app.runs.filter((run) => !run.notes.archived || keys.includes(run.key));
   fill(
     rail,
-    h("h2", null, plural(app.runs.length, "run")),
-    app.runs.map((run, number) => row(run, number, { app, main, others, colors, toggle })),
+    h(
+      "h2",
+      null,
+      plural(listed.length, "run"),
+      link(runsAddress(), { class: "rail-all" }, "All runs"),
+    ),
+    listed.map((run, number) => row(run, number, { app, keys, colors, toggle })),
   );
   rail.scrollTop = scroll;
   if (focused) rail.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();
 }
 
-function row(run, number, { app, main, others, colors, toggle }) {
-  const isMain = run.key === main;
-  const isShown = isMain || others.includes(run.key);
+function row(run, number, { app, keys, colors, toggle }) {
+  const isMain = run.key === keys[0];
   const color = colors.get(run.key) ?? "var(--ghost)";
   const box = h("input", {
     type: "checkbox",
-    checked: isShown,
+    checked: keys.includes(run.key),
     disabled: isMain,
     "aria-label": `Show ${run.key}`,
-    title: isMain ? "This is the run you look at" : "Lay over the curves",
+    title: isMain ? "This is the run you look at" : "Compare with this run",
     style: { "accent-color": color },
     onchange: () => toggle(run.key),
   });
@@ -56,7 +62,7 @@ function row(run, number, { app, main, others, colors, toggle }) {
         "span",
         { class: "rail-name" },
         run.is_live ? h("span", { class: "dot is-live" }) : null,
-        run.key,
+        h("span", null, run.key),
       ),
       h(
         "span",

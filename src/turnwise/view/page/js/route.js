@@ -1,4 +1,5 @@
 // What is shown stands in the address, after `#`: a link shows the same to somebody else.
+//   #/runs?...
 //   #/run/KEY/learn?...   #/run/KEY/episodes/ID?...   #/run/KEY/seed/7?...
 //   #/run/KEY/tokens/ID?...   #/run/KEY/time/STEP?...
 
@@ -6,6 +7,7 @@ export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#/, "").split(/\?(.*)/s);
   const parts = path.split("/").filter(Boolean).map(decode);
   const params = new URLSearchParams(query);
+  if (parts[0] === "runs") return { run: null, view: "runs", item: null, params };
   if (parts[0] !== "run" || !parts[1]) return { run: null, view: "learn", item: null, params };
   return { run: parts[1], view: parts[2] ?? "learn", item: parts[3] ?? null, params };
 }
@@ -19,10 +21,17 @@ function decode(part) {
 }
 
 export function address({ run, view = "learn", item = null, params = null }) {
+  if (view === "runs") return runsAddress(params);
   if (!run) return "#/";
   const item_part = item === null ? "" : `/${encodeURIComponent(item)}`;
   const query = params === null ? "" : write(params);
   return `#/run/${encodeURIComponent(run)}/${view}${item_part}${query && `?${query}`}`;
+}
+
+// The table of runs, which is no view of one of them.
+export function runsAddress(params = null) {
+  const query = params === null ? "" : write(params);
+  return `#/runs${query && `?${query}`}`;
 }
 
 function write(params) {

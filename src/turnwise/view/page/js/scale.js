@@ -1,6 +1,6 @@
 // Numbers of tokens as colours: which columns there are, and how strong a colour each value gets.
 
-import { num } from "./format.js";
+import { num, plural } from "./format.js";
 
 export const LEVELS = 10;
 
@@ -40,7 +40,7 @@ export function choices(columns) {
   return [
     ...known,
     ...rest.map((name) => ({ name, title: name.replaceAll("_", " "), help: "" })),
-    { name: "mask", title: "Mask only", help: "sampled, or put in" },
+    { name: "mask", title: "Mask only", help: "sampled tokens and prompt tokens" },
   ];
 }
 
@@ -89,7 +89,7 @@ export function audit(data, columns) {
       (i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0,
     );
     if (without) say(false, `${num(without)} sampled tokens have no advantage`);
-    if (extra) say(false, `${num(extra)} tokens that were put in have an advantage`);
+    if (extra) say(false, `${plural(extra, "prompt token")} ${extra === 1 ? "has" : "have"} an advantage`);
     if (!without && !extra) say(true, "Every sampled token has an advantage, and no other has");
   }
   if (columns.gap) {

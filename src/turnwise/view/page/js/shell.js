@@ -4,7 +4,7 @@ import { button, fill, h, link } from "./dom.js";
 import { showHelp } from "./help.js";
 import { icon } from "./icons.js";
 import { num } from "./format.js";
-import { address } from "./route.js";
+import { address, runsAddress } from "./route.js";
 import { TABS, tabAddress } from "./tabs.js";
 import { currentTheme, switchTheme } from "./theme.js";
 
@@ -17,15 +17,16 @@ const QUESTIONS = {
 };
 
 export function drawTop(top, app) {
+  const isTable = app.route.view === "runs";
   // An open menu stays as it is; the next change draws it anew.
   if (top.querySelector(".menu")) return;
   const focused = top.contains(document.activeElement) ? document.activeElement.dataset.name : null;
-  const run = app.run();
+  const run = app.run() ?? app.run(app.lastRun);
   fill(
     top,
     link(
-      "#/",
-      { class: "brand", "aria-label": "turnwise" },
+      runsAddress(),
+      { class: "brand", "aria-label": "turnwise: all runs", title: "All runs (r)" },
       h("img", { src: "/assets/icon.svg", alt: "" }),
       h("span", null, "turnwise"),
     ),
@@ -33,12 +34,23 @@ export function drawTop(top, app) {
     h(
       "nav",
       { class: "tabs", "aria-label": "Views" },
+      link(
+        runsAddress(),
+        {
+          class: "tab-runs",
+          title: "Which runs are there?",
+          "aria-current": isTable ? "page" : null,
+          data: { name: "runs-table" },
+        },
+        "Runs",
+        h("kbd", { "aria-hidden": "true" }, "r"),
+      ),
       TABS.map((name, place) => tab(app, name, place)),
     ),
     h(
       "div",
       { class: "tools" },
-      live(app, run),
+      live(app, isTable ? null : run),
       button(icon(currentTheme() === "dark" ? "sun" : "moon"), {
         class: "icon-button",
         title: "Dark or light (t)",
@@ -138,9 +150,24 @@ function menu(app, close) {
   return h(
     "div",
     { class: "menu" },
-    app.runs.map((one) =>
+    app.runs
+      .filter((one) => !one.notes.archived || one.key === app.route.run)
+      .map((one) => menuItem(app, one, close)),
+    link(
+      runsAddress(),
+      { class: "menu-all", onclick: () => close() },
+      h("span"),
+      h("span", { class: "name" }, "All runs: sort, filter, compare"),
+    ),
+  );
+}
+
+const SAME_VIEW = { seed: "episodes", runs: "learn" };
+
+function menuItem(app, one, close) {
+  return (
       link(
-        address({ run: one.key, view: app.route.view === "seed" ? "episodes" : app.route.view }),
+        address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view }),
         {
           "aria-current": one.key === app.route.run ? "true" : null,
           onclick: () => close(),
@@ -151,15 +178,14 @@ function menu(app, close) {
           "span",
           { class: "name" },
           one.key,
-          h("small", null, one.problems?.length ? "cannot be read whole" : (one.environment ?? "")),
+          h("small", null, one.problems?.length ? "partly unreadable" : (one.environment ?? "")),
         ),
         h(
           "span",
           { class: "num faint" },
           one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step),
         ),
-      ),
-    ),
+      )
   );
 }
 
@@ -167,10 +193,10 @@ function menu(app, close) {
 export function stateWord(run) {
   if (run.is_live) return "live";
   if (run.problems?.length && !run.status) return "cannot be read";
-  return run.status === "running" ? "ended without a word" : run.status || "unknown";
+  return run.status === "running" ? "ended without a status" : run.status || "unknown";
 }
 
-function hasFailed(run) {
+export function hasFailed(run) {
   if (run.problems?.length) return true;
   return !run.is_live && (run.status === "running" || run.status.startsWith("stopped"));
 }

@@ -5,7 +5,7 @@ import { address } from "./route.js";
 export const TABS = ["learn", "episodes", "tokens", "time"];
 
 export function tabAddress(app, name) {
-  const run = app.route.run ?? app.runs[0]?.key ?? null;
+  const run = app.route.run ?? app.lastRun ?? app.runs[0]?.key ?? null;
   const seen = app.seen.get(run) ?? {};
   if (name === "episodes")
     return address({ run, view: name, item: seen.id ?? null, params: seen.filters });
@@ -15,6 +15,7 @@ export function tabAddress(app, name) {
 }
 
 export function remember(app, route) {
+  app.lastRun = route.run;
   const seen = app.seen.get(route.run) ?? {};
   if (["episodes", "tokens"].includes(route.view) && route.item) {
     seen.id = route.item;

@@ -37,7 +37,11 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
         { class: `mono token-text ${sampled ? "s" : ""}` },
         text === null ? "no text" : hasHidden(text) ? visible(text) : spelled(text),
       ),
-      h("span", { class: `chip ${sampled ? "is-accent" : ""}` }, sampled ? "sampled" : "put in"),
+      h(
+        "span",
+        { class: `chip ${sampled ? "is-accent" : ""}` },
+        sampled ? "sampled token" : "prompt token",
+      ),
     ),
     h(
       "dl",

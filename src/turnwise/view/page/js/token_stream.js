@@ -51,13 +51,13 @@ export class TokenStream {
         null,
         turn >= 0 ? `turn ${turn + 1}` : sampled ? "no turn" : start === 0 ? "opening" : "world",
       ),
-      h("span", { class: "num" }, `${num(length)} ${sampled ? "sampled" : "put in"}`),
+      h("span", { class: "num" }, plural(length, sampled ? "sampled token" : "prompt token")),
       turn >= 0 ? turnNotes(turn) : null,
     );
     const flow = h("div", { class: "flow" }, this.chunks(start, end));
     const folded = sampled
       ? null
-      : button(`${plural(length, "token")} put in`, {
+      : button(plural(length, "prompt token"), {
           class: "fold-button",
           tabindex: "-1",
           onclick: (event) => {

@@ -163,10 +163,10 @@ export function tokensView(host) {
         h(
           "span",
           { class: "mask-key" },
-          h("span", { class: "tok s" }, "sampled"),
+          h("span", { class: "tok s" }, "sampled tokens"),
           h("span", { class: "num" }, num(sampled)),
           h("span", { class: "faint" }, "trained on"),
-          h("span", { class: "tok" }, "put in"),
+          h("span", { class: "tok" }, "prompt tokens"),
           h("span", { class: "num" }, num(data.count - sampled)),
           h("span", { class: "faint" }, "only read"),
         ),
@@ -236,7 +236,7 @@ export function tokensView(host) {
           checked: fold,
           onchange: (event) => change({ fold: event.target.checked ? "1" : null }),
         }),
-        "fold what was put in",
+        "fold prompt tokens",
       ),
     );
   }

@@ -1,0 +1,91 @@
+"""What a user notes on a run: tags, a note, and whether it is archived.
+
+This is all that the viewer writes. It is kept in the run's own folder, apart from what the run
+itself writes, so that it moves and is deleted with the run:
+
+    notes.json    {"tags": ["baseline"], "note": "the one of the paper", "archived": false}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.bounded_files import read_json_object
+from turnwise.errors import ConfigError
+from turnwise.whole_files import write_whole
+
+NOTES_FILE = "notes.json"
+MAX_BYTES = 2**16
+_MAX_TAGS = 32
+_MAX_TAG = 64
+_MAX_NOTE = 10_000
+NO_NOTES: Mapping[str, Any] = {"tags": [], "note": "", "archived": False}
+
+
+class NotesNotSaved(ConfigError):
+    """The run's folder does not take the notes."""
+
+
+def read_notes(path: Path) -> dict[str, Any]:
+    """Return the notes in a file, complete; none if there is no such file."""
+    try:
+        found = read_json_object(path, MAX_BYTES)
+    except FileNotFoundError:
+        found = {}
+    return {**NO_NOTES, **_checked(found, str(path))}
+
+
+def change_notes(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Change some of a run's notes and return all of them.
+
+    A file that cannot be read is not replaced: somebody wrote it. Fields that are not ours stay.
+    """
+    unknown = sorted(set(changes) - set(NO_NOTES))
+    if unknown or not changes:
+        raise ConfigError(
+            f"notes got {', '.join(unknown)[:80] or 'nothing'}, expected tags, note or archived"
+        )
+    path = folder / NOTES_FILE
+    if path.is_symlink():
+        raise NotesNotSaved(f"{path} is a link, which is not followed. Replace it by a plain file.")
+    notes = {**read_notes(path), **_checked(changes, "notes")}
+    text = json.dumps(notes, ensure_ascii=False, indent=1)
+    try:
+        write_whole(path, f"{text}\n".encode("utf-8", "replace"))
+    except OSError as error:
+        raise NotesNotSaved(
+            f"the notes cannot be saved in {folder}: {os.strerror(error.errno or 0)}. They belong "
+            "in the run's folder, which the user who started `turnwise view` must be able to write."
+        ) from error
+    return notes
+
+
+def _checked(notes: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The notes, tags in order and each once; a `ConfigError` where they are of another kind."""
+    found = dict(notes)
+    if "tags" in found:
+        found["tags"] = _checked_tags(found["tags"], place)
+    note, archived = found.get("note", ""), found.get("archived", False)
+    if not isinstance(note, str) or len(note) > _MAX_NOTE:
+        raise ConfigError(
+            f"{place}: note got {note!r:.80}, expected text of at most {_MAX_NOTE:,} characters"
+        )
+    if not isinstance(archived, bool):
+        raise ConfigError(f"{place}: archived got {archived!r:.80}, expected true or false")
+    return found
+
+
+def _checked_tags(tags: Any, place: str) -> list[str]:
+    texts = tags if isinstance(tags, list) and all(isinstance(tag, str) for tag in tags) else None
+    words = None if texts is None else list(dict.fromkeys(" ".join(tag.split()) for tag in texts))
+    is_fine = words is not None and all(w and len(w) <= _MAX_TAG and "," not in w for w in words)
+    if words is None or not is_fine or len(words) > _MAX_TAGS:
+        raise ConfigError(
+            f"{place}: tags got {tags!r:.80}, expected a list of at most {_MAX_TAGS} texts without "
+            f"commas, each of 1 to {_MAX_TAG} characters"
+        )
+    return words

@@ -1,0 +1,102 @@
+// The axes of a chart: how its numbers are written, and room for every label.
+
+import { padded } from "./curves.js";
+import { cssColor } from "./dom.js";
+import { num, percent } from "./format.js";
+
+/* global uPlot */
+
+const SHARES = new Set([
+  "success",
+  "truncated",
+  "cut_turns",
+  "invalid_actions",
+  "errors",
+  "clip_fraction",
+  "tool_failures",
+  "malformed_calls",
+  "zero_variance",
+]);
+
+export function isShare(spec) {
+  return Boolean(spec.parts) || SHARES.has(spec.name);
+}
+
+export function written(spec, value) {
+  return isShare(spec) ? percent(value, value && value < 0.01 ? 2 : 0) : num(value);
+}
+
+export function scales(chart) {
+  const { spec } = chart;
+  const logarithmic = {
+    distr: 3,
+    log: 10,
+    range: (plot, min, max) => (min === null ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)),
+  };
+  const linear = {
+    range: spec.parts ? [0, 1] : (plot, min, max) => padded(min, max, isShare(spec)),
+  };
+  return {
+    x: {
+      time: false,
+      range: (plot, min, max) =>
+        chart.look.range ?? (min === max ? [min - 1, max + 1] : [min, max]),
+    },
+    y: chart.isLog ? logarithmic : linear,
+  };
+}
+
+export function axes(chart) {
+  const { spec } = chart;
+  const common = {
+    stroke: cssColor("--faint"),
+    font: `11px ${cssColor("--sans")}`,
+    ticks: { show: false },
+    gap: 4,
+  };
+  const increments = chart.look.axis.increments;
+  return [
+    {
+      ...common,
+      size: 22,
+      space: 60,
+      grid: { show: false },
+      ...(increments ? { incrs: increments } : {}),
+      values: (plot, values) => values.map((value) => chart.look.axis.tick(value)),
+    },
+    {
+      ...common,
+      size: (plot, labels) => Math.max(34, widest(plot, labels ?? []) + 12),
+      space: chart.isLog ? 20 : 34,
+      grid: { stroke: cssColor("--line"), width: 1 },
+      values: (plot, values) =>
+        values.map((value) => (value === null ? "" : yLabel(spec, value, chart.isLog))),
+    },
+  ];
+}
+
+function yLabel(spec, value, isLog) {
+  if (isShare(spec)) return percent(value, value && value < 0.01 ? 2 : 0);
+  if (isLog && (value < 1e-3 || value >= 1e5))
+    return value.toExponential(0).replace("e+", "e").replaceAll("-", "−");
+  return num(value, 4);
+}
+
+// The last label stands around the end of the axis: half of it needs room beyond.
+export function padding(chart) {
+  const right = (plot) => {
+    const steps = plot.data?.[0] ?? [];
+    const last = chart.look.range?.[1] ?? steps.at(-1) ?? 0;
+    return Math.max(6, Math.ceil(widest(plot, [chart.look.axis.tick(last) || "0000"]) / 2) + 3);
+  };
+  return [6, right, 0, 0];
+}
+
+function widest(plot, labels) {
+  const pen = plot.ctx;
+  pen.save();
+  pen.font = `11px ${cssColor("--sans")}`;
+  const width = Math.max(0, ...labels.map((label) => pen.measureText(label ?? "").width));
+  pen.restore();
+  return width;
+}

@@ -1,0 +1,148 @@
+// Several runs side by side: how they stand, which settings differ, whose code was changed.
+
+import { button, fill, h, link } from "./dom.js";
+import { plural } from "./format.js";
+import { icon } from "./icons.js";
+import { address } from "./route.js";
+import { RESULTS } from "./run_columns.js";
+import { visible } from "./visible.js";
+
+const TITLES = { greedy: "Greedy success" };
+const COMPARED = ["status", "step", "reward", "success", "greedy"];
+const GROUPS = {
+  code: "Code and data",
+  setting: "Settings",
+  start: "Started with",
+};
+
+export function drawComparison(place, { compared, runs, colors, showsAll, change, remove, main }) {
+  const isOpen = place.querySelector("details")?.open ?? true;
+  const scroll = place.querySelector(".compare-scroll")?.scrollTop ?? 0;
+  const numDiffering = compared.rows.filter((row) => row.differs).length;
+  fill(
+    place,
+    h("div", { class: "head-title" }, h("h1", null, `Comparing ${plural(runs.length, "run")}`)),
+    h(
+      "details",
+      { class: "card fold compare", open: isOpen },
+      h("summary", null, "Results and settings", summary(numDiffering)),
+      h(
+        "div",
+        { class: "compare-scroll" },
+        h(
+          "table",
+          { class: "table" },
+          heads(runs, colors, remove, main),
+          results(runs),
+          Object.entries(GROUPS).map(([group, title]) =>
+            section(
+              title,
+              compared.rows.filter((row) => row.group === group && (showsAll || row.differs)),
+              runs.length,
+            ),
+          ),
+        ),
+      ),
+      h(
+        "div",
+        { class: "compare-end" },
+        button(showsAll ? "Only what differs" : `All ${compared.rows.length} settings`, {
+          class: "button",
+          onclick: () => change({ settings: showsAll ? null : "all" }, { replace: true }),
+        }),
+        compared.without_settings.length
+          ? h(
+              "span",
+              { class: "faint" },
+              `Without settings that can be read: ${compared.without_settings.join(", ")}`,
+            )
+          : null,
+      ),
+    ),
+  );
+  place.querySelector(".compare-scroll").scrollTop = scroll;
+}
+
+function summary(number) {
+  return h(
+    "span",
+    { class: "faint" },
+    number ? plural(number, "difference") : "all settings are the same",
+  );
+}
+
+function heads(runs, colors, remove, main) {
+  return h(
+    "thead",
+    null,
+    h(
+      "tr",
+      null,
+      h("th", null, ""),
+      runs.map((run) =>
+        h(
+          "th",
+          null,
+          h(
+            "span",
+            { class: "compare-run" },
+            h("i", { style: { background: colors.get(run.key) } }),
+            link(address({ run: run.key, view: "learn" }), { title: run.path }, run.key),
+            run.key === main
+              ? null
+              : button(icon("close"), {
+                  class: "icon-button",
+                  title: `Compare without ${run.key}`,
+                  "aria-label": `Compare without ${run.key}`,
+                  onclick: () => remove(run.key),
+                }),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+function results(runs) {
+  return h(
+    "tbody",
+    null,
+    RESULTS.filter((column) => COMPARED.includes(column.name)).map((column) =>
+      h(
+        "tr",
+        { data: { result: column.name } },
+        h("th", { scope: "row", title: column.help ?? "" }, TITLES[column.name] ?? column.title),
+        runs.map((run) => h("td", { class: "num" }, visible(String(column.text(run))))),
+      ),
+    ),
+  );
+}
+
+// Long names break after a dot or an underscore, and nowhere else.
+function breakable(name) {
+  return name.split(/(?<=[._])/).map((part) => [visible(part), h("wbr")]);
+}
+
+function section(title, rows, numRuns) {
+  if (!rows.length) return null;
+  return h(
+    "tbody",
+    null,
+    h("tr", { class: "compare-group" }, h("th", { scope: "rowgroup", colspan: numRuns + 1 }, title)),
+    rows.map((row) =>
+      h(
+        "tr",
+        { class: row.differs ? "" : "is-same", data: { setting: row.name } },
+        h(
+          "th",
+          { scope: "row" },
+          breakable(row.name),
+          row.note ? h("span", { class: "chip is-warn" }, row.note) : null,
+        ),
+        row.values.map((value) =>
+          h("td", { class: "mono" }, value === null ? h("span", { class: "faint" }, "–") : visible(value)),
+        ),
+      ),
+    ),
+  );
+}

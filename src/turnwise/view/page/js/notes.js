@@ -1,0 +1,158 @@
+// A user's own notes on a run: tags, a note, the archive. Saved into the run's folder.
+
+import { saveNotes } from "./api.js";
+import { button, fill, h } from "./dom.js";
+import { icon } from "./icons.js";
+import { visible } from "./visible.js";
+
+export function tagChips(tags, choose = null) {
+  return tags.map((tag) =>
+    choose
+      ? button(visible(tag), {
+          class: "chip tag",
+          title: `Show runs with the tag ${tag}`,
+          onclick: () => choose(tag),
+        })
+      : h("span", { class: "chip tag" }, visible(tag)),
+  );
+}
+
+export function splitTags(text) {
+  return [
+    ...new Set(
+      text
+        .split(",")
+        .map((tag) => tag.trim())
+        .filter(Boolean),
+    ),
+  ];
+}
+
+// Changes the notes of some runs, one after the other; what is refused is said.
+export async function changeNotes(app, runs, changes) {
+  try {
+    for (const run of runs) run.notes = await saveNotes(run.key, changes, app.writeToken);
+  } catch (error) {
+    say(error.message);
+  }
+  app.redraw();
+}
+
+export function say(text) {
+  const place = document.getElementById("notices");
+  const notice = h("div", { class: "notice" }, text);
+  place.append(notice);
+  setTimeout(() => notice.remove(), 8000);
+}
+
+// What there is to see of the notes above a run's curves, with a button to change them.
+export function notesLine(app, run) {
+  const { tags, note, archived } = run.notes;
+  return h(
+    "div",
+    { class: "run-notes" },
+    archived ? h("span", { class: "chip is-warn" }, "archived") : null,
+    tagChips(tags),
+    note ? h("span", { class: "run-note" }, visible(note)) : null,
+    editButton(
+      app,
+      run,
+      "Edit tags, note and archive",
+      tags.length || note ? "" : "Add tags or a note",
+    ),
+  );
+}
+
+export function editButton(app, run, title, label = "") {
+  if (!app.writeToken) return null;
+  return button(
+    icon("edit"),
+    {
+      class: "button is-plain edit-notes",
+      "aria-label": `Edit tags and note of ${run.key}`,
+      title,
+      onclick: () => editNotes(app, run),
+    },
+    label,
+  );
+}
+
+export function editNotes(app, run) {
+  const { tags, note, archived } = run.notes;
+  const known = [...new Set(app.runs.flatMap((one) => one.notes.tags))].sort();
+  const tagField = h("input", {
+    class: "field",
+    id: "note-tags",
+    value: tags.join(", "),
+    placeholder: "baseline, paper",
+    autocomplete: "off",
+  });
+  const add = (tag) => {
+    tagField.value = [...new Set([...splitTags(tagField.value), tag])].join(", ");
+    tagField.focus();
+  };
+  const noteField = h("textarea", { class: "field", id: "note-text", rows: 4, maxlength: 10000 });
+  noteField.value = note;
+  const box = h("input", { type: "checkbox", id: "note-archived", checked: archived });
+  const problem = h("p", { class: "dialog-problem", role: "alert" });
+  const save = button("Save", { class: "button is-strong", type: "submit" });
+  const dialog = h("dialog", { class: "dialog", "aria-label": `Notes on ${run.key}` });
+  const form = h(
+    "form",
+    {
+      method: "dialog",
+      onsubmit: async (event) => {
+        event.preventDefault();
+        save.disabled = true;
+        try {
+          run.notes = await saveNotes(
+            run.key,
+            {
+              tags: splitTags(tagField.value),
+              note: noteField.value.trim(),
+              archived: box.checked,
+            },
+            app.writeToken,
+          );
+          dialog.close();
+          app.redraw();
+        } catch (error) {
+          fill(problem, error.message);
+          save.disabled = false;
+        }
+      },
+    },
+    h("h2", null, run.key),
+    h("label", { for: "note-tags" }, "Tags, separated by commas"),
+    tagField,
+    known.length
+      ? h(
+          "div",
+          { class: "dialog-tags" },
+          known.map((tag) =>
+            button(visible(tag), { class: "chip tag", title: "Add this tag", onclick: () => add(tag) }),
+          ),
+        )
+      : null,
+    h("label", { for: "note-text" }, "Note"),
+    noteField,
+    h(
+      "label",
+      { class: "dialog-check", for: "note-archived" },
+      box,
+      "Archived: not listed unless archived runs are asked for",
+    ),
+    problem,
+    h(
+      "div",
+      { class: "dialog-end" },
+      h("span", { class: "faint" }, "Saved as notes.json in the run's folder"),
+      button("Cancel", { class: "button", onclick: () => dialog.close() }),
+      save,
+    ),
+  );
+  dialog.append(form);
+  dialog.addEventListener("close", () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+}

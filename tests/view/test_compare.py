@@ -1,0 +1,76 @@
+"""Several runs side by side: which settings differ, and whose code was changed."""
+
+import json
+
+import pytest
+
+from view.runs_to_view import said, write_run
+from view.serving import serving
+
+COMMON = """
+environment: {name: 'greenhouse.py:Greenhouse', params: {size: 3}}
+training: {learning_rate: %s, batch_size: 8}
+checkpoint: {run_name: %s}
+reward:
+- {function: 'greenhouse.py:score', weight: %s}
+tools: [calculator]
+parser: null
+"""
+HASHES = {"environment": "aaaaaaaaaaaa", "reward": "bbbbbbbbbbbb", "dataset": "cccccccccccc"}
+
+
+def make(folder, config, hashes, **facts):
+    write_run(folder, {1: [said("Hello")]})
+    (folder / "config.yaml").write_text(config)
+    about = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(about | {"identity": hashes} | facts))
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compared")
+    git = {"git": {"commit": "1" * 40, "dirty": False}, "started": "2026-01-01"}
+    make(folder / "a", COMMON % ("0.001", "a", 1), HASHES, provenance=git)
+    dirty = {"git": {"commit": "1" * 40, "dirty": True}, "started": "2026-01-02"}
+    changed = {**HASHES, "reward": "dddddddddddd"}
+    make(folder / "b", COMMON % ("0.01", "b", 1), changed, provenance=dirty)
+    make(folder / "c", COMMON % ("0.001", "c", 2) + "system_prompt: Think.\n", {})
+    write_run(folder / "bare", {1: [said("Hello")]})
+    with serving(folder) as client:
+        yield client
+
+
+def differing(found):
+    return {row["name"]: row["values"] for row in found["rows"] if row["differs"]}
+
+
+def test_only_what_differs_is_marked(client):
+    found = client.get("/api/compare", runs="a,b")
+    assert found["runs"] == ["a", "b"]
+    assert differing(found) == {
+        "training.learning_rate": ["0.001", "0.01"],
+        "reward": ["bbbbbbbb", "dddddddd"],
+        "git.dirty": ["false", "true"],
+    }
+    reward = next(row for row in found["rows"] if row["name"] == "reward")
+    assert (reward["group"], reward["note"]) == ("code", "changed code")
+    everything = {row["name"]: row["values"] for row in found["rows"]}
+    assert everything["environment.params.size"] == ["3", "3"]
+    assert everything["reward[0].function"] == ["greenhouse.py:score"] * 2
+    assert everything["parser"] == ["null", "null"]
+    assert everything["tools"] == ['["calculator"]'] * 2
+    assert "checkpoint.run_name" not in everything
+
+
+def test_what_is_not_known_of_a_run_is_no_difference(client):
+    found = client.get("/api/compare", runs="a,c,bare")
+    assert differing(found) == {
+        "reward[0].weight": ["1", "2", None],
+        "system_prompt": [None, "Think.", None],
+    }
+    assert found["without_settings"] == ["bare"]
+
+
+def test_runs_that_are_not_there_are_told(client):
+    assert "no run 'none'" in client.error("/api/compare", 404, runs="a,none")
+    assert "no run ''" in client.error("/api/compare", 404)
