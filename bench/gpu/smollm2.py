@@ -139,8 +139,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
         num_steps, last = 0, (1, 0.0)
         for batch in imitation_batches(
             str(training.warm_start),
-            setup=parts.collector.setup,
-            factory=parts.factory,
+            collector=parts.collector,
             tasks=rollout.imitation_tasks,
             steps=range(training.warm_start_steps),
             batch_size=training.batch_size,

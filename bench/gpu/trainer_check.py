@@ -160,9 +160,9 @@ def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
     from turnwise.inference import ScriptedEngine
 
     factory = environment_factory(game, ConfigStore().environment)
-    setup = EpisodeCollector(ScriptedEngine(loaded.tokenizer), factory).setup
+    collector = EpisodeCollector(ScriptedEngine(loaded.tokenizer), factory)
     tasks = [EpisodeTask(seed) for seed in range(num_episodes)]
-    streams = played_streams(setup, factory, "random", tasks, StopRequest(print))
+    streams = played_streams(collector, "random", tasks, StopRequest(print))
     batch = PPOBatch.from_streams(streams)
     ones = torch.ones(batch.input_ids.shape)
     return PPOBatch(

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -284,6 +286,39 @@ class RewardItem(Section):
 
 
 @dataclass
+class EnvironmentItem(Section):
+    """One environment of a mix: its share of the groups, and what it has of its own."""
+
+    environment: str = field(metadata={"help": "A name (see `turnwise envs`) or path.py:Class."})
+    weight: Annotated[float, Gt(0)] = setting(1.0, "Its share of the groups, relative to others.")
+    name: str | None = setting(None, "Its name in the metrics; null: the environment's.")
+    max_steps: Positive | None = setting(None, "Most actions; null: the environment's own limit.")
+    params: dict[str, Any] = setting({}, "The environment's own settings.")
+    dataset: DatasetConfig = field(
+        default_factory=DatasetConfig, metadata={"help": "The rows that are its tasks."}
+    )
+    eval_dataset: DatasetConfig = field(
+        default_factory=DatasetConfig, metadata={"help": "The rows that it is evaluated on."}
+    )
+    reward: str | list[RewardItem] | None = setting(None, "Its reward; null: the run's.")
+    tools: list[str | dict[str, Any]] | None = setting(None, "Its tools; null: the run's.")
+    system_prompt: str | None = setting(None, "Its system prompt; null: the run's.")
+
+    def settings_in(self, run: ConfigStore) -> ConfigStore:
+        """The settings of a run in which this environment is the only one."""
+        return dataclasses.replace(
+            run,
+            environments=None,
+            environment=EnvironmentConfig(self.environment, self.max_steps, self.params),
+            dataset=self.dataset,
+            eval_dataset=self.eval_dataset,
+            reward=run.reward if self.reward is None else self.reward,
+            tools=run.tools if self.tools is None else self.tools,
+            system_prompt=run.system_prompt if self.system_prompt is None else self.system_prompt,
+        )
+
+
+@dataclass
 class RayConfig(Section):
     """Running on a Ray cluster."""
 
@@ -324,6 +359,11 @@ class ConfigStore(Section):
     training: TrainingConfig = field(default_factory=TrainingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    environments: list[EnvironmentItem] | None = setting(
+        None,
+        "A mix, instead of `environment`: a list of {environment, weight, name, max_steps, params, "
+        "dataset, eval_dataset, reward, tools, system_prompt}.",
+    )
     reward: str | list[RewardItem] | None = setting(
         None,
         "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
@@ -381,6 +421,8 @@ class ConfigStore(Section):
         self.validate()
         lines: list[str] = []
         for section in dataclasses.fields(self):
+            if self.environments is not None and section.name in _OF_ONE_ENVIRONMENT:
+                continue
             values = getattr(self, section.name)
             if "help" in section.metadata:  # a setting of its own
                 lines += [*_yaml_lines(section, values), ""]
@@ -391,6 +433,27 @@ class ConfigStore(Section):
                 lines += [f"  {line}" if line else "" for line in shown]
             lines.append("")
         return "\n".join(lines)
+
+    def parts(self) -> dict[str, ConfigStore]:
+        """The settings of each environment of a mix, as if it were the only one, by its name.
+
+        Without a mix they are the settings themselves, under the empty name.
+        """
+        if self.environments is None:
+            return {"": self}
+        names = part_names(self.environments)
+        items = zip(names, self.environments, strict=True)
+        return {name: item.settings_in(self) for name, item in items}
+
+    @property
+    def environment_name(self) -> str:
+        """What the run plays: the name of its environment, or the names of a mix."""
+        if self.environments is None:
+            return self.environment.name
+        names = part_names(self.environments)
+        if len(names) > _MOST_NAMES:  # the run's folder is named after them
+            names[_MOST_NAMES - 1 :] = [f"{len(names) - _MOST_NAMES + 1}-more"]
+        return "+".join(names)
 
     def settings(self) -> Iterator[tuple[str, Any]]:
         """Every setting by its dotted name, `training.gamma` or `parser`, with its value."""
@@ -423,8 +486,53 @@ def setting_types() -> dict[str, tuple[str, Any]]:
 def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
     """One setting under its line of help."""
     if isinstance(value, list):
-        value = [dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for v in value]  # type: ignore[arg-type]
+        value = [_plain(entry) for entry in value]
     return [f"# {item.metadata['help']}", *dump({item.name: value}).rstrip("\n").split("\n")]
+
+
+def _plain(entry: Any) -> Any:
+    """An entry of a list for YAML; of an environment, what is not as usual."""
+    if isinstance(entry, EnvironmentItem | DatasetConfig):
+        kept = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+        usual = dataclasses.asdict(DatasetConfig() if isinstance(entry, DatasetConfig) else _USUAL)
+        plain = {name: _plain(value) for name, value in kept.items()}
+        return {
+            name: value
+            for name, value in plain.items()
+            if value != usual[name] and not (name.endswith("dataset") and not value)
+        }
+    if isinstance(entry, list):
+        return [_plain(inner) for inner in entry]
+    return dataclasses.asdict(entry) if dataclasses.is_dataclass(entry) else entry  # type: ignore[arg-type]
+
+
+_USUAL = EnvironmentItem("")
+_OF_ONE_ENVIRONMENT = ("environment", "dataset", "eval_dataset")
+"""Sections that a run with a mix does not have: each part has its own."""
+_PART_NAME = re.compile(r"[\w.-]+")
+_MOST_NAMES = 4
+_METRICS_OF_RUNS = frozenset(
+    {"eval", "time", "greedy", "sampled", "reward", "truncated", "errors", "tool_calls"}
+)
+"""Words that stand before a slash in the metrics already."""
+
+
+def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
+    """The name of each environment of a mix; `Maze` of `games.py:Maze`, a second one `Maze-2`.
+
+    >>> part_names([EnvironmentItem("games.py:Maze"), EnvironmentItem("games.py:Maze")])
+    ['Maze', 'Maze-2']
+    """
+    taken = [item.name for item in items if item.name is not None]
+    names: list[str] = []
+    for item in items:
+        if item.name is not None:
+            names.append(item.name)
+            continue
+        stem = re.sub(r"[^\w.-]+", "-", item.environment.rpartition(":")[2]).strip("-.") or "part"
+        numbered = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+        names.append(next(name for name in numbered if name not in {*taken, *names}))
+    return names
 
 
 _SINGLE = frozenset(f.name for f in dataclasses.fields(ConfigStore) if "help" in f.metadata)
@@ -489,20 +597,70 @@ def _checked(data: dict[str, Any], source: str) -> ConfigStore:
     except ValidationError as error:
         problems = [_explain(problem, data) for problem in error.errors()]
         raise ConfigError(f"{source}: " + "\n".join(dict.fromkeys(problems))) from None
+    if store.environments is not None:
+        _check_mix(store, store.environments, data, source)
     return store
+
+
+def _check_mix(
+    store: ConfigStore, items: list[EnvironmentItem], data: Mapping[str, Any], source: str
+) -> None:
+    """A mix of at least one, each with a name of its own, and nothing that only one can have."""
+
+    def refuse(problem: str) -> NoReturn:
+        raise ConfigError(f"{source}: {problem}")
+
+    if not items:
+        refuse("environments got an empty list, expected at least one environment")
+    if data.get("environment", {}) not in ({}, dataclasses.asdict(EnvironmentConfig())):
+        refuse(
+            "environment and environments are both given. Keep one of them: a run is played in one "
+            "environment, or in a mix."
+        )
+    for name in ("dataset", "eval_dataset"):
+        if getattr(store, name) != DatasetConfig():
+            refuse(
+                f"{name} and environments are both given, and rows are tasks of one environment. "
+                f"Write {name} into the part of the mix that plays them."
+            )
+    for item, name in zip(items, part_names(items), strict=True):
+        item.name = name
+        if not _PART_NAME.fullmatch(name) or name in _METRICS_OF_RUNS:
+            refuse(
+                f"environments: the name {name!r} cannot stand in the metrics, which have names "
+                "such as 'maze/reward'. Give this environment another one of letters, digits, dots "
+                "and dashes: {environment: ..., name: ...}"
+            )
+    names = [item.name for item in items]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        refuse(f"environments: two parts have the name {twice!r}. Give each one of its own.")
 
 
 def _section_data(name: str, value: Any) -> Any:
     """What a YAML file says of a section: nothing, or a short form of it."""
     if name in _SHORT and isinstance(value, str | list):
         return {"path": value}
+    if name == "environments" and isinstance(value, list):
+        return [_item_data(item) for item in value]
     return {} if value is None and name not in _SINGLE else value
+
+
+def _item_data(item: Any) -> Any:
+    """An environment of a mix in full: it may be written as its name alone, its rows as a path."""
+    if isinstance(item, str):
+        return {"environment": item}
+    if not isinstance(item, dict):
+        return item
+    rows = {name: _section_data(name, item[name]) for name in _SHORT if name in item}
+    return {**item, **rows}
 
 
 def _explain(problem: Any, data: Mapping[str, Any]) -> str:
     """One line about one bad value: the field, what it got, what it takes."""
     where = [str(part) for part in problem["loc"]]
     name = ".".join(where[:2])
+    if where[0] == "environments" and len(where) > 2:
+        return _explain_item(problem)
     if where[0] in _SINGLE:  # a union has a problem for each of its types: the help says it better
         help_line = setting_types()[where[0]][0]
         return f"{where[0]} got {data[where[0]]!r}. Expected: {help_line}"
@@ -512,6 +670,22 @@ def _explain(problem: Any, data: Mapping[str, Any]) -> str:
         kind = "section" if len(where) == 1 else "setting"
         return f"there is no {kind} {name!r}. {did_you_mean(where[-1], known)}"
     return f"{name} got {problem['input']!r:.200}. {problem['msg']}."
+
+
+def _explain_item(problem: Any) -> str:
+    """One line about an environment of a mix."""
+    _, index, setting_name, *rest = (str(part) for part in problem["loc"])
+    where = f"environments[{index}].{setting_name}"
+    known = {f.name: f.metadata["help"] for f in dataclasses.fields(EnvironmentItem)}
+    if setting_name not in known:
+        return f"there is no setting {where!r}. {did_you_mean(setting_name, known)}"
+    if problem["type"] in {"missing", "missing_argument"}:
+        return f"{where} is missing. Expected: {known[setting_name]}"
+    if rest and setting_name in _SHORT:
+        return f"{where}.{rest[0]} got {problem['input']!r:.200}. {problem['msg']}."
+    if rest:  # a union has a problem for each of its types: the help says it better
+        return f"{where} got a value of another kind. Expected: {known[setting_name]}"
+    return f"{where} got {problem['input']!r:.200}. {problem['msg']}."
 
 
 def _section_class(name: str) -> Any:

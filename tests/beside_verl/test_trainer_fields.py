@@ -10,6 +10,7 @@ import pytest
 
 from beside_verl.mapping import MODEL, ROOMY, mapped
 from turnwise import ConfigError, ConfigStore
+from turnwise.config import EnvironmentItem
 from turnwise.models import model_folder
 from turnwise.scale.verl.machine import find_machine
 from turnwise.scale.verl.names import PARTS
@@ -81,6 +82,7 @@ OTHER_VALUES: dict[str, Any] = {
     "environment.max_steps": 4,
     "environment.params": {"size": 3},
     "environment.reward": "rewards.py:mine",
+    "environments": [EnvironmentItem("grid-world")],
     "ray.use_ray": True,
     "ray.num_actors": 4,
     "ray.num_learners": 2,

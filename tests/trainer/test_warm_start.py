@@ -41,9 +41,8 @@ class TestPlayers:
     @pytest.mark.parametrize("world", [Echo, Memory, Several])
     def test_the_streams_are_those_of_an_engine_that_says_the_same(self, tmp_path, world):
         trainer = small_trainer(tmp_path, world, *QUICK, system_prompt="Play well.")
-        setup, factory = trainer.machinery.collector.setup, trainer.machinery.factory
         tasks = [EpisodeTask(seed) for seed in range(6)]
-        streams = played_streams(setup, factory, "expert", tasks, STOP)
+        streams = played_streams(trainer.machinery.collector, "expert", tasks, STOP)
         letters = {seed: iter(self.expert_words(world, seed)) for seed in range(6)}
         for seed, stream in enumerate(streams):
             engine = ScriptedEngine(
@@ -68,7 +67,7 @@ class TestPlayers:
         parts = trainer.machinery
         tasks = [EpisodeTask(seed) for seed in range(8)]
         for who in ("expert", "random"):
-            for stream in played_streams(parts.collector.setup, parts.factory, who, tasks, STOP):
+            for stream in played_streams(parts.collector, who, tasks, STOP):
                 assert len(stream.turns) == 3
                 masked = [i for i, set_ in zip(stream.ids, stream.mask, strict=True) if set_]
                 said = [CHAT.decode(stream.ids[start:end]) for start, end in stream.turns]

@@ -2,6 +2,7 @@
 
 from turnwise.data.collate import collate_fn
 from turnwise.data.dataset import RLHFDataset, Truncation
+from turnwise.data.mix import parts_for_step
 from turnwise.data.openings import CustomEnvDataset
 from turnwise.data.order import epoch_order, rows_for_step
 
@@ -11,5 +12,6 @@ __all__ = [
     "Truncation",
     "collate_fn",
     "epoch_order",
+    "parts_for_step",
     "rows_for_step",
 ]

@@ -61,6 +61,8 @@ class EpisodeTask:
     """Stands before the first observation."""
     task: Mapping[str, Any] | None = field(default=None, hash=False)
     """The row of a dataset to play: the environment's `task`, and the trajectory's."""
+    part: str = ""
+    """The environment of a mix that it is played in, by its name."""
 
 
 @dataclass(repr=False)  # a long one would cost seconds: asyncio.run writes what it returns
@@ -109,6 +111,10 @@ class EpisodeCollector:
     `environment` is a name, a class, a factory or an instance: each episode gets a fresh one.
     Two runs with the same seeds give the same episodes, however many run at once and however long
     their environments take, if the engine is deterministic.
+
+    In a mix of environments, `parts` has a collector for each of them, which says how the episodes
+    of the tasks that name it are made and scored. Sampling, seed and concurrency are those of the
+    whole.
     """
 
     def __init__(
@@ -132,6 +138,7 @@ class EpisodeCollector:
         environment_calls: EnvironmentCalls = "auto",
         report_after: float = 30.0,
         stall_timeout: float | None = 900.0,
+        parts: Mapping[str, EpisodeCollector] | None = None,
     ) -> None:
         if on_error not in typing.get_args(ErrorPolicy):
             raise ConfigError(
@@ -159,7 +166,7 @@ class EpisodeCollector:
             environment_calls=environment_calls,
         )
         self._batch_reward = BatchReward.of(reward_fn, self.setup)
-        self._make: EnvironmentFactory = environment_factory(environment, config)
+        self.make_environment: EnvironmentFactory = environment_factory(environment, config)
         self._max_concurrency = max_concurrency
         self._reward_concurrency = reward_concurrency
         self._on_error = on_error
@@ -167,6 +174,7 @@ class EpisodeCollector:
         self._report_after = report_after
         self._stall_timeout = stall_timeout
         self._num_groups = 0
+        self._parts = dict(parts or {})
 
     async def collect(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
         """Play groups of episodes: so many, or one for each of these seeds.
@@ -202,6 +210,19 @@ class EpisodeCollector:
         other.setup.sampling = sampling
         return other
 
+    def part(self, name: str) -> EpisodeCollector:
+        """The collector of an environment of a mix; without a mix, this one."""
+        return self._parts[name] if self._parts else self
+
+    def _setups_in_this_loop(self) -> dict[str, EpisodeSetup]:
+        """The setup of each part; what episodes wait for is watched over all of them."""
+        shared = self.setup.in_this_loop(self._reward_concurrency)
+        setups = {"": shared}
+        for name, part in self._parts.items():
+            own = setups[name] = part.setup.in_this_loop(self._reward_concurrency)
+            own.sampling, own.seed, own.waits = shared.sampling, shared.seed, shared.waits
+        return setups
+
     async def play(
         self,
         tasks: Iterable[EpisodeTask],
@@ -215,17 +236,18 @@ class EpisodeCollector:
         asked = list(tasks)
         results: list[EpisodeResult | None] = [None] * len(asked)
         waiting = iter(enumerate(asked))
-        setup = self.setup.in_this_loop(self._reward_concurrency)
+        setups = self._setups_in_this_loop()
 
         async def work() -> None:
             for place, task in waiting:  # shared: whoever is free takes the next one
-                results[place] = result = await self._play(task, setup)
+                player = self.part(task.part)
+                results[place] = result = await player._play(task, setups[task.part])
                 if on_result is not None:
                     on_result(result)
 
         with (
             _patient_garbage_collector(),
-            Watchdog(setup.waits, self._report_after, self._stall_timeout),
+            Watchdog(setups[""].waits, self._report_after, self._stall_timeout),
         ):
             await together(work() for _ in range(min(self._max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
@@ -234,7 +256,14 @@ class EpisodeCollector:
         return Collection(played) if self._on_error != "drop_group" else without_failed(played)
 
     async def score_together(self, results: Sequence[EpisodeResult]) -> None:
-        """Score these by a reward function of batches; any other has scored each at its end."""
+        """Score these by a reward function of batches; any other has scored each at its end.
+
+        In a mix, a batch has the episodes of one part.
+        """
+        for name, part in self._parts.items():
+            await part.score_together([result for result in results if result.part == name])
+        if self._parts:
+            return
         if self._batch_reward is None:
             return
         await self._batch_reward.score(results)
@@ -247,7 +276,7 @@ class EpisodeCollector:
         for attempt in range(1, self._num_tries + 1):
             episode = Episode(
                 setup,
-                self._make,
+                self.make_environment,
                 seed=task.seed,
                 group=task.group,
                 member=task.member,
@@ -256,6 +285,7 @@ class EpisodeCollector:
                 task=task.task,
             )
             result = await episode.run()
+            result.part = task.part
             if not result.status.is_error:
                 break
             if self._on_error == "fail":

@@ -125,6 +125,8 @@ class EpisodeResult:
     """By part: `engine`, `environment`, `tools`, `reward`, and `total`."""
     started: float = 0.0
     """When it began, in seconds since 1970; 0: not known."""
+    part: str = ""
+    """The environment of a mix that it was played in, by its name; empty without a mix."""
 
     @property
     def agent(self) -> AgentRecord:

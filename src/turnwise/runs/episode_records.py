@@ -95,6 +95,8 @@ class StoredEpisode:
     agents: list[StoredAgent]
     traceback: str | None = None
     """Of a failed episode: the lines of the user's own code that failed."""
+    part: str = ""
+    """The environment of a mix that it was played in, by its name; empty without a mix."""
 
     @property
     def agent(self) -> StoredAgent:
@@ -121,6 +123,7 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
             traceback=plain_json(result.traceback, _MAX_CALL),
         ),
         **({} if result.attempt == 1 else {"attempt": result.attempt}),
+        **_told(part=result.part),
         "seconds": seconds,
         "agents": [_write_agent(agent, began is not None) for agent in result.agents],
     }
@@ -147,6 +150,7 @@ def read_episode(
         seconds=data["seconds"],
         agents=[_read_agent(*pair) for pair in zip(data["agents"], rows, strict=True)],
         traceback=data.get("traceback"),
+        part=data.get("part", ""),
     )
 
 

@@ -90,6 +90,7 @@ class Episode(TypedDict):
     error: NotRequired[Text | None]
     traceback: NotRequired[Text | None]
     attempt: NotRequired[Count]
+    part: NotRequired[Text]
     seconds: Seconds
     agents: list[Agent]
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from turnwise.config import ConfigStore, RewardItem
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
 
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it is a part of the task, and another task is another run"
@@ -34,6 +34,7 @@ FIXED: Mapping[str, str] = {
     "environment.max_steps": _TASK,
     "environment.params": _TASK,
     "environment.reward": _TASK,
+    "environments": _TASK,
     "reward": _TASK,
     "tools": _TASK,
     "system_prompt": _TASK,
@@ -77,7 +78,7 @@ MAY_CHANGE = frozenset(
 """Settings that a resumed run may have others of. A new setting goes here or into `FIXED`."""
 
 _NAMES_FILES = {
-    *("environment.name", "environment.reward", "reward", "tools"),
+    *("environment.name", "environment.reward", "environments", "reward", "tools"),
     *("dataset.path", "eval_dataset.path"),
 }
 _SAME_EXPERIMENT = {"training.num_epochs"}
@@ -132,6 +133,13 @@ def _comparable(name: str, value: Any) -> Any:
         return {key: _comparable(name, item) for key, item in value.items()}
     if isinstance(value, RewardItem):
         return dataclasses.replace(value, function=_comparable(name, value.function))
+    if isinstance(value, EnvironmentItem):
+        files = ("environment", "reward", "tools", "dataset", "eval_dataset")
+        return dataclasses.replace(
+            value, **{file: _comparable(name, getattr(value, file)) for file in files}
+        )
+    if isinstance(value, DatasetConfig):
+        return dataclasses.replace(value, path=_comparable(name, value.path))
     return value
 
 

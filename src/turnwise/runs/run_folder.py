@@ -234,9 +234,8 @@ def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[
     before = folder.status.get("identity")
     if identity is None or not isinstance(before, dict):  # of an older version
         return []
-    names = {"system_prompt": "system prompt"}
     return [
-        f"the {names.get(name, name)}"
+        f"the {name.replace('_', ' ', 1) if name.startswith('system_prompt') else name}"
         for name in dict.fromkeys([*before, *identity])
         if before.get(name) != identity.get(name)
     ]

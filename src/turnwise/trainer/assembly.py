@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,11 +29,13 @@ from turnwise.reward.by_name import reward_by_name
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.rollout import Rollout, Rows, limits_of
+from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.rollout import Rollout, Rows, TaskSource, limits_of
 from turnwise.trainer.state import load_configured_model
 from turnwise.user_code import require_model_code, require_use
 
 _LOG = logging.getLogger("turnwise")
+Collector = TypeVar("Collector", bound=EpisodeCollector)
 SHARING = ("local", "transformers")
 """Engines that sample from a Hugging Face model, such as the learner's own."""
 
@@ -52,10 +54,12 @@ class UserParts:
     tokenizer: Any = None
     model: Any = None
     limits: EpisodeLimits | None = None
+    mix: tuple[MixPart, ...] = ()
+    """The environments of a mix, instead of the one above; each has its own rows."""
 
     def filled_from(self, config: ConfigStore) -> UserParts:
         """Return the same, with what Python did not give taken from the settings."""
-        environment = environment_of(self, config)
+        environment = environment_of(self, config) if config.environments is None else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         reward = config.environment.reward if config.reward is None else config.reward
         return dataclasses.replace(
@@ -81,7 +85,9 @@ class UserParts:
         return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
-        """What makes a fresh environment."""
+        """What makes a fresh environment; of a mix, one of its first part."""
+        if self.mix:
+            return self.mix[0].factory()
         assert self.environment is not None
         return environment_factory(self.environment, config.environment)
 
@@ -120,6 +126,59 @@ class UserParts:
             "stall_timeout": config.inference.stall_timeout,
         }
 
+    def mix_kinds(
+        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
+    ) -> dict[str, EpisodeKind]:
+        """How the episodes of each part of a mix are played; `options` are those of the whole."""
+        return {part.name: part.kind(options, closing) for part in self.mix}
+
+
+@dataclass(frozen=True)
+class EpisodeKind:
+    """What makes a kind of episodes: the environment, and the options of an `EpisodeCollector`."""
+
+    factory: EnvironmentFactory
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class MixPart:
+    """One environment of a mix, with what it has of its own."""
+
+    name: str
+    weight: float
+    config: ConfigStore
+    """The settings of a run in which it is the only environment."""
+    given: UserParts
+    """What Python gave for it alone."""
+    parts: UserParts
+    """What its episodes are made of, whether its own or shared by all."""
+    has_own_tools: bool = False
+    curriculum: Curriculum | None = None
+
+    def factory(self) -> EnvironmentFactory:
+        return self.parts.factory(self.config)
+
+    def kind(
+        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
+    ) -> EpisodeKind:
+        """How its episodes are played; tools that all share are those of `options`."""
+        own = {"reward_fn": self.parts.reward_fn, "system_prompt": self.parts.system_prompt}
+        if self.has_own_tools:
+            own["tools"] = self.parts.registry(self.config, closing)
+        return EpisodeKind(self.factory(), {**options, **own})
+
+    @property
+    def source(self) -> TaskSource:
+        """Where the tasks of its training episodes come from."""
+        return TaskSource(self.name, self.weight, self.parts.dataset, self.curriculum)
+
+    @property
+    def eval_rows(self) -> Rows | None:
+        """The rows of its evaluation, if it has rows."""
+        parts = self.parts
+        return parts.dataset if parts.eval_dataset is None else parts.eval_dataset
+
 
 @dataclass
 class Machinery:
@@ -129,7 +188,6 @@ class Machinery:
     learner: Learner
     engine: BaseInferenceEngine
     collector: EpisodeCollector
-    factory: EnvironmentFactory
     advantages: Advantages
     shares_weights: bool
     """Whether the engine takes the learner's weights by itself: it samples from its modules."""
@@ -162,14 +220,30 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     learner = make_learner(config, model, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
     closing = contextlib.ExitStack()
-    collector = EpisodeCollector(engine, factory, **parts.episode_options(config, closing))
+    options = parts.episode_options(config, closing)
+    kinds = parts.mix_kinds(options, closing)
+    collector = make_collector(EpisodeCollector, engine, factory, options, kinds)
     advantages = Advantages(
         config.training, learner, sampler_is_exact=samples_exactly(config, learner)
     )
     shares = config.inference.backend in SHARING
-    return Machinery(
-        tokenizer, learner, engine, collector, factory, advantages, shares, closing=closing
-    )
+    return Machinery(tokenizer, learner, engine, collector, advantages, shares, closing=closing)
+
+
+def make_collector(
+    make: Callable[..., Collector],
+    engine: BaseInferenceEngine,
+    factory: EnvironmentFactory,
+    options: Mapping[str, Any],
+    kinds: Mapping[str, EpisodeKind],
+) -> Collector:
+    """A collector of one kind of episodes, or of the kinds of a mix."""
+    parts: dict[str, EpisodeCollector] = {}
+    chat: dict[str, Any] = {}  # one format for all: it is made from the tokenizer alone
+    for name, kind in kinds.items():
+        parts[name] = EpisodeCollector(engine, kind.factory, **chat, **kind.options)
+        chat = {"chat_format": parts[name].setup.chat}
+    return make(engine, factory, parts=parts, **chat, **options)
 
 
 def environment_of(parts: UserParts, config: ConfigStore) -> EnvironmentSource:

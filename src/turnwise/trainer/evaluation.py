@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -10,7 +11,9 @@ from turnwise.episode import Collection, EpisodeCollector
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
 from turnwise.inference import SamplingParams
+from turnwise.trainer.assembly import MixPart
 from turnwise.trainer.figures import episode_figures
+from turnwise.trainer.part_figures import of_part, weighted_mean
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import OnEpisode, Rows, run_tasks, seed_of
@@ -41,8 +44,21 @@ def evaluate(
 ) -> tuple[Metrics, Collection]:
     """Play them; reward, success and so on, and the episodes themselves."""
     played = run_tasks(collector.sampling_with(sampling), tasks, stop, on_episode)
+    return _figures(played), played
+
+
+def _figures(played: Collection) -> Metrics:
     figures = episode_figures(played)
-    return {name: figures[name] for name in _KEPT if name in figures}, played
+    return {name: figures[name] for name in _KEPT if name in figures}
+
+
+def held_out_mix(mix: Sequence[MixPart], num_episodes: int, seed: int) -> list[EpisodeTask]:
+    """So many held-out episodes of each part of a mix."""
+    return [
+        dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)
+        for number, part in enumerate(mix)
+        for task in held_out_tasks(num_episodes, seed, part.eval_rows)
+    ]
 
 
 class Evaluator:
@@ -54,11 +70,13 @@ class Evaluator:
         config: ConfigStore,
         rows: Rows | None,
         reporter: Reporter,
+        mix: Sequence[MixPart] = (),
     ) -> None:
         self._collector = collector
         self._training = config.training
         self._rows = rows
         self._reporter = reporter
+        self._mix = mix
 
     def after_epoch(self, step: int, records: Records, stop: StopRequest) -> Metrics:
         """Evaluate greedily and as sampled, if the settings ask for it; the episodes are kept."""
@@ -72,7 +90,9 @@ class Evaluator:
                 clock = Stopwatch()
                 with clock.timing("play"):
                     found, played = self.play(number, is_greedy, stop)
-                figures |= {f"eval/{name}/{key}": value for key, value in found.items()}
+                for part, values in self.by_part(found, played).items():
+                    prefix = f"eval/{part}/{name}" if part else f"eval/{name}"
+                    figures |= {f"{prefix}/{key}": value for key, value in values.items()}
                 records.keep_evaluation(step, played, name, clock)
         figures["time/evaluate"] = time.perf_counter() - started
         return figures
@@ -82,7 +102,11 @@ class Evaluator:
     ) -> tuple[Metrics, Collection]:
         """Play held-out episodes; reward, success and so on, and the episodes themselves."""
         sampling = GREEDY if is_greedy else self._collector.setup.sampling
-        tasks = held_out_tasks(num_episodes, self._training.seed, self._rows)
+        seed = self._training.seed
+        if self._mix:
+            tasks = held_out_mix(self._mix, num_episodes, seed)
+        else:
+            tasks = held_out_tasks(num_episodes, seed, self._rows)
         return evaluate(
             self._collector,
             tasks,
@@ -90,3 +114,14 @@ class Evaluator:
             stop,
             lambda done, total: self._reporter.progress("evaluation", done, total),
         )
+
+    def by_part(self, figures: Metrics, played: Collection) -> dict[str, Metrics]:
+        """The metrics by part of the mix, those of the whole under the empty name.
+
+        The whole is the mean over the parts, each counted with its weight. Without a mix it is all.
+        """
+        if not self._mix:
+            return {"": figures}
+        found = {part.name: _figures(of_part(played, part.name)) for part in self._mix}
+        weights = {part.name: part.weight for part in self._mix}
+        return {"": weighted_mean(found, weights), **found}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import ConfigStore
-from turnwise.errors import EngineStalled, error_message
+from turnwise.errors import ConfigError, EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
@@ -43,7 +43,12 @@ class RunLifecycle:
         """Steps that are done."""
         self._given = given
         self._parts = given.filled_from(config)
-        self._name = self._parts.environment_name
+        self._name = self._parts.environment_name if not given.mix else config.environment_name
+        if curriculum is not None and given.mix:
+            raise ConfigError(
+                "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
+                "environment: environments=[{'environment': ..., 'curriculum': ...}]"
+            )
         self._curriculum = curriculum
         self._reporter = reporter
         self._resume: Resume = resume
@@ -78,6 +83,14 @@ class RunLifecycle:
     def _identity(self) -> dict[str, str]:
         """What environment, reward, tools and dataset do, as hashes."""
         return identity(self._parts, self.config)
+
+    def _curricula(self) -> Iterator[tuple[str, Curriculum]]:
+        """Each curriculum, after what stands before the metrics that it observes."""
+        if self._curriculum is not None:
+            yield "", self._curriculum
+        for part in self._parts.mix:
+            if part.curriculum is not None:
+                yield f"{part.name}/", part.curriculum
 
     @contextlib.contextmanager
     def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
@@ -169,8 +182,8 @@ class RunLifecycle:
             "num_imitated": self._num_imitated,
             "unwritten": self._unwritten,
         }
-        if self._curriculum is not None:
-            progress["curriculum"] = self._curriculum.state_dict()
+        for prefix, curriculum in self._curricula():
+            progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.machinery.learner, self._recorded, progress)
 
     def _take(self, checkpoint: Checkpoint) -> None:
@@ -183,5 +196,6 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._unwritten = progress["unwritten"]
-        if self._curriculum is not None and "curriculum" in progress:
-            self._curriculum.load_state_dict(progress["curriculum"])
+        for prefix, curriculum in self._curricula():
+            if f"{prefix}curriculum" in progress:
+                curriculum.load_state_dict(progress[f"{prefix}curriculum"])

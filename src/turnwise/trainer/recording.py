@@ -18,6 +18,7 @@ from turnwise.config import (
     ConfigStore,
     DatasetConfig,
     EnvironmentConfig,
+    EnvironmentItem,
     LimitsConfig,
     RewardItem,
 )
@@ -40,7 +41,7 @@ from turnwise.tools import (
 from turnwise.tools.base import as_tool
 from turnwise.tools.by_name import tools_by_name
 from turnwise.tools.parsers import PARSERS
-from turnwise.trainer.assembly import UserParts, environment_of
+from turnwise.trainer.assembly import MixPart, UserParts, environment_of
 from turnwise.user_code import CodeReference, fingerprint, reference_to, remember_code
 
 _OBJECT = "<object>"
@@ -55,6 +56,8 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     cannot be imported again stands there as `<notebook>:Name` or the like.
     """
     found = copy.deepcopy(config)
+    for item, part in zip(found.environments or (), given.mix, strict=True):
+        _record_part(item, part)
     environment = given.environment
     if environment is None and given.dataset is not None:
         environment = environment_of(given, config)  # prompts, if no other was named
@@ -80,6 +83,20 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     return found
 
 
+def _record_part(item: EnvironmentItem, part: MixPart) -> None:
+    """Write what Python gave for an environment of a mix into its settings."""
+    own = recorded(part.config, part.given)
+    item.environment = own.environment.name
+    item.max_steps, item.params = own.environment.max_steps, own.environment.params
+    if part.given.reward_fn is not None:
+        item.reward = own.reward
+    if part.given.tools is not None:
+        item.tools = own.tools
+    if part.given.system_prompt is not None:
+        item.system_prompt = own.system_prompt
+    item.dataset, item.eval_dataset = own.dataset, own.eval_dataset
+
+
 def _limits(limits: EpisodeLimits) -> LimitsConfig:
     """The limits as settings, where null in these two means the section inference, not none."""
     found = LimitsConfig(**dataclasses.asdict(limits))
@@ -90,30 +107,46 @@ def _limits(limits: EpisodeLimits) -> LimitsConfig:
 
 def _targets(config: ConfigStore) -> list[str]:
     """Code that the settings name and that can be imported."""
+    named = [name for part in config.parts().values() for name in _named_code(part)]
+    return [
+        name
+        for name in dict.fromkeys(named)
+        if ":" in name and not name.startswith("<") and name.partition(":")[0] not in ADAPTERS
+    ]
+
+
+def _named_code(config: ConfigStore) -> list[str]:
+    """What the settings of one environment name."""
     rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    named = [
+    return [
         config.environment.name,
         config.parser,
         *(item if isinstance(item, str) else item.function or "" for item in rewards),
         *(tool for tool in config.tools if isinstance(tool, str)),
     ]
-    return [
-        name
-        for name in named
-        if ":" in name and not name.startswith("<") and name.partition(":")[0] not in ADAPTERS
-    ]
 
 
 def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
-    """Return a hash of what each piece of a run does, by its name in the settings."""
+    """Return a hash of what each piece of a run does, by its name in the settings.
+
+    Of a mix, what an environment has of its own is named after it: `environment of maze`.
+    """
     found = {
-        "environment": _code_of(parts.environment),
         "reward": fingerprint(parts.reward_fn),
         "system_prompt": _hash(parts.system_prompt or ""),
         "tools": _tools_hash(_named_tools(config) if parts.tools is None else parts.tools),
     }
+    if not parts.mix:
+        found = {"environment": _code_of(parts.environment), **found}
     if parts.dataset is not None:
         found["dataset"] = dataset_hash(parts.dataset)
+    for part in parts.mix:
+        own = identity(part.parts, part.config)
+        found |= {
+            f"{name} of {part.name}": value
+            for name, value in own.items()
+            if value != found.get(name)  # shared by all, and named once
+        }
     return found
 
 

@@ -7,11 +7,13 @@ import inspect
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
+from turnwise.data.mix import Draw, parts_for_step
 from turnwise.data.order import rows_for_step
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
@@ -28,6 +30,17 @@ OnEpisode: TypeAlias = Callable[[int, int], None]
 _DEFAULT_GROUP = 8
 
 
+@dataclass(frozen=True)
+class TaskSource:
+    """Where the tasks of an environment come from: its rows, its curriculum, or its seeds alone."""
+
+    name: str = ""
+    """Of the environment in a mix; empty without a mix."""
+    weight: float = 1.0
+    rows: Rows | None = None
+    curriculum: Curriculum | None = None
+
+
 class Rollout:
     """Plays what a step needs. The same step gives the same episodes, in whichever process."""
 
@@ -40,6 +53,7 @@ class Rollout:
         *,
         num_steps: int | None = None,
         save_every: int | None = None,
+        mix: Sequence[TaskSource] = (),
     ) -> None:
         self.collector = collector
         self.num_steps = num_steps
@@ -52,8 +66,7 @@ class Rollout:
         """The share of groups in which all earned the same, before any was replaced."""
         self._training = config.training
         self._group_size = group_size(config)
-        self._rows = rows
-        self._curriculum = curriculum
+        self._sources = list(mix) or [TaskSource(rows=rows, curriculum=curriculum)]
         self._starts: dict[int, EpisodeTask] = {}
         """Where each group of the last step started."""
 
@@ -113,7 +126,7 @@ class Rollout:
     ) -> Collection:
         """The episodes of these tasks; `names` are step and attempt."""
         collector = self.collector
-        if _are_openings(self._rows):
+        if any(_are_openings(source.rows) for source in self._sources):
             # An opening comes again with its seed: each epoch, and where it replaces a group that
             # taught nothing. What is sampled then is to be new.
             collector = collector.sampling_with(collector.setup.sampling)
@@ -123,42 +136,62 @@ class Rollout:
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
+        """All members of these groups; a group is played in one environment of a mix."""
         numbers = range(self._training.batch_size) if groups is None else groups
-        rows = self._chosen_rows(step, attempt, len(numbers))
-        seeds = [derive_seed(self._training.seed, "train", step, attempt, n) for n in numbers]
+        starts = self._starts_of("train", step, attempt, numbers)
         return [
-            EpisodeTask(seed_of(row, self._rows, seed), group, member, task=row)
-            for group, row, seed in zip(numbers, rows, seeds, strict=True)
+            dataclasses.replace(start, member=member)
+            for start in starts
             for member in range(self._group_size)
         ]
 
     def imitation_tasks(self, step: int) -> list[EpisodeTask]:
         """What the players of a warm start play in one of its steps."""
-        number, seed = self._training.batch_size, self._training.seed
-        return [
-            EpisodeTask(
-                seed_of(row, self._rows, derive_seed(seed, "warm start", step, place)), task=row
-            )
-            for place, row in enumerate(self._chosen_rows(step, 0, number))
-        ]
+        starts = self._starts_of("warm start", step, 0, range(self._training.batch_size))
+        return [dataclasses.replace(start, group=0) for start in starts]
 
-    def _chosen_rows(self, step: int, attempt: int, number: int) -> Sequence[Task | None]:
-        rng = random.Random(derive_seed(self._training.seed, "rows", step, attempt))
-        if self._curriculum is not None:
-            tasks = list(self._curriculum.choose(number, rng))
+    def _starts_of(
+        self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
+    ) -> list[EpisodeTask]:
+        """Where each of these groups starts: its environment, its row and its seed."""
+        training = self._training
+        attempts = (attempt,) if purpose == "train" else ()
+        drawn = self._drawn(step)
+        starts = {}
+        for part, source in enumerate(self._sources):
+            own = [number for number in numbers if drawn[number].part == part]
+            rows = self._chosen_rows(source, step, attempt, [drawn[number] for number in own])
+            for number, row in zip(own, rows, strict=True):
+                seed = derive_seed(training.seed, purpose, step, *attempts, number)
+                seed = seed_of(row, source.rows, seed)
+                starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
+        return [starts[number] for number in numbers]
+
+    def _drawn(self, step: int) -> list[Draw]:
+        """Which environment each group of a step is played in, and how many it had before."""
+        weights = [source.weight for source in self._sources]
+        return parts_for_step(weights, step, self._training.batch_size, self._training.seed)
+
+    def _chosen_rows(
+        self, source: TaskSource, step: int, attempt: int, drawn: Sequence[Draw]
+    ) -> Sequence[Task | None]:
+        seed, number = self._training.seed, len(drawn)
+        names = (source.name,) if source.name else ()
+        rng = random.Random(derive_seed(seed, "rows", step, attempt, *names))
+        if source.curriculum is not None and number:
+            tasks = list(source.curriculum.choose(number, rng))
             if len(tasks) != number:
                 raise ConfigError(
                     f"the curriculum chose {len(tasks)} tasks, expected {number}: one a start"
                 )
             return tasks
-        if self._rows is None:
+        rows = source.rows
+        if rows is None:
             return [None] * number
         if attempt:  # others than those that taught nothing
-            return [self._rows[rng.randrange(len(self._rows))] for _ in range(number)]
-        chosen = rows_for_step(
-            len(self._rows), step, self._training.batch_size, self._training.seed
-        )
-        return [self._rows[row] for row in chosen]
+            return [rows[rng.randrange(len(rows))] for _ in range(number)]
+        own_seed = derive_seed(seed, "part", *names) if names else seed
+        return [rows[rows_for_step(len(rows), draw.number, 1, own_seed)[0]] for draw in drawn]
 
 
 def seed_of(row: Task | None, rows: Rows | None, seed: int) -> int:

@@ -24,8 +24,9 @@ from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
-from turnwise.trainer.figures import episode_figures
 from turnwise.trainer.lifecycle import RunLifecycle
+from turnwise.trainer.mix import GivenEnvironment, with_mix
+from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter
 from turnwise.trainer.rollout import Rollout, Rows
@@ -40,7 +41,8 @@ from turnwise.user_code import refuse_during_import
 class RayPPOTrainer(RunLifecycle):
     """Trains a language model in an environment.
 
-    `environment` is a class, a factory, an instance or a name; `reward_fn` scores whole episodes
+    `environment` is a class, a factory, an instance or a name; `environments` is a mix of them,
+    each with a weight: `[(Maze, 2.0), ("guess-number", 1.0)]`. `reward_fn` scores whole episodes
     (none: the sum of the step rewards); `dataset` gives each episode a task. `tools` are what the
     agent can call. In one process by default.
 
@@ -62,6 +64,7 @@ class RayPPOTrainer(RunLifecycle):
         tokenizer: Any = None,
         model: Any = None,
         limits: EpisodeLimits | None = None,
+        environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None = None,
         curriculum: Curriculum | None = None,
         reporter: Reporter | None = None,
         resume: Resume | bool = "auto",
@@ -82,6 +85,7 @@ class RayPPOTrainer(RunLifecycle):
             model,
             limits,
         )
+        config, given = with_mix(config, given, environments)
         super().__init__(config, given, curriculum, reporter or LogReporter(), resume)
         self._rows: Rows | None = self._parts.dataset
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
@@ -155,6 +159,7 @@ class RayPPOTrainer(RunLifecycle):
             self._curriculum,
             num_steps=num_steps,
             save_every=None if per_epoch is None else per_epoch * save_interval,
+            mix=[part.source for part in self._parts.mix],
         )
 
     def _train_step(
@@ -183,8 +188,9 @@ class RayPPOTrainer(RunLifecycle):
         figures, columns = learn_from(step, self.machinery, self.config, clock)
         changes_nothing = self._broken_steps.look(figures)
         self._why_stop = self._why_stop or changes_nothing
-        if self._curriculum is not None and "success" in figures:
-            self._curriculum.observe(figures["success"], figures["reward"])
+        for prefix, curriculum in self._curricula():
+            if f"{prefix}success" in figures:
+                curriculum.observe(figures[f"{prefix}success"], figures[f"{prefix}reward"])
         return {**figures, **clock.figures(step.played)}, step.played, columns
 
     def _stop_if_hopeless(self) -> None:
@@ -221,7 +227,7 @@ class RayPPOTrainer(RunLifecycle):
                     f"{self.config.training.adv_estimator} needs the greedy episodes that "
                     "rollout() plays beside the others. Pass what the last rollout() gave."
                 )
-            step = PlayedStep(episodes, episode_figures(episodes))
+            step = PlayedStep(episodes, step_figures(episodes))
         figures, _, _ = self._learn(step, clock)
         self._stop_if_hopeless()
         # What was learned here is not to be replaced by a run that lies in the folder.
@@ -255,12 +261,25 @@ class RayPPOTrainer(RunLifecycle):
         records.save(0, self._write_state)
 
     def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
-        """Play on held-out seeds with the model as it is now: reward, success and so on."""
+        """Play on held-out seeds with the model as it is now: reward, success and so on.
+
+        Of a mix each part plays so many episodes; `maze/reward` is the reward of the part `maze`,
+        `reward` the mean over the parts, each counted with its weight.
+        """
         number = num_episodes or self.config.training.eval_episodes or 32
-        return self._evaluator().play(number, greedy, StopRequest(self._reporter.say))[0]
+        evaluator = self._evaluator()
+        found = evaluator.by_part(*evaluator.play(number, greedy, StopRequest(self._reporter.say)))
+        return {
+            f"{part}/{name}" if part else name: value
+            for part, figures in found.items()
+            for name, value in figures.items()
+        }
 
     def _evaluator(self) -> Evaluator:
-        return Evaluator(self.machinery.collector, self.config, self._eval_rows, self._reporter)
+        parts = self.machinery
+        return Evaluator(
+            parts.collector, self.config, self._eval_rows, self._reporter, self._parts.mix
+        )
 
     def _episode_progress(self, done: int, total: int) -> None:
         self._reporter.progress("episodes", done, total)

@@ -12,8 +12,9 @@ from turnwise.episode import Collection
 from turnwise.trainer.assembly import Machinery
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
 from turnwise.trainer.failures import FailureReport
-from turnwise.trainer.figures import episode_figures, staleness
+from turnwise.trainer.figures import staleness
 from turnwise.trainer.gap import GapLimit
+from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.rollout import OnEpisode, Rollout
 from turnwise.trainer.stopping import StopRequest
@@ -49,7 +50,7 @@ def play_step(
     played = rollout.play(step, stop, on_episode)
     why_stop = failures.look(played, is_first_step=nothing_learned)
     baselines = rollout.baselines(stop) if needs_baselines and why_stop is None else None
-    figures = episode_figures(played)
+    figures = step_figures(played)
     if rollout.zero_variance is not None:
         figures["zero_variance"] = rollout.zero_variance
         figures["num_resampled"] = rollout.num_resampled

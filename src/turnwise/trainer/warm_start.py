@@ -16,11 +16,9 @@ from turnwise.chat import ChatFormat, Conversation, Message, TokenStream
 from turnwise.config import TrainingConfig
 from turnwise.data.order import rows_for_step
 from turnwise.env import expert_player, random_player
-from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import EpisodeResult
+from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.player_engine import player_episode
-from turnwise.episode.setup import EpisodeSetup
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
@@ -32,8 +30,7 @@ PLAYERS = ("expert", "random")
 
 
 def played_streams(
-    setup: EpisodeSetup,
-    factory: EnvironmentFactory,
+    collector: EpisodeCollector,
     who: str,
     tasks: Sequence[EpisodeTask],
     stop: StopRequest,
@@ -41,25 +38,26 @@ def played_streams(
     """Episodes that the expert or the random player played."""
 
     async def play() -> list[EpisodeResult]:
-        return [await _play_one(setup, factory, who, task) for task in tasks]
+        return [await _play_one(collector.part(task.part), who, task) for task in tasks]
 
     with undone_if_interrupted():
         results = run_unless_stopped(play(), stop)
     for result in results:
         if result.status.is_error:
+            where = f" in {result.part}" if result.part else ""
             raise ConfigError(
-                f"the {who} player's episode with seed {result.seed} failed: {result.error}"
+                f"the {who} player's episode{where} with seed {result.seed} failed: {result.error}"
             )
     return [agent.stream for result in results for agent in result.agents if agent.turns]
 
 
-async def _play_one(
-    setup: EpisodeSetup, factory: EnvironmentFactory, who: str, task: EpisodeTask
-) -> EpisodeResult:
+async def _play_one(collector: EpisodeCollector, who: str, task: EpisodeTask) -> EpisodeResult:
     player = expert_player if who == "expert" else random_player(task.seed)
-    own = copy.copy(setup)
+    own = copy.copy(collector.setup)
     own.reward = RewardFunction.of(None)  # nobody will ask, and a judge may be dear
-    return await player_episode(own, factory, player, task).run()
+    result = await player_episode(own, collector.make_environment, player, task).run()
+    result.part = task.part
+    return result
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
@@ -126,8 +124,7 @@ def _messages(line: str, path: Path, number: int) -> Sequence[Message]:
 def imitation_batches(
     source: str,
     *,
-    setup: EpisodeSetup,
-    factory: EnvironmentFactory,
+    collector: EpisodeCollector,
     tasks: Callable[[int], Sequence[EpisodeTask]],
     steps: range,
     batch_size: int,
@@ -137,9 +134,9 @@ def imitation_batches(
     """The batches of these steps; the same seed gives the same. Players play `tasks(step)`."""
     if source in PLAYERS:
         for step in steps:
-            yield PPOBatch.from_streams(played_streams(setup, factory, source, tasks(step), stop))
+            yield PPOBatch.from_streams(played_streams(collector, source, tasks(step), stop))
         return
-    streams = read_conversations(Path(source), setup.chat)
+    streams = read_conversations(Path(source), collector.setup.chat)
     for step in steps:
         rows = rows_for_step(len(streams), step, batch_size, seed)
         yield PPOBatch.from_streams([streams[row] for row in rows])
@@ -157,8 +154,7 @@ def imitate(
     assert training.warm_start is not None
     batches = imitation_batches(
         training.warm_start,
-        setup=parts.collector.setup,
-        factory=parts.factory,
+        collector=parts.collector,
         tasks=tasks,
         steps=steps,
         batch_size=training.batch_size,

@@ -24,7 +24,14 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.trainer.assembly import Machinery, UserParts, check_settings, samples_exactly
+from turnwise.trainer.assembly import (
+    EpisodeKind,
+    Machinery,
+    UserParts,
+    check_settings,
+    make_collector,
+    samples_exactly,
+)
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.rollout import Rollout
 
@@ -36,6 +43,7 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     check_settings(config)
     factory = parts.factory(config)
     options = parts.episode_options(config)
+    kinds = parts.mix_kinds(options)
     gpus = config.ray.gpus_per_worker
     num_split = config.model.tensor_parallel_size
     if num_split > max(1, gpus):
@@ -52,10 +60,9 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
         cluster = Cluster(config.ray, num_bytes)
         stack.callback(cluster.close)
         failures = Failures(config.ray.max_failures)
-        # A reward function of batches is called here, with the episodes of all workers.
-        scores_here = batch_type(options["reward_fn"]) is not None
-        played_with = {**options, "reward_fn": None} if scores_here else options
-        spec = EpisodeSpec(source.config, source, tokenizer, factory, played_with)
+        played_with = _without_batch_reward(EpisodeKind(factory, options)).options
+        parts_there = {name: _without_batch_reward(kind) for name, kind in kinds.items()}
+        spec = EpisodeSpec(source.config, source, tokenizer, factory, played_with, parts_there)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, failures)
         make = functools.partial(RemoteLearner, group=group)
@@ -64,12 +71,19 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
         engine = RemoteEngine(pool, tokenizer, learner.policy_objects)
         stack.callback(pool.close)
         stack.callback(group.close)
-        collector = RemoteCollector(engine, factory, **options)
+        collector = make_collector(RemoteCollector, engine, factory, options, kinds)
         is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
         advantages = Advantages(config.training, learner, sampler_is_exact=is_exact)
         rollout = Rollout if config.ray.mode == "sync" else AheadRollout
         engine.when_closed(stack.pop_all().close)
-        return Machinery(tokenizer, learner, engine, collector, factory, advantages, True, rollout)
+        return Machinery(tokenizer, learner, engine, collector, advantages, True, rollout)
+
+
+def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:
+    """A reward function of batches is called here, with the episodes of all workers."""
+    if batch_type(kind.options["reward_fn"]) is None:
+        return kind
+    return dataclasses.replace(kind, options={**kind.options, "reward_fn": None})
 
 
 def _placed(config: ConfigStore, device: str) -> ConfigStore:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import threading
 from typing import Any
 
@@ -47,7 +48,10 @@ class AheadRollout(Rollout):
         """Whatever this step still changes, the one that is played ahead does not see."""
         other = Rollout.__new__(Rollout)
         other.__dict__ = dict(self.__dict__)
-        other._curriculum = copy.deepcopy(self._curriculum)
+        other._sources = [
+            dataclasses.replace(source, curriculum=copy.deepcopy(source.curriculum))
+            for source in self._sources
+        ]
         assert isinstance(self.collector, RemoteCollector)
         other.collector = self.collector.with_weights_of_now()
         return other

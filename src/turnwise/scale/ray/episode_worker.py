@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from turnwise.config import ConfigStore
@@ -18,7 +18,7 @@ from turnwise.inference import GenerationRequest, GenerationResult, SamplingPara
 from turnwise.learner.sharding import joined
 from turnwise.scale.ray.arrays import Arrays, from_arrays
 from turnwise.scale.ray.worker_log import Lines, WorkerLog
-from turnwise.trainer.assembly import SHARING, make_engine
+from turnwise.trainer.assembly import SHARING, EpisodeKind, make_collector, make_engine
 from turnwise.trainer.state import load_configured_model, seed_generators
 
 Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], Lines]
@@ -62,6 +62,8 @@ class EpisodeSpec:
     factory: EnvironmentFactory
     options: Mapping[str, Any]
     """Those of the collector."""
+    parts: Mapping[str, EpisodeKind] = field(default_factory=dict)
+    """The environments of a mix."""
 
 
 class EpisodeWorker:
@@ -87,7 +89,9 @@ class EpisodeWorker:
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.config, model, spec.tokenizer)
         # Groups may be spread over workers: who sees all of them drops them.
-        self._collector = EpisodeCollector(self._engine, spec.factory, **spec.options)
+        self._collector = make_collector(
+            EpisodeCollector, self._engine, spec.factory, spec.options, spec.parts
+        )
         return self._engine.context_length
 
     async def play(

@@ -56,7 +56,17 @@ def to_verl_config(
     }
 
 
+def refuse_mix(config: ConfigStore) -> None:
+    """VERL's workers play in one environment."""
+    if config.environments is not None:
+        raise ConfigError(
+            f"environments is a mix of {len(config.environments)}, and VERL has no such thing: it "
+            "is given one environment. Train the mix with engine='local' or 'ray'."
+        )
+
+
 def _refuse_what_verl_lacks(config: ConfigStore) -> None:
+    refuse_mix(config)
     for name, value, default in _fields(config):
         if name not in TARGETS and value != default:
             raise ConfigError(

@@ -27,7 +27,7 @@ from turnwise.scale.verl.machine import find_machine
 from turnwise.scale.verl.names import PARTS
 from turnwise.scale.verl.parts import pack, parts_of
 from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, start_ray
-from turnwise.scale.verl.settings import to_verl_config
+from turnwise.scale.verl.settings import refuse_mix, to_verl_config
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.reporter import Metrics
@@ -76,6 +76,7 @@ class CustomRayPPOTrainer:
         device_name: str | None = None,
     ) -> None:
         self.config = (config or ConfigStore()).validate()
+        refuse_mix(self.config)
         if device_name is not None:
             model = dataclasses.replace(self.config.model, device=device_name)
             self.config = dataclasses.replace(self.config, model=model)

@@ -1,0 +1,163 @@
+"""A mix of environments: what a user gives for each of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from turnwise.config import ConfigStore, EnvironmentItem
+from turnwise.env import BaseEnvironment
+from turnwise.env.catalog import EnvironmentSource
+from turnwise.errors import ConfigError, did_you_mean
+from turnwise.tools import ToolRegistry
+from turnwise.trainer.assembly import MixPart, UserParts
+from turnwise.trainer.curriculum import Curriculum
+from turnwise.user_code import reference_to
+
+GivenEnvironment: TypeAlias = (
+    EnvironmentSource | tuple[EnvironmentSource, float] | Mapping[str, Any]
+)
+"""An environment of a mix: it alone, with its weight, or a dict with the keys that YAML has."""
+
+_SETTINGS = ("weight", "name", "max_steps", "params")
+_OBJECTS = ("reward", "dataset", "eval_dataset", "tools", "system_prompt", "curriculum")
+
+
+@dataclass(frozen=True)
+class GivenPart:
+    """One environment of a mix as Python gave it."""
+
+    item: EnvironmentItem
+    """What of it is settings."""
+    objects: UserParts
+    """What of it is code and rows."""
+    curriculum: Curriculum | None = None
+
+    @classmethod
+    def of(cls, given: GivenEnvironment) -> GivenPart:
+        """From an environment, a pair with its weight, or a dict with the keys of YAML."""
+        if isinstance(given, tuple):
+            if len(given) != 2:
+                raise ConfigError(
+                    f"environments got a tuple of {len(given)}, expected (environment, weight)"
+                )
+            given = {"environment": given[0], "weight": given[1]}
+        if not isinstance(given, Mapping):
+            given = {"environment": given}
+        known = ("environment", *_SETTINGS, *_OBJECTS)
+        if odd := next((key for key in given if key not in known), None):
+            raise ConfigError(
+                f"an environment of a mix has no setting {odd!r}. {did_you_mean(odd, known)}"
+            )
+        if "environment" not in given:
+            raise ConfigError(f"environments got {dict(given)!r:.200}, expected an 'environment'")
+        source, tools = given["environment"], given.get("tools")
+        if tools is not None and not isinstance(tools, ToolRegistry):
+            tools = ToolRegistry(tools)
+        if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
+            raise ConfigError(
+                f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
+                "an instance, which has its settings already. Pass the class, or only the instance."
+            )
+        label = source if isinstance(source, str) else reference_to(source).label
+        own = {key: given[key] for key in _SETTINGS if given.get(key) is not None}
+        return cls(
+            EnvironmentItem(label, **own),
+            UserParts(
+                source,
+                given.get("reward"),
+                given.get("dataset"),
+                given.get("eval_dataset"),
+                tools,
+                system_prompt=given.get("system_prompt"),
+            ),
+            given.get("curriculum"),
+        )
+
+
+def given_parts(
+    environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment],
+) -> list[GivenPart]:
+    """The environments of a mix: a list of them, or a dict with the name of each."""
+    if isinstance(environments, str) or not isinstance(environments, Iterable):
+        raise ConfigError(
+            f"environments got {environments!r:.200}, expected a list of environments, of "
+            "(environment, weight), or of dicts"
+        )
+    if not isinstance(environments, Mapping):
+        return [GivenPart.of(given) for given in environments]
+    parts = {name: GivenPart.of(given) for name, given in environments.items()}
+    return [
+        dataclasses.replace(part, item=dataclasses.replace(part.item, name=name))
+        for name, part in parts.items()
+    ]
+
+
+def with_mix(
+    config: ConfigStore,
+    given: UserParts,
+    environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None,
+) -> tuple[ConfigStore, UserParts]:
+    """The settings and what Python gave, with the mix that either of them names."""
+    parts: list[GivenPart] = []
+    if environments is not None:
+        parts = given_parts(environments)
+        items = [part.item for part in parts]
+        config = dataclasses.replace(config, environments=items).validate()
+    if config.environments is None:
+        return config, given
+    for name in ("environment", "dataset", "eval_dataset"):
+        if getattr(given, name) is not None:
+            raise ConfigError(
+                f"{name}= and a mix of environments are both given. "
+                + (
+                    "Keep one of them."
+                    if name == "environment"
+                    else "Rows are tasks of one environment: "
+                    f"environments=[{{'environment': ..., '{name}': ...}}]"
+                )
+            )
+    return config, dataclasses.replace(given, mix=mix_of(config, parts, given))
+
+
+def mix_of(
+    config: ConfigStore, given: Sequence[GivenPart], shared: UserParts
+) -> tuple[MixPart, ...]:
+    """The parts of a mix, each with what is its own and what all of them share.
+
+    `given` is what Python gave for each; without it the settings alone say what they are.
+    """
+    items = config.environments or []
+    found = []
+    for number, (name, settings) in enumerate(config.parts().items()):
+        item, own = items[number], given[number].objects if given else UserParts()
+        objects = dataclasses.replace(
+            shared,
+            environment=_first(own.environment, item.environment),
+            dataset=own.dataset,
+            eval_dataset=own.eval_dataset,
+            # What is None is taken from the settings of the part.
+            reward_fn=_first(own.reward_fn, None if item.reward else shared.reward_fn),
+            tools=_first(own.tools, shared.tools if item.tools is None else None),
+            system_prompt=_first(
+                own.system_prompt, shared.system_prompt if item.system_prompt is None else None
+            ),
+        )
+        found.append(
+            MixPart(
+                name,
+                item.weight,
+                settings,
+                own,
+                objects.filled_from(settings),
+                has_own_tools=own.tools is not None or item.tools is not None,
+                curriculum=given[number].curriculum if given else None,
+            )
+        )
+    return tuple(found)
+
+
+def _first(own: Any, other: Any) -> Any:
+    return other if own is None else own

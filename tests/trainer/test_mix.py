@@ -1,0 +1,229 @@
+"""Several environments in one run: unmixed groups, metrics and evaluation of each, exact resume."""
+
+import json
+import random
+import shutil
+
+import pytest
+
+from trainer.runs import assert_same_run, episodes, fit_to_the_end, metrics_of
+from trainer.worlds import LETTERS, Echo, Memory, small_trainer
+from turnwise import ConfigError, ConfigStore, Levels
+from turnwise.trainer.part_figures import weighted_mean
+
+SETTINGS = (
+    "training.adv_estimator=grpo",
+    "training.group_size=2",
+    "training.batch_size=4",
+    "training.resample=1",
+    "training.num_epochs=2",
+    "training.steps_per_epoch=2",
+    "training.warm_start=expert",
+    "training.warm_start_steps=2",
+    "training.eval_episodes=2",
+    "inference.max_tokens=2",
+)
+
+
+class Asked(Echo):
+    """The letter of its task; without one, a letter that is never right."""
+
+    def reset(self):
+        super().reset()
+        self.letter = self.task["letter"] if self.task else "z"
+        return self.letter
+
+
+def twice(trajectory):
+    return 2 * trajectory.total_reward
+
+
+def mix():
+    rows = [{"letter": letter} for letter in LETTERS]
+    return [
+        {"environment": Memory, "weight": 3, "name": "memory", "reward": twice},
+        {"environment": Asked, "dataset": rows, "system_prompt": "Say it."},
+    ]
+
+
+def make(folder, **options):
+    return lambda listener=None: small_trainer(
+        folder, None, *SETTINGS, environments=mix(), reporter=listener, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder, history, _ = fit_to_the_end(make(tmp_path_factory.mktemp("whole")))
+    return folder, history
+
+
+def test_every_group_is_of_one_part_and_the_parts_have_their_shares(run):
+    folder, _ = run
+    counted = {"memory": set(), "Asked": set()}
+    for (kind, step), stored in episodes(folder).items():
+        if kind != "train":
+            continue
+        groups = {}
+        for episode in stored:
+            groups.setdefault(episode["group"], set()).add(episode["part"])
+            counted[episode["part"]].add((step, episode["group"]))
+            turns = len(episode["agents"][0]["turns"])
+            assert turns == (3 if episode["part"] == "memory" else 1)
+            system = episode["agents"][0]["messages"][0]
+            is_told = system["role"] == "system" and "Say it." in system["content"]
+            assert is_told == (episode["part"] == "Asked")
+        assert all(len(parts) == 1 for parts in groups.values())
+    assert {name: len(groups) for name, groups in counted.items()} == {"memory": 12, "Asked": 4}
+
+
+def test_the_metrics_are_of_each_part_and_of_all(run):
+    folder, history = run
+    for metrics in history:
+        assert metrics["memory/num_groups"] == 3
+        assert metrics["Asked/num_groups"] == 1
+        assert (metrics["memory/turns"], metrics["Asked/turns"]) == (3, 1)
+        assert metrics["turns"] == pytest.approx((3 * 3 + 1) / 4)
+        mean = (3 * metrics["memory/reward"] + metrics["Asked/reward"]) / 4
+        assert metrics["reward"] == pytest.approx(mean)
+        # Its own reward function counts twice what the environment gives.
+        assert metrics["memory/reward"] == pytest.approx(2 * metrics["memory/success"])
+        assert metrics["Asked/reward"] == pytest.approx(metrics["Asked/success"])
+    stored = json.loads((folder / "run.json").read_text())
+    assert stored["environment"] == "memory+Asked"
+    assert {"environment of memory", "environment of Asked", "dataset of Asked"} <= {
+        *stored["identity"]
+    }
+
+
+def test_each_part_is_evaluated_and_the_whole_is_weighted(run):
+    _, history = run
+    for metrics in (history[1], history[3]):
+        for way in ("greedy", "sampled"):
+            memory, asked = (metrics[f"eval/{p}/{way}/reward"] for p in ("memory", "Asked"))
+            assert metrics[f"eval/{way}/reward"] == pytest.approx((3 * memory + asked) / 4)
+    assert "eval/greedy/reward" not in history[0]
+
+
+def test_a_run_that_was_stopped_is_the_run_that_never_was(run, tmp_path):
+    moments = [("warm start", 1), ("step", 1), ("step", 3)]
+    folder, _, listeners = fit_to_the_end(make(tmp_path), lambda *moment: moment in moments)
+    assert len(listeners) == 4
+    assert_same_run(run[0], folder)
+
+
+def test_the_folder_has_the_mix_and_its_settings_make_it_again(run):
+    folder, _ = run
+    config = ConfigStore.load(folder / "config.yaml")
+    first, second = config.environments
+    assert (first.name, first.weight, second.name, second.weight) == ("memory", 3.0, "Asked", 1.0)
+    assert first.environment.endswith("worlds:Memory")
+    assert first.reward.endswith("test_mix:twice")
+    assert second.dataset.path == "<object>:list"
+    assert second.system_prompt == "Say it."
+    assert "environment:" not in [
+        line for line in (folder / "config.yaml").read_text().splitlines() if line[:1] == "e"
+    ]
+
+
+def test_a_part_whose_code_changed_is_named(run, tmp_path, caplog):
+    before = shutil.copytree(run[0], tmp_path / run[0].name)
+    record = json.loads((before / "run.json").read_text())
+    record["status"] = "interrupted"
+    record["identity"]["environment of Asked"] = "another"
+    (before / "run.json").write_text(json.dumps(record))
+    with make(tmp_path)() as trainer:
+        trainer.fit(1, 1)
+    assert trainer.run_folder == tmp_path / f"{run[0].name}-2"
+    assert "the environment of Asked changed since the run in" in caplog.text
+
+
+def test_each_part_may_have_a_curriculum(tmp_path):
+    levels = Levels([{"letter": "a"}, {"letter": "b"}], up=0.01, down=0.0)
+    environments = {"asked": {"environment": Asked, "curriculum": levels}, "echo": (Echo, 2)}
+    with small_trainer(
+        tmp_path, None, *SETTINGS, "training.warm_start=null", environments=environments
+    ) as trainer:
+        played = trainer.rollout()
+        tasks = {result.part: result.trajectory.task for result in played}
+        assert tasks == {"asked": {"letter": "a"}, "echo": None}
+        trainer.train_step(played)
+        state = levels.state_dict()
+        levels.level = 1
+        trainer.save_checkpoint(tmp_path / "saved")
+        levels.load_state_dict(state)
+        trainer.load_checkpoint(tmp_path / "saved")
+        assert levels.level == 1
+
+
+def test_the_baselines_of_remax_are_of_the_same_part(tmp_path):
+    with small_trainer(
+        tmp_path,
+        None,
+        *SETTINGS,
+        "training.adv_estimator=remax",
+        "training.warm_start=null",
+        environments=[Memory, Asked],
+    ) as trainer:
+        metrics = trainer.train_step()
+        assert metrics["Asked/reward"] == 0  # its letter is none
+        assert metrics["num_groups"] == 4
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("environments", "message"),
+        [
+            ([], "environments got an empty list"),
+            ([(Echo, 0)], r"environments\[0\].weight got 0"),
+            ([(Echo, -1.0)], r"environments\[0\].weight got -1.0"),
+            ([Echo, (Echo, float("nan"))], r"environments\[1\].weight got nan"),
+            ([(Echo, 1, 2)], "expected .environment, weight."),
+            ([{"environment": Echo, "wieght": 2}], "Did you mean 'weight'"),
+            ([{"weight": 2}], "expected an 'environment'"),
+            ([{"environment": Echo(), "max_steps": 2}], "Echo is an instance"),
+            ([{"environment": Echo, "name": "eval"}], "'eval' cannot stand in the metrics"),
+            ([{"environment": e, "name": "x"} for e in (Echo, Asked)], "have the name 'x'"),
+            ("guess-number", "expected a list of environments"),
+        ],
+    )
+    def test_mixes_that_are_none(self, tmp_path, environments, message):
+        with pytest.raises(ConfigError, match=message):
+            small_trainer(tmp_path, None, environments=environments)
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [
+            ({"environment": Echo}, "environment= and a mix of environments are both given"),
+            ({"dataset": [{"letter": "a"}]}, "dataset= and a mix .*Rows are tasks of one"),
+            ({"curriculum": Levels([{}])}, "curriculum= and a mix are both given"),
+        ],
+    )
+    def test_what_only_one_environment_can_have(self, tmp_path, given, message):
+        given = {"environment": None, **given}
+        with pytest.raises(ConfigError, match=message):
+            small_trainer(tmp_path, environments=[Echo, Asked], **given)
+
+    def test_an_environment_in_the_settings_too(self, tmp_path):
+        with pytest.raises(ConfigError, match="environment and environments are both given"):
+            small_trainer(tmp_path, None, "environment.name=grid-world", environments=[Echo])
+
+
+def test_the_overall_metrics_are_those_of_the_mixture():
+    rng = random.Random(0)
+    parts = {"a": [rng.random() for _ in range(30)], "b": [rng.random() + 3 for _ in range(10)]}
+
+    def figures(values):
+        mean = sum(values) / len(values)
+        square = sum((value - mean) ** 2 for value in values) / len(values)
+        return {"reward": mean, "reward_std": square**0.5}
+
+    found = weighted_mean(
+        {name: figures(values) for name, values in parts.items()}, {"a": 3.0, "b": 1.0}
+    )
+    whole = figures([*parts["a"], *parts["b"]])
+    assert found == pytest.approx(whole)
+
+
+def test_the_metrics_file_has_them(run):
+    assert all("memory/success" in metrics for metrics in metrics_of(run[0]))
