@@ -167,7 +167,7 @@ def _report(config: ConfigStore, found: Estimate) -> list[str]:
     }
     model = config.model.local_path or config.model.model_name
     head = (
-        f"{one_line(model)} on {one_line(config.environment.name)}, measured on {NUM_STEPS} steps"
+        f"{one_line(model)} on {one_line(config.environment_name)}, measured on {NUM_STEPS} steps"
     )
     notes = ["", "Episodes get longer or shorter as a model learns, and the time with them."]
     if training.warm_start is not None and training.warm_start_steps > MOST_WARM_START_STEPS:

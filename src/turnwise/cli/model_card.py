@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
 
 if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
+    from turnwise.config import ConfigStore, EnvironmentConfig
 
 _CARD = """\
 ---
@@ -18,8 +18,7 @@ _CARD = """\
 
 # {name}
 
-{base}, trained by reinforcement learning with turnwise {version} in the environment
-`{environment}`: {steps}.
+{base}, trained by reinforcement learning with turnwise {version} in the {environments}: {steps}.
 
 {figures}## How to load it
 
@@ -71,24 +70,31 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         header["base_model"] = base
     from turnwise.yaml_files import dump
 
-    game = config.environment
-    given = "".join(f" --param {key}={value}" for key, value in game.params.items())
-    if game.max_steps is not None:
-        given += f" --max-steps {game.max_steps}"
+    games = [_game(part.environment) for part in config.parts().values()]
     settings = [(key, getattr(training, key)) for key in (*_SETTINGS, *_MORE_SETTINGS)]
     return _CARD.format(
         header=dump(header),
         name=name,
         base=f"`{base}` ({num_parameters / 1e6:,.1f} million parameters)",
         version=__version__,
-        environment=game.name + given,
+        environments="environment{}\n{}".format(
+            "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
+        ),
         steps=f"{step:,} steps of {training.batch_size:,} starts each",
-        figures=_table(metrics, step),
-        play=game.name + given,
+        figures=_table(metrics, step, [part for part in config.parts() if part]),
+        play=games[0],
         max_tokens=config.inference.max_tokens,
         temperature=config.inference.temperature,
         settings="".join(f"| {key} | {_shown(value)} |\n" for key, value in settings),
     )
+
+
+def _game(environment: EnvironmentConfig) -> str:
+    """An environment as the command line names it."""
+    given = "".join(f" --param {key}={value}" for key, value in environment.params.items())
+    if environment.max_steps is not None:
+        given += f" --max-steps {environment.max_steps}"
+    return environment.name + given
 
 
 def _metrics(run: Path, step: int) -> Mapping[str, float]:
@@ -105,8 +111,17 @@ def _metrics(run: Path, step: int) -> Mapping[str, float]:
     return {}
 
 
-def _table(metrics: Mapping[str, float], step: int) -> str:
-    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in _FIGURES.items() if key in metrics]
+def _table(metrics: Mapping[str, float], step: int, parts: Sequence[str]) -> str:
+    """The metrics of a step; of a mix, those of the whole and then of each part."""
+    figures = dict(_FIGURES)
+    for part in parts:
+        figures |= {
+            key.replace("eval/", f"eval/{part}/") if "/" in key else f"{part}/{key}": (
+                f"{part}: {name}"
+            )
+            for key, name in _FIGURES.items()
+        }
+    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in figures.items() if key in metrics]
     if not rows:
         return ""
     return "\n".join([f"| at step {step:,} | |", "|---|---|", *rows, "", ""])

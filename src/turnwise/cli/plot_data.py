@@ -122,7 +122,7 @@ def _read_run(file: Path) -> Run:
         for name, value in config.settings()
         if name.partition(".")[0] not in _NO_DIFFERENCE_SECTIONS and name not in _NO_DIFFERENCE
     }
-    settings["environment"] = folder.status.get("environment", config.environment.name)
+    settings["environment"] = folder.status.get("environment", config.environment_name)
     return Run(name, rows, settings, config.training.seed)
 
 

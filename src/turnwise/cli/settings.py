@@ -11,7 +11,7 @@ from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
 
 if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
+    from turnwise.config import ConfigStore, EnvironmentItem
 
 _CODE = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d][\w.]*")
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
@@ -42,14 +42,23 @@ def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
     environment.name = _importable(environment.name, places)
     if environment.reward is not None:
         environment.reward = _importable(environment.reward, places)
-    if isinstance(config.reward, str):
-        config.reward = _importable(config.reward, places)
-    for item in config.reward or [] if not isinstance(config.reward, str) else []:
+    config.parser = _importable(config.parser, places)
+    _find_parts(config, places)
+    for item in config.environments or ():
+        item.environment = _importable(item.environment, places)
+        _find_parts(item, places)
+
+
+def _find_parts(owner: ConfigStore | EnvironmentItem, places: Sequence[Path]) -> None:
+    """Find the reward, tools and rows that a run, or an environment of a mix, has of its own."""
+    if isinstance(owner.reward, str):
+        owner.reward = _importable(owner.reward, places)
+    for item in owner.reward or [] if not isinstance(owner.reward, str) else []:
         if item.function is not None:
             item.function = _importable(item.function, places)
-    config.tools = [_found_tool(tool, places) for tool in config.tools]
-    config.parser = _importable(config.parser, places)
-    for dataset in (config.dataset, config.eval_dataset):
+    if owner.tools is not None:
+        owner.tools = [_found_tool(tool, places) for tool in owner.tools]
+    for dataset in (owner.dataset, owner.eval_dataset):
         if dataset.path is not None:
             paths = [dataset.path] if isinstance(dataset.path, str) else dataset.path
             dataset.path = [_found_file(path, places) for path in paths]
@@ -78,8 +87,13 @@ def name_code(target: str) -> None:
 def check_code(config: ConfigStore) -> None:
     """Import a user's code and make one environment: what fails here would fail in each episode.
 
-    In brief, without a traceback: it is the user's own code.
+    Of a mix, one of each. In brief, without a traceback: it is the user's own code.
     """
+    for part in config.parts().values():
+        _check_part(part)
+
+
+def _check_part(config: ConfigStore) -> None:
     from turnwise.env.catalog import environment_factory
     from turnwise.env.checker.rig import explain
     from turnwise.env.driver import close_environment

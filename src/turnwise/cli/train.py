@@ -15,11 +15,12 @@ from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_w
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
-    from turnwise.config import ConfigStore
+    from turnwise.config import ConfigStore, EnvironmentConfig
     from turnwise.runs.run_folder import Resume
 
 DEMO = Path(__file__).with_name("demo.yaml")
 INTERRUPTED = 130
+_REACHED = ("success", "reward")
 
 
 def train(
@@ -215,35 +216,47 @@ def _about_the_demo(config: ConfigStore) -> str:
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """What was reached, and what to do next."""
     run = shlex.quote(legible(folder))
-    given = [f"--param={key}={value}" for key, value in config.environment.params.items()]
-    if config.environment.max_steps is not None:
-        given.append(f"--max-steps={config.environment.max_steps}")
-    game = legible(shlex.join([config.environment.name, *given]))
+    plays = [_play_command(part.environment) for part in config.parts().values()]
     commands = {
         f"turnwise eval {run}": "how good it is, beside the expert and chance",
         f"turnwise eval {run} --show 3": "read what it says",
-        f"turnwise play {game}": "try it yourself",
+        **dict.fromkeys(plays, "try it yourself"),
         f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
     }
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
-    return "\n".join(["", *_reached(history), "", "Next:", *steps])
+    parts = [part for part in config.parts() if part]
+    return "\n".join(["", *_reached(history, parts), "", "Next:", *steps])
 
 
-def _reached(history: Sequence[Mapping[str, float]]) -> list[str]:
-    """The first tenth of the run and the last one; single steps are mostly noise."""
+def _play_command(environment: EnvironmentConfig) -> str:
+    given = [f"--param={key}={value}" for key, value in environment.params.items()]
+    if environment.max_steps is not None:
+        given.append(f"--max-steps={environment.max_steps}")
+    return f"turnwise play {legible(shlex.join([environment.name, *given]))}"
+
+
+def _reached(history: Sequence[Mapping[str, float]], parts: Sequence[str]) -> list[str]:
+    """The first tenth of the run and the last one; single steps are mostly noise.
+
+    Of a mix the whole first, then each part.
+    """
     from turnwise.cli.run_state import brief
 
     lines = []
-    for name in ("success", "reward"):
+    names = [*_REACHED, *(f"{part}/{name}" for part in parts for name in _REACHED)]
+    width = max(8, *map(len, names))
+    for name in names:
+        part, _, kind = name.rpartition("/")
         values = [metrics[name] for metrics in history if name in metrics]
-        if not values or (name == "success" and not any(values)):
+        if not values or (kind == "success" and not any(values)):
             continue
         tenth = max(len(values) // 10, 1)
         first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-        held_out = [m[key] for m in history if (key := f"eval/greedy/{name}") in m]
+        key = f"eval/{part}/greedy/{kind}" if part else f"eval/greedy/{name}"
+        held_out = [metrics[key] for metrics in history if key in metrics]
         beside = f", {brief(held_out[-1])} on held-out episodes" if held_out else ""
-        lines.append(f"{name:<8} {brief(first)} at first, {brief(last)} at last{beside}")
+        lines.append(f"{name:<{width}} {brief(first)} at first, {brief(last)} at last{beside}")
     return lines
 
 
