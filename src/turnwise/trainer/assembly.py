@@ -163,7 +163,10 @@ class MixPart:
         self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
     ) -> EpisodeKind:
         """How its episodes are played; tools that all share are those of `options`."""
-        own = {"reward_fn": self.parts.reward_fn, "system_prompt": self.parts.system_prompt}
+        own: dict[str, Any] = {
+            "reward_fn": self.parts.reward_fn,
+            "system_prompt": self.parts.system_prompt,
+        }
         if self.has_own_tools:
             own["tools"] = self.parts.registry(self.config, closing)
         return EpisodeKind(self.factory(), {**options, **own})
@@ -176,8 +179,8 @@ class MixPart:
     @property
     def eval_rows(self) -> Rows | None:
         """The rows of its evaluation, if it has rows."""
-        parts = self.parts
-        return parts.dataset if parts.eval_dataset is None else parts.eval_dataset
+        rows: Rows | None = self.parts.eval_dataset
+        return self.source.rows if rows is None else rows
 
 
 @dataclass
