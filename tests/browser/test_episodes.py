@@ -14,7 +14,7 @@ def rows(visitor):
 
 def test_the_list_and_the_first_conversation(visitor):
     visitor.open("run/tools/episodes")
-    expect(rows(visitor)).to_have_count(15)
+    expect(visitor.at(".list-count")).to_contain_text("15 episodes")
     expect(visitor.page).to_have_url(re.compile("episodes/train-3-0"))
     expect(visitor.at(".talk-head h1")).to_have_text("train-3-0")
     expect(visitor.at(".row.is-here")).to_have_attribute("data-id", "train-3-0")
@@ -74,7 +74,7 @@ def test_filters_are_chosen_and_cleared(visitor):
     expect(rows(visitor)).to_have_count(2)
     expect(visitor.page).to_have_url(re.compile("status=truncated_by_turns.*min_step=2"))
     visitor.page.get_by_role("button", name="clear all").click()
-    expect(rows(visitor)).to_have_count(15)
+    expect(visitor.at(".list-count")).to_contain_text("15 episodes")
 
 
 def test_sorting(visitor):
@@ -87,7 +87,7 @@ def test_sorting(visitor):
 
 def test_search_marks_what_was_found(visitor):
     visitor.open("run/tools/episodes")
-    expect(rows(visitor)).to_have_count(15)
+    expect(rows(visitor).first).to_be_visible()
     visitor.press("/")
     visitor.page.keyboard.type("north")
     expect(rows(visitor)).to_have_count(6)
@@ -96,9 +96,19 @@ def test_search_marks_what_was_found(visitor):
     expect(visitor.at(".talk mark").first).to_have_text("north")
 
 
-def test_nothing_found_says_so(visitor):
-    visitor.open("run/tools/episodes?text=no-such-word")
-    expect(visitor.at(".list .state")).to_contain_text("None like that")
+def test_nothing_found_shows_nothing_else(visitor):
+    visitor.open("run/tools/episodes/train-2-3?text=no-such-word")
+    expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
+    expect(visitor.at(".talk-pane")).to_be_hidden()
+    expect(rows(visitor)).to_have_count(0)
+    visitor.press("Enter")  # which would show the tokens of an episode that is not shown
+    expect(visitor.page).to_have_url(re.compile("episodes/train-2-3"))
+    visitor.page.get_by_role("button", name="clear all").click()
+    expect(visitor.at(".talk-head h1")).to_have_text("train-3-0")
+    visitor.press("/")
+    visitor.page.keyboard.type("no-such-word")
+    expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
+    expect(visitor.at(".talk-pane")).to_be_hidden()
 
 
 def test_keys_go_through_the_list_and_back_goes_back(visitor):
@@ -119,8 +129,9 @@ def test_keys_go_through_the_list_and_back_goes_back(visitor):
 
 def test_the_same_seed_side_by_side(visitor):
     visitor.open("run/tools/episodes/train-1-3")
-    visitor.at("[data-action=seed]").click()
-    expect(visitor.page).to_have_url(re.compile(f"seed/{SEED}"))
+    visitor.at("[data-action=task]").click()
+    expect(visitor.page).to_have_url(re.compile(f"task/seed-{SEED}"))
+    expect(visitor.at(".talk-title h1")).to_contain_text("Seed")
     expect(visitor.at(".seed-top")).to_have_count(3)
     expect(visitor.at(".seed-top strong")).to_have_text(["step 1", "step 2", "step 3"])
     visitor.at(".seed-pick").nth(1).click()

@@ -52,12 +52,15 @@ def said(
     error=None,
     group=0,
     ids=None,
+    asked="Begin.",
+    task=None,
+    success=None,
 ):
-    """An episode in which the model said these texts, and called a tool in each of the first
-    turns."""
+    """An episode in which the model was asked something and said these texts, and called a tool in
+    each of the first turns."""
     stream, turns = TokenStream(), []
-    messages = [{"role": "user", "content": "Begin."}]
-    stream.add_context(encoded("Begin."))
+    messages = [{"role": "user", "content": asked}]
+    stream.add_context(encoded(asked))
     for place, text in enumerate(texts):
         tokens = ids or encoded(text) or [5]
         stream.add_turn(tokens, [-0.5] * len(tokens))
@@ -70,8 +73,11 @@ def said(
         turns.append(turn)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
         stream.add_context(encoded(told))
+    if turns and success is not None:
+        turns[-1].info = {"success": success}
     score = None if status.is_error else Reward(reward, parts={"grade": reward})
     agent = AgentRecord("agent", stream, messages, turns, reward=score)
+    agent.trajectory.task = task
     seconds = {"engine": 0.25 * len(texts), "total": 0.5 * len(texts) + 0.25}
     return EpisodeResult(
         seed, group, 0, status, error, agents=[agent], seconds=seconds, started=1000.5

@@ -114,7 +114,7 @@ class TestEpisodes:
         found = client.get(f"{TALK}/seeds/7")["episodes"]
         assert [e["id"] for e in found] == ["train-3-0", "eval-greedy-3-0"]
         (only,) = client.get(f"{TALK}/seeds/7", kind="eval-greedy")["episodes"]
-        assert only["preview"] == "Test"
+        assert only["answer"] == "Test"
 
 
 class TestTokens:

@@ -109,18 +109,21 @@ def environment(**more):
     return {**os.environ, "PYTHONPATH": source, "DISPLAY": "", "WAYLAND_DISPLAY": "", **more}
 
 
-def test_ctrl_c_ends_it_though_a_page_listens(folder):
+def test_it_waits_for_the_first_run_and_ctrl_c_ends_it_though_a_page_listens(tmp_path):
     process = subprocess.Popen(
-        command(folder),
+        command(),  # in a folder that has no runs, nor a folder for them
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(),
+        cwd=tmp_path,
     )
     line = process.stdout.readline()
-    assert "1 run at http://127.0.0.1:" in line
+    assert line.startswith("Waiting for the first run in runs: http://127.0.0.1:")
     listener = Listening(int(line.partition("127.0.0.1:")[2].partition("/")[0]))
-    listener.next()
+    assert listener.next() == []
+    write_run(tmp_path / "runs" / "one", {1: [said("Hello")]})
+    listener.until(lambda runs: runs.keys() == {"one"})
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert "Traceback" not in errors
@@ -149,15 +152,11 @@ class TestMistakes:
 
         return said_of
 
-    def test_no_such_folder(self, view, tmp_path):
-        assert f"there is no folder {tmp_path / 'none'}" in view(tmp_path / "none")
-
-    def test_no_such_folder_where_none_was_named(self, view, tmp_path, monkeypatch):
-        monkeypatch.chdir(tmp_path)
-        assert "there is no folder runs" in view()
-
-    def test_no_runs_in_it(self, view, tmp_path):
-        assert "there is no run in" in view(tmp_path)
+    def test_a_folder_that_cannot_appear(self, view, tmp_path):
+        place = tmp_path / "rnus" / "guess"
+        told = view(place)
+        assert f"there is no folder {place}, and none {tmp_path / 'rnus'}" in told
+        assert "turnwise view runs" in told
 
     def test_a_file(self, view, tmp_path):
         (tmp_path / "file").touch()

@@ -196,6 +196,92 @@ def test_what_cannot_be_meant_is_told(everything, name, value):
         everything.ask(**{name: value})
 
 
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    long = "x" * 5000  # rows that differ only behind what is kept of them
+
+    def row(n):
+        return {"prompt": f"What is {n} plus {n}?", "answer": str(2 * n), "about": f"{long}{n}"}
+
+    def played(n, words, right, seed):
+        asked = row(n)["prompt"]
+        return said(words, seed=seed, asked=asked, task=row(n), success=right, told="So?")
+
+    first = [played(3, "<think>It is 6.</think>7", False, 1), played(4, "8", True, 2)]
+    failed = said("3", seed=3, asked="none", status=EpisodeStatus.TOOL_ERROR, error="broke")
+    second = [played(3, "6", True, 11), said("What is 3 plus 3?", seed=12), failed]
+    run = write_run(tmp_path_factory.mktemp("tasks") / "sums", {1: first, 2: second})
+    library = open_library(run)
+
+    def ask(**query):
+        from turnwise.view.query import EpisodeQuery
+
+        with library.get("sums").index.connection() as db:
+            items = [(name, str(value)) for name, value in query.items()]
+            return EpisodeQuery.parse(items).run(db)["episodes"]
+
+    ask.run = library.get("sums")
+    return ask
+
+
+class TestTasks:
+    """Rows of a dataset come again at other steps, with other seeds."""
+
+    def ids(self, episodes):
+        return {episode["id"] for episode in episodes}
+
+    def test_what_was_asked_answered_and_reached(self, ask):
+        told = {one["id"]: one for one in ask()}
+        wrong = told["train-1-0"]
+        assert wrong["task"] == "What is 3 plus 3?"
+        assert wrong["answer"] == "7"  # not the thoughts before it
+        reached = {name: one["success"] for name, one in told.items()}
+        assert reached == {
+            "train-1-0": False,
+            "train-1-1": True,
+            "train-2-0": True,
+            "train-2-1": None,
+            "train-2-2": None,
+        }
+
+    def test_the_same_row_is_the_same_task_at_every_step(self, ask):
+        from turnwise.view.query import same_task
+
+        keys = {one["id"]: one["task_key"] for one in ask()}
+        assert keys["train-1-0"] == keys["train-2-0"] != keys["train-1-1"]
+        assert keys["train-2-1"] == "seed-12"  # without a row the seed is the task
+        with ask.run.index.connection() as db:
+            found = same_task(db, keys["train-1-0"], "train")
+        assert [one["id"] for one in found] == ["train-1-0", "train-2-0"]
+        assert self.ids(ask(task=keys["train-1-1"])) == {"train-1-1"}
+
+    def test_success_is_counted_as_the_metrics_count_it(self, ask):
+        assert self.ids(ask(success="yes")) == {"train-1-1", "train-2-0"}
+        assert self.ids(ask(success="no")) == {"train-1-0", "train-2-1"}
+        assert ask.run.detail()["successes"] == {"yes": 2, "no": 2}
+        with pytest.raises(ConfigError, match="success got 'maybe', expected yes or no"):
+            ask(success="maybe")
+
+    def test_a_text_in_the_task_or_in_the_answer(self, ask):
+        text = "3 plus 3"
+        assert self.ids(ask(text=text)) == {"train-1-0", "train-2-0", "train-2-1"}
+        assert self.ids(ask(text=text, **{"in": "task"})) == {"train-1-0", "train-2-0"}
+        (found,) = ask(text=text, **{"in": "answer"})
+        assert found["id"] == "train-2-1"
+        assert "3 plus 3" in found["snippet"]["text"]
+        assert self.ids(ask(text="8", **{"in": "answer"})) == {"train-1-1"}
+
+    def test_any_kind_of_error(self, ask):
+        assert self.ids(ask(status="error")) == {"train-2-2"}
+
+
+def test_success_is_kept_however_large_the_rest_of_an_info_is(tmp_path):
+    episode = said("Hello", success=True)
+    episode.turns[0].info = {"board": "x" * 9000, "success": True}
+    run = open_library(write_run(tmp_path / "run", {1: [episode]})).get("run")
+    assert run.detail()["successes"] == {"yes": 1, "no": 0}
+
+
 def test_what_is_empty_is_not_asked(everything):
     names = ("kind", "status", "tool", "min_reward", "text", "seed", "sort")
     assert len(everything.ids(**dict.fromkeys(names, ""))) == 90

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -97,6 +99,10 @@ class StoredEpisode:
     """Of a failed episode: the lines of the user's own code that failed."""
     part: str = ""
     """The environment of a mix that it was played in, by its name; empty without a mix."""
+    task: dict[str, Any] | None = None
+    """The row of a dataset that was played, if there was one; a long one is cut."""
+    task_id: str | None = None
+    """A hash of the whole row: the same row at another step has the same."""
 
     @property
     def agent(self) -> StoredAgent:
@@ -124,6 +130,7 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
         ),
         **({} if result.attempt == 1 else {"attempt": result.attempt}),
         **_told(part=result.part),
+        **_write_task(result.agents[0].trajectory.task if result.agents else None),
         "seconds": seconds,
         "agents": [_write_agent(agent, began is not None) for agent in result.agents],
     }
@@ -151,7 +158,18 @@ def read_episode(
         agents=[_read_agent(*pair) for pair in zip(data["agents"], rows, strict=True)],
         traceback=data.get("traceback"),
         part=data.get("part", ""),
+        task=data.get("task"),
+        task_id=data.get("task_id"),
     )
+
+
+def _write_task(task: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The row of a dataset, cut, and a hash of all of it: rows may differ only in their ends."""
+    if task is None:
+        return {}
+    whole = json.dumps(plain_json(task), sort_keys=True).encode()
+    task_id = hashlib.blake2b(whole, digest_size=8).hexdigest()
+    return {"task": plain_json(task, _MAX_INFO), "task_id": task_id}
 
 
 def _write_agent(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
@@ -223,10 +241,15 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
             malformed=turn.malformed,
             reward=plain_json(turn.reward),
             done=turn.done,
-            info=plain_json(turn.info, _MAX_INFO),
+            info=plain_json(_success_first(turn.info), _MAX_INFO),
             seconds=_rounded(turn.seconds),
         ),
     }
+
+
+def _success_first(info: dict[str, Any]) -> dict[str, Any]:
+    """The same `info`, cut behind what every reader asks for, however large the rest is."""
+    return {"success": info["success"], **info} if "success" in info else info
 
 
 def _read_turn(data: Mapping[str, Any], said: tuple[str, str]) -> StoredTurn:

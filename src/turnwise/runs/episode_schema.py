@@ -91,6 +91,8 @@ class Episode(TypedDict):
     traceback: NotRequired[Text | None]
     attempt: NotRequired[Count]
     part: NotRequired[Text]
+    task: NotRequired[dict[Text, Any]]
+    task_id: NotRequired[Text]
     seconds: Seconds
     agents: list[Agent]
 

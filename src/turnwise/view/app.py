@@ -28,8 +28,8 @@ from turnwise.view.index import IndexBroken
 from turnwise.view.indexing import Watcher
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
-from turnwise.view.query import EpisodeQuery, neighbours, same_seed
-from turnwise.view.runs import Library, NotFound, ViewedRun
+from turnwise.view.query import EpisodeQuery, neighbours, same_seed, same_task
+from turnwise.view.runs import Library, NotFound, ViewedRun, legible_path
 from turnwise.view.security import Guard
 from turnwise.view.timeline import timeline
 
@@ -60,8 +60,11 @@ class Viewer:
         self.watcher = Watcher(library, self.bell.ring)
 
     def runs(self, request: Request) -> dict[str, Any]:
-        runs = [run.summary() for run in self.library.runs]
-        return {"runs": runs, "write_token": self.write_token}
+        return {
+            "runs": [run.summary() for run in self.library.runs],
+            "places": [legible_path(place.absolute()) for place in self.library.places],
+            "write_token": self.write_token,
+        }
 
     def run(self, request: Request) -> dict[str, Any]:
         return self._run(request).detail()
@@ -107,6 +110,11 @@ class Viewer:
         kind = request.query_params.get("kind")
         with self._run(request).index.connection() as db:
             return {"episodes": same_seed(db, request.path_params["seed"], kind)}
+
+    def task(self, request: Request) -> dict[str, Any]:
+        kind = request.query_params.get("kind")
+        with self._run(request).index.connection() as db:
+            return {"episodes": same_task(db, request.path_params["key"], kind)}
 
     def timeline(self, request: Request) -> dict[str, Any]:
         run, step = self._run(request), int(request.path_params["step"])
@@ -180,6 +188,7 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         Route(f"{run}/episodes/{{id}}", _answer(viewer, Viewer.episode)),
         Route(f"{run}/episodes/{{id}}/tokens", _answer(viewer, Viewer.tokens)),
         Route(f"{run}/seeds/{{seed}}", _answer(viewer, Viewer.seed)),
+        Route(f"{run}/tasks/{{key}}", _answer(viewer, Viewer.task)),
         Route(f"{run}/steps/{{step:int}}/timeline", _answer(viewer, Viewer.timeline)),
         Route("/export/{run}/{id}.html", _answer(viewer, Viewer.export)),
     ]

@@ -94,19 +94,15 @@ def find_runs(places: Sequence[Path]) -> Iterator[Path]:
 
 
 def check_places(places: Sequence[Path]) -> None:
-    """Say what is wrong with folders in which there is nothing to see."""
+    """Refuse what can never hold a run. A folder that is empty or not there yet may get one, but
+    one whose parent is not there either is a slip of the pen."""
     for place in places:
-        if not place.exists():
-            raise ConfigError(
-                f"there is no folder {place}. Start a run with `turnwise train`, or name the "
-                "folder of a run: turnwise view path/to/run"
-            )
-        if not place.is_dir():
+        if place.exists() and not place.is_dir():
             raise ConfigError(f"{place} is a file, expected the folder of a run or of many runs")
-        if next(find_runs([place]), None) is None:
+        if not place.exists() and not place.absolute().parent.is_dir():
             raise ConfigError(
-                f"there is no run in {place}: no folder with a run.json or metrics.jsonl in it. "
-                "Start one with `turnwise train`, or name another folder."
+                f"there is no folder {place}, and none {place.parent} in which it could appear. "
+                "Name the folder of a run, or the one in which your runs are: turnwise view runs"
             )
 
 

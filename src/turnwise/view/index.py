@@ -21,7 +21,7 @@ from turnwise.view.summaries import COLUMNS
 
 _LOG = logging.getLogger("turnwise")
 
-VERSION = 1
+VERSION = 2
 """Of the tables below. An index of another version is made anew."""
 _APPLICATION = 0x7475726E
 _DAYS_KEPT = 60
@@ -31,7 +31,8 @@ _MOST_IDLE = 4
 _MOST_IDLE_IN_ALL = 64
 """Of all runs: each is three open files, and a process may have 1,024."""
 
-# A message stands in `texts` once, however many episodes say it: prompts are all alike. The
+# A message stands in `texts` once, however many episodes say it: prompts are all alike; whether it
+# is an episode's task or answer stands in `uses.part`. The
 # search is for any part of a message, so its index is of three characters at a time; it need not
 # know where they stand, since what it finds is compared once more.
 _TABLES = f"""
@@ -40,10 +41,12 @@ CREATE TABLE episodes(
     id INTEGER PRIMARY KEY, kind TEXT, step INTEGER, {", ".join(COLUMNS)});
 CREATE UNIQUE INDEX by_place ON episodes(kind, step, place);
 CREATE INDEX by_seed ON episodes(seed);
-CREATE TABLE shown(id INTEGER PRIMARY KEY, preview TEXT, tools TEXT);
+CREATE INDEX by_task ON episodes(task);
+CREATE TABLE shown(id INTEGER PRIMARY KEY, task TEXT, answer TEXT, tools TEXT);
 CREATE TABLE called(tool TEXT, episode INTEGER, PRIMARY KEY(tool, episode)) WITHOUT ROWID;
 CREATE TABLE texts(id INTEGER PRIMARY KEY, hash INTEGER UNIQUE, text TEXT);
-CREATE TABLE uses(text INTEGER, episode INTEGER, PRIMARY KEY(text, episode)) WITHOUT ROWID;
+CREATE TABLE uses(
+    text INTEGER, episode INTEGER, part INTEGER, PRIMARY KEY(text, episode)) WITHOUT ROWID;
 CREATE INDEX by_episode ON uses(episode, text);
 CREATE VIRTUAL TABLE words USING fts5(
     text, content='texts', content_rowid='id', tokenize='trigram', detail='none', columnsize=0);
@@ -59,8 +62,9 @@ class IndexBroken(Exception):
 class Connection(sqlite3.Connection):
     """One that remembers what it last searched for."""
 
-    searched: tuple[str, int] | None = None
-    """The text, and the version of the database in which `found` has its episodes."""
+    searched: tuple[str, int, int] | None = None
+    """The text, where it must stand, and the version of the database in which `found` has its
+    episodes."""
 
 
 class _IdleCount:

@@ -42,8 +42,11 @@ def add_file(
         ((first + n, *key, *summary.row) for n, summary in enumerate(summaries)),
     )
     db.executemany(
-        "INSERT INTO shown VALUES (?, ?, ?)",
-        ((first + n, s.preview, "\n".join(sorted(s.tools))) for n, s in enumerate(summaries)),
+        "INSERT INTO shown VALUES (?, ?, ?, ?)",
+        (
+            (first + n, s.task, s.answer, "\n".join(sorted(s.tools)))
+            for n, s in enumerate(summaries)
+        ),
     )
     db.executemany(
         "INSERT INTO called VALUES (?, ?)",
@@ -51,8 +54,12 @@ def add_file(
     )
     ids = _text_ids(db, {text for summary in summaries for text in summary.texts})
     db.executemany(
-        "INSERT OR IGNORE INTO uses VALUES (?, ?)",
-        ((ids[text], first + n) for n, s in enumerate(summaries) for text in s.texts),
+        "INSERT OR IGNORE INTO uses VALUES (?, ?, ?)",
+        (
+            (ids[text], first + n, part)
+            for n, summary in enumerate(summaries)
+            for text, part in summary.texts.items()
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError
 from turnwise.reward import Reward
 from turnwise.runs.episode_columns import Array
 from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
+from turnwise.view.summaries import task_key
 from turnwise.view.token_texts import TokenTexts
 
 _MAX_TOKENS = 2**20
@@ -29,6 +30,8 @@ def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) ->
         "seed": str(episode.seed),
         "group": episode.group,
         "member": episode.member,
+        "task": episode.task,
+        "task_key": task_key({"seed": episode.seed, "task_id": episode.task_id}),
         "status": episode.status.value,
         "error": episode.error,
         "traceback": episode.traceback,

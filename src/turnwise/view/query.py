@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.types import EpisodeStatus
 from turnwise.view.index import Connection
-from turnwise.view.summaries import clean, storable
+from turnwise.view.summaries import ANSWER, TASK, clean, storable
 
 SORTS = {
     "step": "step",
@@ -20,13 +21,22 @@ SORTS = {
     "tool_calls": "tool_calls",
     "seconds": "seconds",
     "seed": "seed",
+    "success": "success",
     "status": "status",
     "kind": "kind",
     "index": "place",
 }
 _RANGES = ("reward", "turns", "tokens", "step")
-_WORDS = ("kind", "status", "tool")
-_PAGING = ("sort", "limit", "offset", "text", "seed", "step")
+_WORDS = ("kind", "status", "tool", "task")
+_PAGING = ("sort", "limit", "offset", "text", "in", "seed", "step", "success")
+_PARTS = {"anything": 0, "task": TASK, "answer": ANSWER}
+_ERRORS = [status.value for status in EpisodeStatus if status.is_error]
+_HAS_FAILED = f"status IN ({', '.join(map(repr, _ERRORS))})"
+_SUCCESSES = {
+    "yes": "success = 1",
+    # As the metrics count it: who does not report success has none. A failed episode has neither.
+    "no": f"success IS NOT 1 AND NOT {_HAS_FAILED}",
+}
 KNOWN = {
     *_WORDS,
     *_PAGING,
@@ -45,7 +55,7 @@ _AROUND = 60
 
 _COLUMNS = (
     "id, kind, step, place, seed, grp, member, status, reward, turns, tokens, sampled_tokens, "
-    "tool_calls, seconds"
+    "tool_calls, seconds, success, task"
 )
 
 
@@ -56,6 +66,8 @@ class EpisodeQuery:
     conditions: list[str] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     text: str = ""
+    part: int = 0
+    """Where the text must stand: 0 anywhere, else `TASK` or `ANSWER`."""
     sort: str = "-step"
     limit: int = 50
     offset: int = 0
@@ -71,6 +83,10 @@ class EpisodeQuery:
                 continue
             if name == "text":
                 query.text = _text(value)
+            elif name == "in":
+                query.part = _PARTS[_one_of(name, value, _PARTS)]
+            elif name == "success":
+                query.conditions.append(_SUCCESSES[_one_of(name, value, _SUCCESSES)])
             elif name == "sort":
                 query.sort = _sort(value)
             elif name == "limit":
@@ -96,6 +112,8 @@ class EpisodeQuery:
         self.values.append(storable(number) if isinstance(number, int) else number)
 
     def _is_any(self, name: str, words: Sequence[str]) -> None:
+        if name == "status" and "error" in words:  # of whatever kind
+            words = [*words, *_ERRORS]
         marks = ", ".join("?" * len(words))
         if name == "tool":
             self.conditions.append(f"id IN (SELECT episode FROM called WHERE tool IN ({marks}))")
@@ -107,7 +125,7 @@ class EpisodeQuery:
         """How many there are, and those of the page that was asked for."""
         conditions = list(self.conditions)
         if self.text:
-            _find(db, self.text)
+            _find(db, self.text, self.part)
             conditions.append("id IN (SELECT episode FROM temp.found)")
         where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
         (total,) = db.execute(f"SELECT count(*) FROM episodes {where}", self.values).fetchone()
@@ -119,7 +137,7 @@ class EpisodeQuery:
         episodes = shown(db, rows)
         if self.text:
             for row, episode in zip(rows, episodes, strict=True):
-                episode["snippet"] = _snippet(db, row[0], self.text)
+                episode["snippet"] = _snippet(db, row[0], self.text, self.part)
         return {"total": total, "episodes": episodes}
 
 
@@ -131,8 +149,9 @@ def shown(db: Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any
 def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     key, kind, step, place, seed, *rest = row
     names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
-    told = db.execute("SELECT preview, tools FROM shown WHERE id = ?", (key,)).fetchone()
-    preview, tools = told if told is not None else ("", "")
+    told = db.execute("SELECT task, answer, tools FROM shown WHERE id = ?", (key,)).fetchone()
+    task, answer, tools = told if told is not None else ("", "", "")
+    *rest, success, task_key = rest
     return {
         "id": f"{kind}-{step}-{place}",
         "kind": kind,
@@ -140,14 +159,28 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
         "index": place,
         "seed": str(seed),
         **dict(zip((*names, "tool_calls", "seconds"), rest, strict=True)),
+        "success": None if success is None else bool(success),
         "tools": tools.split("\n") if tools else [],
-        "preview": preview,
+        "task": task,
+        "task_key": task_key,
+        "answer": answer,
     }
 
 
 def same_seed(db: Connection, seed: str, kind: str | None) -> list[dict[str, Any]]:
-    """The episodes that began alike, in the order of training."""
-    conditions, values = "seed = ?", [storable(_integer("seed", seed))]
+    """The episodes of one seed of the environment, in the order of training."""
+    return _over_steps(db, "seed", storable(_integer("seed", seed)), kind)
+
+
+def same_task(db: Connection, key: str, kind: str | None) -> list[dict[str, Any]]:
+    """The episodes of one task (`task_key`), in the order of training."""
+    return _over_steps(db, "task", clean(key), kind)
+
+
+def _over_steps(
+    db: Connection, column: str, value: int | str, kind: str | None
+) -> list[dict[str, Any]]:
+    conditions, values = f"{column} = ?", [value]
     if kind:
         conditions, values = f"{conditions} AND kind = ?", [*values, clean(kind)]
     rows = db.execute(
@@ -180,32 +213,44 @@ def overview(db: Connection) -> Mapping[str, Any]:
     tools = dict(db.execute("SELECT tool, count(*) FROM called GROUP BY tool"))
     steps = [step for (step,) in db.execute("SELECT DISTINCT step FROM files ORDER BY step")]
     kinds = sorted(counts["kind"], key=lambda kind: (kind != "train", kind))
-    return {"steps": steps, "kinds": kinds, "statuses": counts["status"], "tools": tools}
+    (reports,) = db.execute("SELECT count(success) FROM episodes").fetchone()
+    successes = {
+        name: db.execute(f"SELECT count(*) FROM episodes WHERE {condition}").fetchone()[0]
+        for name, condition in _SUCCESSES.items()
+        if reports
+    }
+    return {
+        "steps": steps,
+        "kinds": kinds,
+        "statuses": counts["status"],
+        "successes": successes,
+        "tools": tools,
+    }
 
 
-def _find(db: Connection, text: str) -> None:
+def _find(db: Connection, text: str, part: int) -> None:
     """Fill `found` with the episodes in which somebody said the text, unless it has them still."""
     (version,) = db.execute("PRAGMA data_version").fetchone()
-    if db.searched == (text, version):
+    if db.searched == (text, part, version):
         return
     db.searched = None
     db.execute("CREATE TEMP TABLE IF NOT EXISTS found(episode INTEGER PRIMARY KEY)")
     db.execute("DELETE FROM temp.found")
     if text.isascii():  # SQLite's own comparison knows the case of these, and is quicker
         escaped = _LIKE.sub(lambda match: f"!{match[0]}", text)
-        check, part = "texts.text LIKE ? ESCAPE '!'", f"%{escaped}%"
+        check, piece = "texts.text LIKE ? ESCAPE '!'", f"%{escaped}%"
     else:
-        check, part = "contains(texts.text, ?)", text.lower()
-    source, values = "texts", [part]
+        check, piece = "contains(texts.text, ?)", text.lower()
+    source, values = "texts", [piece]
     if len(text) >= _LEAST_INDEXED:
         source = "words CROSS JOIN texts ON texts.id = words.rowid"
-        check, values = f"words MATCH ? AND {check}", [_pieces(text), part]
+        check, values = f"words MATCH ? AND {check}", [_pieces(text), piece]
     db.execute(
         f"INSERT OR IGNORE INTO temp.found SELECT uses.episode FROM {source} "
-        f"CROSS JOIN uses ON uses.text = texts.id WHERE {check}",
-        values,
+        f"CROSS JOIN uses ON uses.text = texts.id WHERE {check} AND (uses.part & ?) = ?",
+        (*values, part, part),
     )
-    db.searched = text, version
+    db.searched = text, part, version
 
 
 def _pieces(text: str) -> str:
@@ -216,12 +261,12 @@ def _pieces(text: str) -> str:
     return " AND ".join('"' + piece.replace('"', '""') + '"' for piece in sorted(pieces))
 
 
-def _snippet(db: Connection, episode: int, text: str) -> dict[str, Any] | None:
+def _snippet(db: Connection, episode: int, text: str, within: int) -> dict[str, Any] | None:
     """From the rarest of its messages that has the text: those that all say came first."""
     rows = db.execute(
         "SELECT texts.text FROM uses CROSS JOIN texts ON texts.id = uses.text "
-        "WHERE uses.episode = ? ORDER BY uses.text DESC",
-        (episode,),
+        "WHERE uses.episode = ? AND (uses.part & ?) = ? ORDER BY uses.text DESC",
+        (episode, within, within),
     )
     part = text.lower()
     return next((snippet(message, text) for (message,) in rows if part in message.lower()), None)
@@ -260,6 +305,12 @@ def _text(value: str) -> str:
     if len(value) > _MOST_TEXT:
         raise ConfigError(f"text got {len(value)} characters, expected {_MOST_TEXT} at most")
     return clean(value)
+
+
+def _one_of(name: str, value: str, known: Mapping[str, Any]) -> str:
+    if value not in known:
+        raise ConfigError(f"{name} got {value[:80]!r}, expected {' or '.join(known)}")
+    return value
 
 
 def _sort(value: str) -> str:

@@ -175,7 +175,7 @@ class ViewedRun:
         step = last.get("step", status.get("step", 0))
         return {
             "key": self.key,
-            "path": os.fsencode(self.files.path).decode("utf-8", "replace"),
+            "path": legible_path(self.files.path),
             "name": self.key.partition("~")[0],
             "environment": str(status.get("environment", "")),
             "status": str(status.get("status", "")),
@@ -321,6 +321,11 @@ class ViewedRun:
         if self._texts is None or self._texts[0] != stamp:
             self._texts = stamp, TokenTexts(self.files.inside(path))
         return self._texts[1]
+
+
+def legible_path(path: Path) -> str:
+    """A path as text; a name that is no UTF-8 is shown as far as it is."""
+    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def describe(error: Exception) -> str:

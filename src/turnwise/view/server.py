@@ -97,7 +97,11 @@ def serve(
                 run.look()
         address = f"http://{HOST}:{number}/"
         num_runs = len(library.runs)
-        tell(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
+        if num_runs:
+            tell(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
+        else:
+            where = " and ".join(map(str, places))
+            tell(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
         viewer = Viewer(library, is_read_only)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)

@@ -8,10 +8,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-_MAX_PREVIEW = 160
+from turnwise.tools.thoughts import answer_of
+
+_MAX_SHOWN = 200
 _MAX_TEXT = 20_000
 """Characters of one message that can be searched: a page of a book, not the book."""
 _MAX_INTEGER = 2**63 - 1
+
+
+TASK, ANSWER = 1, 2
+"""What a text is in an episode, as bits: what the model was asked, and what it said last."""
 
 
 class Summary(NamedTuple):
@@ -19,9 +25,13 @@ class Summary(NamedTuple):
 
     row: tuple[Any, ...]
     """In the order of `COLUMNS`."""
-    preview: str
+    task: str
+    """The beginning of what the model was asked."""
+    answer: str
+    """The beginning of what it said last, without its thoughts."""
     tools: Counter[str]
-    texts: list[str]
+    texts: dict[str, int]
+    """All that was said, and whether it is the task or the answer."""
 
 
 COLUMNS = (
@@ -36,6 +46,8 @@ COLUMNS = (
     "sampled_tokens",
     "tool_calls",
     "seconds",
+    "success",
+    "task",
 )
 
 
@@ -66,9 +78,30 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
         sampled,
         tools.total(),
         finite(episode["seconds"].get("total")),
+        _success(episode),
+        task_key(episode),
     )
-    texts = {clean(text[:_MAX_TEXT]) for text in _texts(episode) if text}
-    return Summary(row, _preview(agents), tools, list(texts))
+    task, answer = _task(agents), _answer(agents)
+    texts = {clean(text[:_MAX_TEXT]): 0 for text in _texts(episode) if text}
+    for words, part in ((task, TASK), (answer, ANSWER)):
+        if text := clean(words[:_MAX_TEXT]):
+            texts[text] = texts.get(text, 0) | part
+    return Summary(row, _beginning(task), _beginning(answer), tools, texts)
+
+
+def task_key(episode: Mapping[str, Any]) -> str:
+    """What episodes of the same task share: the row of the dataset, else the environment's seed."""
+    return clean(str(episode.get("task_id") or f"seed-{episode['seed']}"))
+
+
+def _success(episode: Mapping[str, Any]) -> int | None:
+    """Whether the last turn reported success; None if no turn reported anything about it."""
+    agents = episode["agents"]
+    turns = agents[0]["turns"] if agents else []
+    infos = [turn.get("info", {}) for turn in turns]
+    if episode["status"].endswith("_error") or not any("success" in info for info in infos):
+        return None
+    return int(bool(infos[-1].get("success", False)))
 
 
 def _texts(episode: Mapping[str, Any]) -> Iterator[str]:
@@ -92,14 +125,41 @@ def words_of(content: Any) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def _preview(agents: Sequence[Mapping[str, Any]]) -> str:
-    """The last thing that the model said."""
-    for agent in agents:
-        for message in reversed(agent["messages"]):
-            if message.get("role") == "assistant":
-                start = words_of(message.get("content"))[: 4 * _MAX_PREVIEW]
-                return clean(" ".join(start.split())[:_MAX_PREVIEW])
+def opening(agent: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The messages before the model's first turn.
+
+    The last turns are those of the last messages: an opening may hold words of the model that it
+    never said.
+    """
+    messages = agent["messages"]
+    spoke = [place for place, one in enumerate(messages) if one.get("role") == "assistant"]
+    own = spoke[max(len(spoke) - len(agent["turns"]), 0) :]
+    found: Sequence[Mapping[str, Any]] = messages[: own[0]] if own else messages
+    return found
+
+
+def _task(agents: Sequence[Mapping[str, Any]]) -> str:
+    """What the model was asked: the last message of a user before its first turn."""
+    for agent in agents[:1]:
+        for message in reversed(opening(agent)):
+            if message.get("role") == "user":
+                return words_of(message.get("content"))
     return ""
+
+
+def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
+    """The last thing that the model said, without its thoughts if there is anything else."""
+    for agent in agents:
+        if agent["turns"]:
+            for message in reversed(agent["messages"]):
+                if message.get("role") == "assistant":
+                    words = words_of(message.get("content")) or words_of(message.get("tool_calls"))
+                    return answer_of(words) or words
+    return ""
+
+
+def _beginning(text: str) -> str:
+    return clean(" ".join(text[: 4 * _MAX_SHOWN].split())[:_MAX_SHOWN])
 
 
 def clean(text: str) -> str:

@@ -1,17 +1,15 @@
 // What did the model say? The list of episodes, and the one that was chosen as a conversation.
 
 import { exportAddress, get, runPath } from "./api.js";
-import { button, fill, h, link } from "./dom.js";
-import { Filters, query, statusClass, statusWord } from "./filters.js";
-import { num, plural, seedText } from "./format.js";
+import { button, fill, h } from "./dom.js";
+import { CARD, card, LINE, line, tableHead } from "./episode_rows.js";
+import { Filters, isFiltered, query } from "./filters.js";
+import { num, plural } from "./format.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
 import { drawTalk } from "./talk.js";
-import { visible } from "./visible.js";
 import { VirtualList } from "./virtual_list.js";
 
-const ROW = 62;
-const NEAR = 18;
 const isWide = () => innerWidth > 900;
 
 export function episodesView(host, app) {
@@ -21,21 +19,34 @@ export function episodesView(host, app) {
   let listed = null;
   const count = h("span", { class: "num" });
   const fresh = button("", { class: "fresh hidden", onclick: () => reload() });
-  const filters = new Filters((changes, replace) =>
-    go({ ...withParams(route, changes) }, { replace }),
-  );
-  const list = new VirtualList({ rowHeight: ROW, label: "Episodes", render: row, ask });
+  // Another filter begins with the first that it finds: the one before may not be among them.
+  const filters = new Filters((changes, replace) => {
+    const item = Object.keys(changes).every((name) => name === "sort") ? route.item : null;
+    go({ ...withParams(route, changes), item }, { replace });
+  });
+  const list = new VirtualList({ rowHeight: CARD, label: "Episodes", render: row, ask });
+  const columns = h("div", { class: "table-columns" });
+  const layout = button("Table", {
+    class: "button is-plain layout-choice",
+    title: "All episodes as a table: task, answer, success and more",
+    "aria-pressed": "false",
+    onclick: () => go(withParams(route, { layout: isTable() ? null : "table" })),
+  });
   const talk = h("section", { class: "talk-pane", "aria-label": "The episode", tabindex: "-1" });
   const pane = h(
     "aside",
     { class: "list-pane" },
     filters.element,
-    h("div", { class: "list-count" }, count, fresh),
+    h("div", { class: "list-count" }, count, fresh, filters.sort, layout),
     list.element,
   );
   const frame = h("div", { class: "episodes" }, pane, talk);
   fill(host, frame);
+  list.element.prepend(columns);
   list.message(loading(8, 46));
+
+  const isTable = () => isWide() && route.params.get("layout") === "table";
+  const isNothing = () => frame.classList.contains("is-nothing");
 
   // New episodes of a run that goes on come first when the newest do: what is older moved down.
   async function ask(offset, limit, knownTotal = null) {
@@ -47,53 +58,15 @@ export function episodesView(host, app) {
   }
 
   function target(id) {
-    return { run: route.run, view: "episodes", item: id, params: route.params };
+    const { params } = withParams(route, { layout: null });
+    return { run: route.run, view: "episodes", item: id, params };
   }
 
   function row(episode) {
+    const draw = isTable() ? line : card;
+    const found = episode.snippet ? (route.params.get("in") ?? "anything") : null;
     const isHere = episode.id === route.item;
-    const words = episode.snippet ? found(episode.snippet) : visible(flat(episode.preview ?? ""));
-    return link(
-      address(target(episode.id)),
-      {
-        class: `row ${isHere ? "is-here" : ""}`,
-        role: "option",
-        "aria-selected": String(isHere),
-        data: { id: episode.id },
-      },
-      rewardPill(episode.reward),
-      h(
-        "span",
-        { class: "row-body" },
-        h(
-          "span",
-          { class: "row-words", dir: "auto" },
-          words.childNodes.length ? words : h("span", { class: "faint" }, "said nothing"),
-        ),
-        h(
-          "span",
-          { class: "row-facts num" },
-          episode.kind === "train" ? null : h("span", { class: "chip is-accent" }, episode.kind),
-          `step ${num(episode.step)}`,
-          h("i"),
-          `seed ${seedText(episode.seed)}`,
-          h("i"),
-          plural(episode.turns, "turn"),
-          h("i"),
-          `${num(episode.tokens)} tokens`,
-          episode.tool_calls
-            ? [h("i"), h("span", { class: "row-tools" }, episode.tools.slice(0, 3).join(", "))]
-            : null,
-          ["done", "completed"].includes(episode.status)
-            ? null
-            : h(
-                "span",
-                { class: `chip ${statusClass(episode.status)}` },
-                statusWord(episode.status),
-              ),
-        ),
-      ),
-    );
+    return draw({ ...episode, found }, details, address(target(episode.id)), isHere);
   }
 
   async function reload(keepScroll = false) {
@@ -101,26 +74,23 @@ export function episodesView(host, app) {
     try {
       if (!(await list.load({ keepScroll }))) return;
       drawCount();
-      if (!list.total) list.message(nothing());
-      if (!route.item && list.items[0] && isWide()) go(target(list.items[0].id), { replace: true });
+      const wasNothing = isNothing();
+      frame.classList.toggle("is-nothing", list.total === 0);
+      if (!list.total) {
+        list.message(nothing());
+        fill(talk);
+      } else if (!route.item && isWide() && !isTable())
+        go(target(list.items[0].id), { replace: true });
+      else if (wasNothing) showTalk();
     } catch (error) {
+      frame.classList.remove("is-nothing");
       list.message(failed(error, () => reload()));
     }
   }
 
   function nothing() {
-    const isFiltered = Object.entries(query(route.params)).some(
-      ([name, value]) => value && name !== "sort",
-    );
-    return isFiltered
-      ? empty(
-          "None like that",
-          "No episode of this run is as the filters ask.",
-          button("Clear the filters", {
-            class: "button",
-            onclick: () => go({ ...route, params: new URLSearchParams() }),
-          }),
-        )
+    return isFiltered(route.params)
+      ? h("div", { class: "state" }, h("p", null, "No episodes match these filters."))
       : empty(
           "No episodes yet",
           "They appear here after the first step. A run with logging.episodes_gb=0 keeps none.",
@@ -137,20 +107,14 @@ export function episodesView(host, app) {
   async function showTalk() {
     const mine = ++asked;
     frame.classList.toggle("has-item", Boolean(route.item));
-    if (!route.item) {
-      fill(
-        talk,
-        empty("Choose an episode", "j and k go through the list, Enter shows its tokens."),
-      );
-      return;
-    }
+    if (!route.item || isNothing() || isTable()) return void fill(talk);
     const wait = setTimeout(() => fill(talk, loading(5, 90)), 150);
     try {
       const episode = await get(runPath(route.run, "episodes", route.item));
-      if (mine !== asked) return;
+      if (mine !== asked || isNothing()) return;
       if (talk.dataset.id !== `${route.run}/${route.item}`) talk.scrollTop = 0;
       talk.dataset.id = `${route.run}/${route.item}`;
-      drawTalk(talk, episode, route);
+      drawTalk(talk, episode, route, details);
     } catch (error) {
       if (mine === asked) fill(talk, failed(error, showTalk));
     } finally {
@@ -168,10 +132,24 @@ export function episodesView(host, app) {
     else list.want(Math.floor(next / 100)).then(open);
   }
 
+  function drawLayout() {
+    list.rowHeight = isTable() ? LINE : CARD;
+    frame.classList.toggle("is-table", isTable());
+    layout.setAttribute("aria-pressed", String(isTable()));
+    layout.textContent = isTable() ? "List" : "Table";
+    const sort = route.params.get("sort") ?? "-step";
+    fill(
+      columns,
+      isTable() ? tableHead(sort, (next) => go(withParams(route, { sort: next }))) : null,
+    );
+    if (list.total) list.measure();
+  }
+
   async function options() {
     try {
       details = await get(runPath(route.run));
       filters.draw(route.params, details);
+      if (list.total) list.redraw();
     } catch {
       /* the list says what is wrong */
     }
@@ -187,6 +165,7 @@ export function episodesView(host, app) {
         options();
       }
       filters.draw(route.params, details);
+      drawLayout();
       if (asks !== listed) {
         listed = asks;
         reload();
@@ -194,6 +173,7 @@ export function episodesView(host, app) {
       if (
         before?.run !== route.run ||
         before?.item !== route.item ||
+        before?.params.get("layout") !== route.params.get("layout") ||
         before?.params.get("text") !== route.params.get("text") ||
         before?.params.get("agent") !== route.params.get("agent")
       )
@@ -207,7 +187,7 @@ export function episodesView(host, app) {
       if (!changed.includes(route.run)) return;
       options();
       if (list.total === null) return reload();
-      if (list.element.scrollTop < ROW / 2) return reload(true);
+      if (list.element.scrollTop < list.rowHeight / 2) return reload(true);
       const mine = listed;
       const answer = await get(runPath(route.run, "episodes"), {
         ...query(route.params),
@@ -223,9 +203,10 @@ export function episodesView(host, app) {
       else if (event.key === "/") {
         filters.search.focus();
         filters.search.select();
-      } else if (event.key === "Enter" && route.item && !event.target.closest("a, button, summary"))
+      } else if (isNothing()) return false;
+      else if (event.key === "Enter" && route.item && !event.target.closest("a, button, summary"))
         go({ run: route.run, view: "tokens", item: route.item });
-      else if (event.key === "s" && route.item) talk.querySelector("[data-action=seed]")?.click();
+      else if (event.key === "s" && route.item) talk.querySelector("[data-action=task]")?.click();
       else if (event.key === "e" && route.item)
         location.assign(exportAddress(route.run, route.item));
       else if (event.key === "Escape" && route.item && !isWide()) go({ ...route, item: null });
@@ -237,32 +218,4 @@ export function episodesView(host, app) {
       list.destroy();
     },
   };
-}
-
-// A row is narrow: what was found must stand near its beginning.
-function found({ text, start, end }) {
-  const cut = start > NEAR ? start - NEAR + 4 : 0;
-  const words = (cut ? "…" : "") + flat(text.slice(cut));
-  const moved = cut ? 1 - cut : 0;
-  return visible(words, { start: start + moved, end: end + moved });
-}
-
-function flat(text) {
-  return text.replaceAll("\n", " ").replaceAll("\t", " ");
-}
-
-export function rewardPill(reward) {
-  const tone =
-    reward === null || reward === undefined
-      ? ""
-      : reward > 0
-        ? "is-plus"
-        : reward < 0
-          ? "is-minus"
-          : "";
-  return h(
-    "span",
-    { class: `reward num ${tone}`, title: "reward" },
-    reward === null || reward === undefined ? "–" : num(reward, 2),
-  );
 }

@@ -7,6 +7,8 @@ import { icon } from "./icons.js";
 export const FILTERS = [
   "kind",
   "status",
+  "success",
+  "task",
   "tool",
   "min_reward",
   "max_reward",
@@ -19,6 +21,12 @@ export const FILTERS = [
   "max_step",
   "seed",
   "text",
+  "in",
+];
+const SCOPES = [
+  ["", "in anything"],
+  ["task", "in the task"],
+  ["answer", "in the answer"],
 ];
 const RANGES = [
   ["reward", "any"],
@@ -37,11 +45,17 @@ const SORTS = [
   ["tokens", "fewest tokens"],
   ["seed", "by seed"],
   ["-seconds", "slowest"],
+  ["status", "by status"],
+  ["-success", "successes first"],
 ];
 
 export function query(params) {
   const asked = Object.fromEntries(FILTERS.map((name) => [name, params.get(name)]));
   return { ...asked, sort: params.get("sort") ?? "-step" };
+}
+
+export function isFiltered(params) {
+  return FILTERS.some((name) => name !== "in" && params.get(name));
 }
 
 export function statusWord(status) {
@@ -52,6 +66,24 @@ export function statusClass(status) {
   if (status === "done" || status === "completed") return "is-good";
   if (status.startsWith("truncated")) return "is-warn";
   return status.includes("error") || status === "failed" ? "is-bad" : "";
+}
+
+function statuses(run) {
+  const counts = Object.entries(run?.statuses ?? {});
+  const errors = counts.filter(([status]) => status.endsWith("_error"));
+  const failed = errors.reduce((sum, [, count]) => sum + count, 0);
+  return [
+    ...counts.map(([status, count]) => [status, `${statusWord(status)} (${num(count)})`]),
+    ...(errors.length > 1 ? [["error", `any error (${num(failed)})`]] : []),
+  ];
+}
+
+function successes(run) {
+  const { yes = 0, no = 0 } = run?.successes ?? {};
+  return [
+    ["yes", `success (${num(yes)})`],
+    ["no", `no success (${num(no)})`],
+  ];
 }
 
 export class Filters {
@@ -67,6 +99,8 @@ export class Filters {
       oninput: type,
       onkeydown: (event) => this.searchKey(event),
     });
+    this.scope = h("span", { class: "search-scope" });
+    this.sort = h("span", { class: "list-sort" });
     this.selects = h("div", { class: "filter-row" });
     this.panel = h("div", { class: "filter-panel" });
     this.chips = h("div", { class: "filter-chips" });
@@ -90,6 +124,7 @@ export class Filters {
           this.search,
           h("kbd", { "aria-hidden": "true" }, "/"),
         ),
+        this.scope,
         this.toggle,
       ),
       this.selects,
@@ -118,10 +153,12 @@ export class Filters {
     this.params = params;
     this.run = run;
     if (document.activeElement !== this.search) this.search.value = params.get("text") ?? "";
-    const active = this.element.contains(document.activeElement)
+    const parts = [this.element, this.sort];
+    const active = parts.some((one) => one.contains(document.activeElement))
       ? document.activeElement.name
       : null;
     this.toggle.setAttribute("aria-expanded", String(this.open));
+    fill(this.scope, this.select("in", null, SCOPES, "search in"));
     fill(
       this.selects,
       this.select(
@@ -129,26 +166,22 @@ export class Filters {
         "all kinds",
         (run?.kinds ?? []).map((kind) => [kind, kind]),
       ),
-      this.select(
-        "status",
-        "any status",
-        Object.entries(run?.statuses ?? {}).map(([status, count]) => [
-          status,
-          `${statusWord(status)} (${num(count)})`,
-        ]),
-      ),
-      this.select("sort", null, SORTS),
+      this.select("status", "any status", statuses(run)),
+      Object.keys(run?.successes ?? {}).length || params.get("success")
+        ? this.select("success", "any success", successes(run))
+        : null,
     );
+    fill(this.sort, this.select("sort", null, SORTS));
     if (!(this.open && active && this.panel.contains(document.activeElement))) {
       fill(this.panel, this.open ? this.ranges(run) : null);
     }
     this.panel.classList.toggle("hidden", !this.open);
     this.drawChips();
     if (active && active !== document.activeElement?.name)
-      this.element.querySelector(`[name="${active}"]`)?.focus();
+      parts.map((one) => one.querySelector(`[name="${active}"]`)).forEach((one) => one?.focus());
   }
 
-  select(name, none, options) {
+  select(name, none, options, label = name) {
     const value = this.params.get(name) ?? (name === "sort" ? "-step" : "");
     const known =
       options.some(([one]) => one === value) || !value ? options : [...options, [value, value]];
@@ -157,7 +190,7 @@ export class Filters {
       {
         class: "select",
         name,
-        "aria-label": name,
+        "aria-label": label,
         onchange: (event) => this.set(name, event.target.value),
       },
       none === null ? null : h("option", { value: "" }, none),
@@ -205,10 +238,11 @@ export class Filters {
 
   drawChips() {
     const active = FILTERS.filter(
-      (name) => !["text", "kind", "status"].includes(name) && this.params.get(name),
+      (name) =>
+        !["text", "in", "kind", "status", "success"].includes(name) && this.params.get(name),
     );
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");
-    const any = FILTERS.some((name) => this.params.get(name));
+    const any = isFiltered(this.params);
     fill(
       this.chips,
       active.map((name) =>

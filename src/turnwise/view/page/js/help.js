@@ -20,7 +20,7 @@ const KEYS = [
     [
       ["j k", "next, previous episode"],
       ["Enter", "its tokens"],
-      ["s", "the same seed at other steps"],
+      ["s", "this task at other steps"],
       ["e", "save it as one HTML file"],
     ],
   ],

@@ -6,11 +6,12 @@ import { episodesView } from "./episodes.js";
 import { showHelp } from "./help.js";
 import { learnView } from "./learn.js";
 import { go, parse, runsAddress } from "./route.js";
+import { drawFailure } from "./run_failure.js";
 import { runsView } from "./runs.js";
-import { seedView } from "./seed.js";
 import { drawTop } from "./shell.js";
 import { empty, failed } from "./states.js";
 import { remember, TABS, tabAddress } from "./tabs.js";
+import { taskView } from "./task.js";
 import { switchTheme } from "./theme.js";
 import { timeView } from "./time.js";
 import { tokensView } from "./tokens.js";
@@ -19,17 +20,20 @@ const VIEWS = {
   runs: runsView,
   learn: learnView,
   episodes: episodesView,
-  seed: seedView,
+  task: taskView,
+  seed: taskView,
   tokens: tokensView,
   time: timeView,
 };
 
 const host = document.getElementById("view");
 const top = document.getElementById("top");
+const failure = document.getElementById("failure");
 
 // What outlives a change of view: the runs, and which episode was looked at last in each.
 const app = {
   runs: [],
+  places: [],
   connection: "open",
   route: parse(location.hash),
   seen: new Map(),
@@ -60,8 +64,8 @@ function show() {
   if (!app.runs.length)
     return leave(
       empty(
-        "No runs yet",
-        "A run appears here by itself as soon as its folder does. To make one, in another terminal:",
+        `Waiting for the first run in ${app.places.join(" and ")}`,
+        "It appears here by itself. To start one, in another terminal:",
         code("turnwise train"),
       ),
     );
@@ -81,6 +85,7 @@ function show() {
   }
   document.title = isTable ? "Runs · turnwise" : `${route.run} · ${route.view} · turnwise`;
   drawTop(top, app);
+  drawFailure(failure, app);
   view.show(route);
 }
 
@@ -109,11 +114,13 @@ function leave(instead = null) {
   view = viewName = null;
   fill(host, instead);
   drawTop(top, app);
+  drawFailure(failure, app);
 }
 
 async function refreshRuns() {
   const found = await get("/runs", null, { fresh: true });
   app.runs = found.runs;
+  app.places = found.places ?? [];
   app.writeToken = found.write_token;
 }
 
@@ -137,6 +144,7 @@ async function onChange(runs) {
   if (view === null) show();
   else {
     drawTop(top, app);
+    drawFailure(failure, app);
     view.live?.(changed);
   }
 }

@@ -71,7 +71,7 @@ export function drawTop(top, app) {
 }
 
 function tab(app, name, place) {
-  const isHere = app.route.view === name || (name === "episodes" && app.route.view === "seed");
+  const isHere = app.route.view === name || (name === "episodes" && isTask(app));
   return link(
     tabAddress(app, name),
     { title: QUESTIONS[name], "aria-current": isHere ? "page" : null, data: { name } },
@@ -162,7 +162,7 @@ function menu(app, close) {
   );
 }
 
-const SAME_VIEW = { seed: "episodes", runs: "learn" };
+const SAME_VIEW = { task: "episodes", seed: "episodes", runs: "learn" };
 
 function menuItem(app, one, close) {
   return (
@@ -189,11 +189,17 @@ function menuItem(app, one, close) {
   );
 }
 
+function isTask(app) {
+  return ["task", "seed"].includes(app.route.view);
+}
+
 // A run that says it runs, and does not, was ended from outside.
 export function stateWord(run) {
   if (run.is_live) return "live";
   if (run.problems?.length && !run.status) return "cannot be read";
-  return run.status === "running" ? "ended without a status" : run.status || "unknown";
+  return run.status === "running"
+    ? "ended without a status"
+    : run.status.split(":")[0] || "unknown";
 }
 
 export function hasFailed(run) {

@@ -10,13 +10,13 @@ import { marked, visible } from "./visible.js";
 
 const LONG = 1400;
 
-export function drawTalk(place, episode, route) {
+export function drawTalk(place, episode, route, run = null) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
   const agent = episode.agents[number] ?? episode.agents[0];
   const word = route.params.get("text") ?? "";
   fill(
     place,
-    talkHead(episode, agent, route),
+    talkHead(episode, agent, route, run),
     episode.error ? problem([episode.error, episode.traceback].filter(Boolean).join("\n")) : null,
     episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
     agent
@@ -24,10 +24,22 @@ export function drawTalk(place, episode, route) {
           "div",
           { class: "talk" },
           opening(agent, word),
+          rowOf(episode.task),
           agent.turns.map((turn, place) => turnBlock(agent, turn, place, word, episode, route)),
         )
       : null,
     h("p", { class: "talk-end" }, endingWords(episode)),
+  );
+}
+
+// What the environment and the reward function know of the task; the model reads only the messages.
+function rowOf(task) {
+  if (!task) return null;
+  return h(
+    "details",
+    { class: "turn-more task-row" },
+    h("summary", null, "row of the dataset"),
+    h("div", { class: "words mono" }, visible(JSON.stringify(task, null, 1))),
   );
 }
 

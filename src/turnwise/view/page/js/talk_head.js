@@ -2,16 +2,19 @@
 
 import { exportAddress } from "./api.js";
 import { h, link } from "./dom.js";
+import { succeeded } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
-import { num, plural, seconds, seedText } from "./format.js";
+import { num, seconds, seedText } from "./format.js";
 import { icon } from "./icons.js";
 import { address } from "./route.js";
 
-export function talkHead(episode, agent, route) {
+export function talkHead(episode, agent, route, run) {
   const at = { run: route.run };
   const tokens = agent?.turns.length
     ? agent.turns.reduce((sum, turn) => sum + turn.tokens[1] - turn.tokens[0], 0)
     : 0;
+  const last = agent?.turns.at(-1)?.info?.success;
+  const success = succeeded({ status: episode.status, success: Boolean(last) }, run);
   const fact = (label, value) =>
     h("div", null, h("dt", null, label), h("dd", { class: "num" }, value));
   const move = (id, name, label) =>
@@ -52,13 +55,13 @@ export function talkHead(episode, agent, route) {
         link(
           address({
             ...at,
-            view: "seed",
-            item: String(episode.seed),
+            view: "task",
+            item: episode.task_key,
             params: { kind: episode.kind, show: episode.id },
           }),
-          { class: "button", title: "The same seed at other steps (s)", data: { action: "seed" } },
+          { class: "button", title: "This task at other steps (s)", data: { action: "task" } },
           icon("columns"),
-          "Same seed",
+          "Same task",
         ),
         link(
           exportAddress(route.run, episode.id),
@@ -84,6 +87,7 @@ export function talkHead(episode, agent, route) {
             h("dd", { class: `num ${tone(agent.reward.total)}` }, num(agent.reward.total)),
           )
         : fact("reward", "not scored"),
+      success === null ? null : fact("success", success ? "yes" : "no"),
       Object.entries(agent?.reward?.parts ?? {}).map(([name, value]) => fact(name, num(value))),
       fact(
         "step",
@@ -101,7 +105,8 @@ export function talkHead(episode, agent, route) {
       fact("seed", h("span", { title: String(episode.seed) }, seedText(episode.seed))),
       fact("group, member", `${num(episode.group)}, ${num(episode.member)}`),
       fact("turns", num(agent?.turns.length ?? 0)),
-      fact("sampled", plural(tokens, "token")),
+      fact("sampled tokens", num(tokens)),
+      fact("prompt tokens", num((agent?.num_tokens ?? 0) - tokens)),
       episode.attempt > 1 ? fact("attempt", num(episode.attempt)) : null,
       fact("took", h("span", { title: spentOn(episode.seconds) }, seconds(episode.seconds?.total))),
     ),

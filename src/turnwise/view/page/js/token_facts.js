@@ -49,7 +49,7 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
       fact("position", `${num(index)} of ${num(data.count)}`),
       fact("id", String(data.ids[index])),
       fact("turn", turn >= 0 ? num(turn + 1) : "none"),
-      fact("mask", sampled ? "1, trained on" : "0, only read"),
+      fact("mask", sampled ? "1, trained on" : "0, not trained on"),
       names.map((name) =>
         fact(
           TITLES[name] ?? name.replaceAll("_", " "),

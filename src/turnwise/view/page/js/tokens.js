@@ -2,7 +2,7 @@
 
 import { exportAddress, get, runPath } from "./api.js";
 import { button, fill, h, later, link } from "./dom.js";
-import { rewardPill } from "./episodes.js";
+import { rewardPill } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
 import { num } from "./format.js";
 import { icon } from "./icons.js";
@@ -168,7 +168,7 @@ export function tokensView(host) {
           h("span", { class: "faint" }, "trained on"),
           h("span", { class: "tok" }, "prompt tokens"),
           h("span", { class: "num" }, num(data.count - sampled)),
-          h("span", { class: "faint" }, "only read"),
+          h("span", { class: "faint" }, "not trained on"),
         ),
         h(
           "span",

@@ -106,6 +106,11 @@ export class VirtualList {
     }
   }
 
+  // After another height of a row.
+  measure() {
+    this.space.style.height = `${this.total * this.rowHeight}px`;
+  }
+
   redraw() {
     this.clearRows();
     this.drawNow();

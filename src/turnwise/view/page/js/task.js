@@ -1,22 +1,23 @@
-// The same task at several steps, side by side: what did the model learn to say?
+// One task over training: its reward at every step, and what the model said, side by side.
 
 import { get, runPath } from "./api.js";
 import { button, fill, h, link } from "./dom.js";
-import { rewardPill } from "./episodes.js";
+import { rewardPill, successMark } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
 import { num, plural, seedText } from "./format.js";
 import { icon } from "./icons.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
 import { turnMessages, turnReward } from "./talk.js";
+import { taskCurve } from "./task_curve.js";
 import { visible } from "./visible.js";
 
 const MOST = 6;
 
-export function seedView(host) {
+export function taskView(host) {
   let route = null;
   let asked = 0;
-  let kinds = [];
+  let run = null;
   const frame = h("div", { class: "seed" }, loading(4, 120));
   fill(host, frame);
 
@@ -25,11 +26,11 @@ export function seedView(host) {
   async function load() {
     const mine = ++asked;
     try {
-      const [found, run] = await Promise.all([
-        get(runPath(route.run, "seeds", route.item), { kind: kind() }),
+      const [found, about] = await Promise.all([
+        get(runPath(route.run, `${route.view}s`, route.item ?? ""), { kind: kind() }),
         get(runPath(route.run)),
       ]);
-      kinds = run.kinds ?? [];
+      run = about;
       const all = found.episodes;
       const chosen = choose(all);
       const episodes = await Promise.all(
@@ -40,7 +41,7 @@ export function seedView(host) {
       fill(
         frame,
         head(all, chosen),
-        all.length ? columns(episodes) : empty("Not played", `No ${kind()} episode has this seed.`),
+        all.length ? columns(episodes) : empty("Not played", `No ${kind()} episode plays this task.`),
       );
       const scroll = frame.querySelector(".seed-scroll");
       if (scroll) scroll.scrollLeft = across;
@@ -68,8 +69,16 @@ export function seedView(host) {
       });
   }
 
+  function title() {
+    const seed = route.view === "seed" ? route.item : route.item?.match(/^seed-(-?\d+)$/)?.[1];
+    return seed
+      ? h("h1", null, "Seed ", h("span", { class: "num", title: seed }, seedText(seed)))
+      : h("h1", null, "One task over training");
+  }
+
   function head(all, chosen) {
     const steps = new Set(all.map((one) => one.step)).size;
+    const kinds = run.kinds ?? [];
     const evals = kinds.filter((one) => one !== "train");
     const ids = new Set(chosen.map((one) => one.id));
     return h(
@@ -88,12 +97,7 @@ export function seedView(host) {
           { class: "button is-plain", "aria-label": "Back to the episodes" },
           icon("left"),
         ),
-        h(
-          "h1",
-          null,
-          "Seed ",
-          h("span", { class: "num", title: route.item }, seedText(route.item)),
-        ),
+        title(),
         h(
           "span",
           { class: "faint" },
@@ -112,6 +116,8 @@ export function seedView(host) {
             )
           : null,
       ),
+      all[0]?.task ? h("p", { class: "task-words soft", dir: "auto" }, visible(all[0].task)) : null,
+      taskCurve(all, ids, (id) => toggle(id, chosen)),
       h(
         "div",
         { class: "seed-choice", role: "group", "aria-label": "Episodes to show" },
@@ -139,11 +145,11 @@ export function seedView(host) {
             "p",
             { class: "soft hint" },
             kind() === "train"
-              ? "Training draws new seeds at every step, so this one was played only here. "
-              : "This seed was played at one step so far. ",
+              ? "This task was played at one step of the training so far. "
+              : "This task was played at one evaluation so far. ",
             kind() === "train" && evals.length
               ? [
-                  "Evaluations play the same seeds each time: ",
+                  "Evaluations play the same tasks each time: ",
                   link(
                     address({ run: route.run, view: "episodes", params: { kind: evals[0] } }),
                     null,
@@ -168,6 +174,10 @@ export function seedView(host) {
           { class: "seed-top" },
           h("strong", { class: "num" }, `step ${num(one.step)}`),
           rewardPill(agents[place].reward?.total ?? null),
+          successMark(
+            { status: one.status, success: Boolean(agents[place].turns.at(-1)?.info?.success) },
+            run,
+          ),
           h("span", { class: `chip ${statusClass(one.status)}` }, statusWord(one.status)),
           link(
             address({ run: route.run, view: "episodes", item: one.id, params: { kind: kind() } }),
