@@ -40,9 +40,11 @@ def settings(incomplete: str) -> Iterator[Offer]:
 
 
 def runs(incomplete: str) -> Iterator[Offer]:
-    """Folders of runs, and folders on the way to them."""
+    """Folders of runs, folders on the way to them, and the checkpoints in a run."""
     for folder in _folders(incomplete):
-        if (folder / "run.json").is_file() or (folder / "metrics.jsonl").is_file():
+        if (folder / "state.json").is_file():
+            yield str(folder), "checkpoint"
+        elif (folder / "run.json").is_file() or (folder / "metrics.jsonl").is_file():
             yield str(folder), "run"
         elif any(folder.glob("*/metrics.jsonl")):
             yield f"{folder}/", "runs"
@@ -57,6 +59,19 @@ def runs_and_models(incomplete: str) -> Iterator[Offer]:
     for folder in _folders(incomplete):
         if (folder / "config.json").is_file():
             yield str(folder), "model"
+
+
+def environments_and_runs(incomplete: str) -> Iterator[Offer]:
+    """What can be played."""
+    yield from environments(incomplete)
+    yield from runs(incomplete)
+
+
+def players(incomplete: str) -> Iterator[Offer]:
+    """Who can play."""
+    names = {"human": "you", "expert": "the environment's own", "random": "chance"}
+    yield from (offer for offer in names.items() if offer[0].startswith(incomplete))
+    yield from runs_and_models(incomplete)
 
 
 def parsers(incomplete: str) -> Iterator[Offer]:

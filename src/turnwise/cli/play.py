@@ -1,166 +1,151 @@
-"""`turnwise play`: a person or a scripted player plays an environment in the terminal."""
+"""`turnwise play`: a person, a scripted player or a trained agent plays in the terminal."""
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
-from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli.common import EnvironmentName, MaxSteps, Parameters
+from turnwise.cli import completion
+from turnwise.cli.common import MaxSteps, Parameters, TrustRemoteCode
+from turnwise.cli.run_parts import (
+    CheckpointOption,
+    DatasetOption,
+    ModelOption,
+    ParserOption,
+    RewardOption,
+    Supplied,
+    SystemPromptOption,
+    ToolOption,
+)
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.cli.screen import Screen
-    from turnwise.env.base import BaseEnvironment
-    from turnwise.types import Trajectory
-
-
-class PlayerName(StrEnum):
-    human = "human"
-    expert = "expert"
-    random = "random"
+    from turnwise.cli.play_loop import Played
 
 
 def play(
-    env: EnvironmentName,
-    player: Annotated[PlayerName, typer.Option(help="Who plays.")] = PlayerName.human,
+    env: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[ENV_OR_RUN]",
+            help="A name that `turnwise envs` lists, your own (path/to/file.py:ClassName), or the "
+            "folder of a run: its environment, with its parameters, tools and dataset.",
+            show_default="the environment of the run that plays",
+            autocompletion=completion.environments_and_runs,
+        ),
+    ] = None,
+    player: Annotated[
+        str,
+        typer.Option(
+            metavar="WHO",
+            help="Who plays: human, expert, random; a run's folder, a checkpoint or a model; or "
+            "FILE.PY:NAME, a function from the observation to the action.",
+            autocompletion=completion.players,
+        ),
+    ] = "human",
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the first episode.", show_default="random")
     ] = None,
     episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
     max_steps: MaxSteps = None,
     param: Parameters = None,
+    reward: RewardOption = None,
+    dataset: DatasetOption = None,
+    tool: ToolOption = None,
+    parser: ParserOption = None,
+    system_prompt: SystemPromptOption = None,
+    model: ModelOption = None,
+    checkpoint: CheckpointOption = "last",
+    greedy: Annotated[
+        bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
+    ] = True,
     delay: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Pause before a scripted action.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Pause before an action.")
     ] = 0.0,
+    trust_remote_code: TrustRemoteCode = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of a failure.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each episode of a scripted player as JSON.")
+        bool, typer.Option("--json", help="Print each episode as JSON; not for a human.")
     ] = False,
 ) -> None:
-    """Play an environment in the terminal, or watch a scripted player do it.
+    """Play an environment in the terminal, or watch a trained agent or a scripted player do it.
 
-    While you play, [bold]?[/bold] shows the state, [bold]hint[/bold] asks the expert and
-    [bold]quit[/bold] leaves.
+    While you play, [bold]?[/bold] shows the state, [bold]hint[/bold] asks the expert,
+    [bold]/tool name=value[/bold] calls a tool and [bold]quit[/bold] leaves.
 
     [bold]Examples[/bold]
 
     turnwise play guess-number
+    turnwise play --player runs/mine
+    turnwise play runs/mine
     turnwise play grid-world --player expert --delay 0.5
     turnwise play my_env.py:MyEnvironment --player random --episodes 100
+    turnwise play runs/mine --player runs/mine/checkpoints/step-00000010 --sampled
     turnwise play gym:FrozenLake-v1 --param map_name=8x8 --seed 7
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
-    from turnwise.cli.common import (
-        environment_config,
-        make_console,
-        make_importable,
-        print_json,
-    )
+    from turnwise.cli.common import make_console, print_json
     from turnwise.cli.screen import Screen
-    from turnwise.env.catalog import environment_factory
-    from turnwise.errors import ConfigError, TurnwiseError
+    from turnwise.cli.stage import IN_THE_TERMINAL, find_stage, played_here, watched
+    from turnwise.errors import TurnwiseError
 
-    if as_json and player is PlayerName.human:
-        raise ConfigError("--json is for scripted players: --player expert or --player random")
+    if as_json and player == "human":
+        raise ConfigError("--json is for others than a human: --player expert, random or a run")
     first_seed = random.randrange(10_000) if seed is None else seed
-    is_brief = player is not PlayerName.human and episodes > 1
-    screen = Screen(make_console(quiet=as_json), env, is_brief=is_brief)
-    trajectories: list[Trajectory] = []
-    make_importable(env)
+    supplied = Supplied(None, param, max_steps, reward, dataset, tool, parser, system_prompt, model)
+    stage = find_stage(env, player, checkpoint, supplied, trust_remote_code)
+    is_brief = player != "human" and episodes > 1
+    screen = Screen(make_console(quiet=as_json), stage.name, is_brief=is_brief)
+    played: list[Played] = []
+    seeds = range(first_seed, first_seed + episodes)
     try:
-        factory = environment_factory(env, environment_config(env, param, max_steps))
-        choose = _chooser(player, screen, first_seed, delay)
-        for index in range(episodes):
-            trajectories.append(_play_episode(factory(), choose, first_seed + index, screen))
-            if as_json:
-                print_json(_as_json(trajectories[-1]), indent=None)
+        with stage.settings() as config:
+            if stage.environment_run is not None:
+                screen.name = f"{config.environment.name} of {stage.name}"
+            if player in IN_THE_TERMINAL:
+                found = played_here(config, stage, seeds, screen, delay)
+            else:
+                found = watched(config, stage, seeds, screen, delay, greedy, debug)
+            for episode in found:
+                played.append(episode)
+                if as_json:
+                    print_json(_as_json(episode), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
     except Exception as error:  # a failure of the environment: the user's own code, so in brief
-        if debug or isinstance(error, TurnwiseError):
+        if debug or isinstance(error, TurnwiseError | typer.Exit):
             raise
         screen.failed(error)
         raise typer.Exit(1) from None
-    if episodes > 1 and trajectories:
-        screen.summary(trajectories, player.value)
+    if episodes > 1 and played:
+        screen.summary(played, player)
 
 
-def _as_json(trajectory: Trajectory) -> dict[str, Any]:
+def _as_json(played: Played) -> dict[str, Any]:
+    trajectory = played.trajectory
+    turns = []
+    for number, action in enumerate(trajectory.actions):
+        turn = {
+            "action": action,
+            "reward": trajectory.rewards[number],
+            "info": trajectory.infos[number],
+        }
+        if played.calls[number]:
+            turn["calls"] = [
+                {"name": c.name, "arguments": c.arguments, "success": c.success, "result": c.result}
+                for c in played.calls[number]
+            ]
+        turns.append(turn)
     return {
         "seed": trajectory.seed,
+        **({} if played.row is None else {"row": played.row}),
         "status": trajectory.status,
         "success": trajectory.success,
         "reward": trajectory.total_reward,
-        "turns": [
-            {"action": action, "reward": reward, "info": info}
-            for action, reward, info in zip(
-                trajectory.actions, trajectory.rewards, trajectory.infos, strict=True
-            )
-        ],
+        **({} if played.score is None else {"score": played.score}),
+        "turns": turns,
     }
-
-
-def _chooser(
-    player: PlayerName, screen: Screen, seed: int, delay: float
-) -> Callable[[BaseEnvironment], str]:
-    from turnwise.env.players import expert_player, random_player
-
-    if player is PlayerName.human:
-        return screen.ask
-    scripted = expert_player if player is PlayerName.expert else random_player(seed)
-
-    def choose(env: BaseEnvironment) -> str:
-        time.sleep(delay)
-        action = scripted(env, "")
-        assert isinstance(action, str)
-        screen.action(action)
-        return action
-
-    return choose
-
-
-def _play_episode(
-    env: BaseEnvironment,
-    choose: Callable[[BaseEnvironment], str],
-    seed: int,
-    screen: Screen,
-) -> Trajectory:
-    """Not `play_episode`: a person's failing environment should show its own exception, and
-    Ctrl-C must reach `input` at once, which a running event loop would not let it."""
-    import asyncio
-
-    from turnwise.env.driver import reset_environment, step_environment
-    from turnwise.types import EpisodeStatus, Trajectory
-
-    trajectory = Trajectory(seed=seed)
-    loop = asyncio.new_event_loop()
-    try:
-        observation = loop.run_until_complete(reset_environment(env, seed))
-        screen.opening(env, observation, trajectory)
-        while True:
-            action = choose(env)
-            result = loop.run_until_complete(step_environment(env, action))
-            trajectory.actions.append(action)
-            trajectory.rewards.append(result.reward)
-            trajectory.infos.append(result.info)
-            screen.turn(result)
-            if result.done:
-                break
-    finally:
-        env.close()
-        loop.close()
-    if result.truncated:
-        by_itself = bool(result.info.get("truncated"))
-        trajectory.status = (
-            EpisodeStatus.TRUNCATED_BY_ENVIRONMENT
-            if by_itself
-            else EpisodeStatus.TRUNCATED_BY_TURNS
-        )
-    screen.ending(trajectory)
-    return trajectory

@@ -6,6 +6,7 @@ import contextlib
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.panel import Panel
@@ -17,6 +18,10 @@ from turnwise.env.checker.rig import explain
 from turnwise.env.driver import StepResult
 from turnwise.types import EpisodeStatus, Trajectory
 
+if TYPE_CHECKING:
+    from turnwise.cli.play_loop import Moves, Played
+    from turnwise.tools import ToolCall
+
 HELP = (
     "? shows the state and this help, hint asks the expert, quit leaves (so do Ctrl-C and Ctrl-D). "
     "To say one of these words to the environment itself, put = before it: =quit"
@@ -25,7 +30,12 @@ ENDINGS = {
     EpisodeStatus.DONE: "done",
     EpisodeStatus.TRUNCATED_BY_ENVIRONMENT: "cut by the environment",
     EpisodeStatus.TRUNCATED_BY_TURNS: "out of steps",
+    EpisodeStatus.TRUNCATED_BY_TOKENS: "out of tokens",
+    EpisodeStatus.TRUNCATED_BY_TIME: "out of time",
+    EpisodeStatus.TRUNCATED_BY_TOOL_CALLS: "out of tool calls",
 }
+_MOST_SHOWN = 2000
+"""Characters of a tool's result."""
 
 
 class Screen:
@@ -37,16 +47,20 @@ class Screen:
         self.is_brief = is_brief
         self.trajectory = Trajectory()
         """The episode that is being played."""
+        self.moves: Moves | None = None
+        """What a typed line does in it."""
 
-    def opening(self, env: BaseEnvironment, observation: str, trajectory: Trajectory) -> None:
-        self.trajectory = trajectory
+    def opening(self, played: Played, rules: str, observation: str, max_turns: int | None) -> None:
+        self.trajectory = played.trajectory
         if self.is_brief:
             return
-        limit = f"at most {env.max_steps} {_turns(env.max_steps).split()[-1]}"
-        self._print(
-            Text.assemble((self.name, "bold"), (f"  seed {trajectory.seed}, {limit}", "dim"))
-        )
-        if rules := env.get_prompt_prefix().strip():
+        facts = [f"seed {self.trajectory.seed}"]
+        if played.row is not None:
+            facts.append(f"row {played.row + 1} of the dataset")
+        if max_turns is not None:
+            facts.append(f"at most {_turns(max_turns)}")
+        self._print(Text.assemble((self.name, "bold"), (f"  {', '.join(facts)}", "dim")))
+        if rules:
             self._rules(rules)
         self._print(Text(f"\n{observation}\n"))
 
@@ -62,7 +76,10 @@ class Screen:
         """The next action of the person at the keyboard."""
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401 - its import gives `input` arrow keys and a history
+        tools = "" if self.moves is None else self.moves.tools_in_words()
         if not self.trajectory.actions:
+            if tools:
+                self._print(Text(tools, "dim"))
             self._print(Text("(? for help, quit to leave)", "dim"))
         while True:
             line = input(self._prompt())
@@ -73,47 +90,69 @@ class Screen:
                 raise EOFError
             if word == "?":
                 self._print(Text(env.get_state_description()))
-                self._print(Text(HELP, "dim"))
+                self._print(Text("\n".join(filter(None, [HELP, tools])), "dim"))
             elif word == "hint":
                 hint = env.expert_action()
                 self._print(Text(hint or "This environment has no expert to ask.", "cyan"))
             elif word:
-                return line.removeprefix("=")
+                call = None if self.moves is None else self.moves.call_of(word)
+                return line.removeprefix("=") if call is None else call
 
-    def action(self, action: str) -> None:
-        """What a scripted player says."""
-        if not self.is_brief:
-            self._print(Text.assemble(self._prompt(), (action, "cyan")))
-
-    def turn(self, result: StepResult) -> None:
+    def action(self, action: str, *, thought: str = "", who: str = "") -> None:
+        """What a player says; what it thinks before is shown dimly."""
         if self.is_brief:
             return
-        if result.observation:
+        number = Text.assemble(self._prompt(), (f"{who} " if who else "", "bold"))
+        if thought:
+            self._print(Text.assemble(number, (thought, "dim italic")))
+            number = Text(" " * len(self._prompt()))
+        self._print(Text.assemble(number, (action, "cyan")))
+
+    def turn(self, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
+        """What came of a turn: the results of its tool calls, or the next observation."""
+        if self.is_brief:
+            return
+        for call in calls:
+            self._call(call)
+        if result.observation and not (calls and all(call.result is not None for call in calls)):
             self._print(Text(result.observation))
         note = Text(f"  reward {_signed(result.reward)}", _colour(result.reward))
         if result.info.get("invalid_action"):
             note.append("  (not understood)", "yellow")
         self._print(note)
 
-    def ending(self, trajectory: Trajectory) -> None:
+    def _call(self, call: ToolCall) -> None:
+        given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+        result = str(call.result)
+        if len(result) > _MOST_SHOWN:
+            result = f"{result[:_MOST_SHOWN]} ... ({len(result):,} characters)"
+        style = "magenta" if call.success else "red"
+        self._print(Text.assemble((f"  {call.name}({given}) -> ", style), result))
+
+    def ending(self, played: Played) -> None:
+        trajectory = played.trajectory
         verdict, style = _verdict(trajectory)
         if self.is_brief:
             seed = f"seed {trajectory.seed}"
             line = f"{seed:<12}{verdict:<14}{_turns(trajectory.num_turns):<12}"
-            self._print(Text(f"{line}reward {_number(trajectory.total_reward)}"))
+            score = "" if played.score is None else f"  score {_number(played.score)}"
+            self._print(Text(f"{line}reward {_number(trajectory.total_reward)}{score}"))
             return
         facts = [_turns(trajectory.num_turns), f"total reward {_number(trajectory.total_reward)}"]
+        if played.score is not None:
+            facts.append(f"score {_number(played.score)} by the reward function")
         facts.append(ENDINGS[trajectory.status])
         self._print(Text.assemble("\n", (verdict, style), f"  {', '.join(facts)}"))
 
-    def summary(self, trajectories: Sequence[Trajectory], player: str) -> None:
+    def summary(self, episodes: Sequence[Played], player: str) -> None:
+        trajectories = [played.trajectory for played in episodes]
         rewards = statistics.fmean(trajectory.total_reward for trajectory in trajectories)
         turns = statistics.fmean(trajectory.num_turns for trajectory in trajectories)
         solved = statistics.fmean(trajectory.success for trajectory in trajectories)
         self._print(
             Text(
                 f"\n{len(trajectories)} episodes by {player}: success {solved:.0%}, "
-                f"mean reward {_number(rewards)}, mean turns {turns:.1f}",
+                f"mean reward {_number(rewards)}, mean turns {turns:.1f}{_mean_score(episodes)}",
                 "bold",
             )
         )
@@ -122,10 +161,11 @@ class Screen:
         turns, total = self.trajectory.num_turns, self.trajectory.total_reward
         self._print(Text(f"\nLeft after {_turns(turns)}, total reward {_number(total)}."))
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception | str) -> None:
         console = make_console(stderr=True)
         turn = self.trajectory.num_turns + 1
-        console.print(Text(f"{self.name} failed in turn {turn}: {explain(error)}", "red"))
+        why = error if isinstance(error, str) else explain(error)
+        console.print(Text(legible(f"{self.name} failed in turn {turn}: {why}"), "red"))
         console.print(Text("See the traceback with --debug; look closer with turnwise check-env."))
 
     def _prompt(self) -> str:
@@ -139,8 +179,13 @@ class Screen:
 def _verdict(trajectory: Trajectory) -> tuple[str, str]:
     if trajectory.success:
         return "Solved", "bold green"
-    says_so = "success" in trajectory.infos[-1]
+    says_so = bool(trajectory.infos) and "success" in trajectory.infos[-1]
     return ("Not solved", "bold red") if says_so else ("Finished", "bold")
+
+
+def _mean_score(episodes: Sequence[Played]) -> str:
+    scores = [played.score for played in episodes if played.score is not None]
+    return f", mean score {_number(statistics.fmean(scores))}" if scores else ""
 
 
 def _turns(count: int) -> str:

@@ -43,6 +43,21 @@ def answer_of(text: str, *, in_thought: bool = False) -> str:
     return text
 
 
+def thought_of(text: str, *, in_thought: bool = False) -> str:
+    """What a turn says besides its answer, without the marks: for people to read.
+
+    >>> thought_of("<think>Should I attack? No.</think>\\n\\nwait")
+    'Should I attack? No.'
+    """
+    answer = answer_of(text, in_thought=in_thought)
+    if answer == text:
+        return ""
+    rest = text.replace(answer, "") if answer else text
+    for mark in THOUGHT_MARKS:
+        rest = rest.replace(mark, " ")
+    return rest.strip()
+
+
 def _outside(text: str, start: str, end: str) -> str:
     """What stands after the first end, and outside of every further pair of tags."""
     _, closed, after = text.partition(end)

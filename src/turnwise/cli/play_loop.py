@@ -1,0 +1,232 @@
+"""An episode that a person or a scripted player plays in the terminal, with the tools there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.tools import ActionParser, ToolCall, ToolRegistry
+from turnwise.tools.base import marked_tools
+from turnwise.types import EpisodeStatus, Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.cli.screen import Screen
+    from turnwise.episode.actions import Actions, ParserChoice
+    from turnwise.episode.limits import EpisodeLimits
+    from turnwise.episode.opening import Abilities
+    from turnwise.reward import RewardFn
+
+Chooser = Callable[[BaseEnvironment], str]
+"""Says the next action of an environment."""
+
+
+@dataclass
+class Played:
+    """An episode that is over, as it is shown and printed."""
+
+    trajectory: Trajectory
+    calls: list[Sequence[ToolCall]] = field(default_factory=list)
+    """The tool calls of each turn."""
+    score: float | None = None
+    """What the run's reward function gives; None: there is none."""
+    row: int | None = None
+    """The row of the dataset that was played, counted from 0."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a run adds to its environment; as it stands, nothing."""
+
+    tools: ToolRegistry | None = None
+    parser: ParserChoice = "auto"
+    system_prompt: str = ""
+    limits: EpisodeLimits | None = None
+    abilities: Abilities | None = None
+    """Of the run's chat template, which the parser `auto` goes by."""
+    reward_fn: RewardFn | None = None
+    rows: Sequence[Mapping[str, Any]] | None = None
+
+    def row_of(self, seed: int) -> int | None:
+        """Which row of the dataset an episode of this seed plays."""
+        return None if not self.rows else seed % len(self.rows)
+
+    def max_turns(self, env: BaseEnvironment) -> int | None:
+        """The most turns of an episode; a turn that calls tools is not a step. None: no limit."""
+        limit = None if self.limits is None else self.limits.max_turns
+        if self.tools is not None or marked_tools(env):
+            return limit
+        return env.max_steps if limit is None else min(env.max_steps, limit)
+
+
+@dataclass
+class Moved:
+    """What came of one turn."""
+
+    step: StepResult
+    state: str = ""
+    calls: Sequence[ToolCall] = ()
+    status: EpisodeStatus | None = None
+    """How the episode ended by it; None: it goes on."""
+
+
+def play_episode(
+    env: BaseEnvironment, choose: Chooser, seed: int, screen: Screen, rules: Rules
+) -> Played:
+    """Play one episode; a failure of the environment propagates as it is.
+
+    Each call runs in an event loop of its own for as long as it takes, so that Ctrl-C reaches
+    `input` at once.
+    """
+    loop = asyncio.new_event_loop()
+    played = Played(Trajectory(seed=seed), row=rules.row_of(seed))
+    trajectory, moves = played.trajectory, Moves(env, rules)
+    try:
+        if played.row is not None and rules.rows is not None:
+            env.task = trajectory.task = dict(rules.rows[played.row])
+        observation = loop.run_until_complete(reset_environment(env, seed))
+        moves.begin()
+        prefix = "\n\n".join(filter(None, [rules.system_prompt, env.get_prompt_prefix().strip()]))
+        trajectory.prompts = [prefix, observation]
+        screen.moves = moves
+        screen.opening(played, prefix, observation, rules.max_turns(env))
+        status = None
+        while status is None:
+            action = choose(env)
+            moved = loop.run_until_complete(moves.act(action))
+            _write_down(played, action, moved)
+            screen.turn(moved.step, moved.calls)
+            status = moved.status
+            if status is None and trajectory.num_turns >= _most_turns(rules):
+                status = EpisodeStatus.TRUNCATED_BY_TURNS
+        trajectory.status = status
+        played.score = loop.run_until_complete(_score(trajectory, env, rules))
+    finally:
+        loop.run_until_complete(moves.close())
+        env.close()
+        loop.close()
+    screen.ending(played)
+    return played
+
+
+class Moves:
+    """What a player's words do in one environment: a step, or tool calls where there are tools."""
+
+    def __init__(self, env: BaseEnvironment, rules: Rules) -> None:
+        self._env = env
+        self._rules = rules
+        self._actions: Actions | None = None
+
+    def begin(self) -> None:
+        """The environment was reset: its own tools join those of the run."""
+        if self._rules.tools is None and not marked_tools(self._env):
+            return
+        # Imports torch, which a game without tools need not wait for.
+        from turnwise.episode.actions import Actions
+        from turnwise.episode.limits import Clock, EpisodeLimits
+        from turnwise.episode.parts import Parts
+        from turnwise.episode.waiting import Waits
+        from turnwise.episode.world import CallStyle, World
+
+        rules, limits = self._rules, self._rules.limits or EpisodeLimits()
+        world = World(self._env, CallStyle("inline"))
+        world.adopt(self._env)
+        self._actions = Actions(
+            rules.abilities, limits, Parts(Waits()), Clock(None), world, rules.tools, rules.parser
+        )
+        self._actions.begin()
+
+    @property
+    def parser(self) -> ActionParser | None:
+        """How tool calls are written; None: there are no tools."""
+        return None if self._actions is None else self._actions.parser
+
+    def tools_in_words(self) -> str:
+        """The tools and how a person calls them; empty: there are none."""
+        if self._actions is None:
+            return ""
+        tools = [
+            f"/{definition.name} {' '.join(f'{name}=...' for name in _arguments(definition))}  "
+            f"{definition.description}".rstrip()
+            for definition in self._actions.definitions
+        ]
+        return "\n".join(["tools:", *(f"  {line}" for line in tools)])
+
+    def call_of(self, line: str) -> str | None:
+        """A typed `/tool name=value ...` as the model would write it; None: it is no such line."""
+        if self.parser is None or self._actions is None or not line.startswith("/"):
+            return None
+        try:
+            name, *words = shlex.split(line[1:])
+        except ValueError:
+            return None
+        if name not in {definition.name for definition in self._actions.definitions}:
+            return None
+        given = dict(word.partition("=")[::2] for word in words)
+        return self.parser.render(ToolCall(name, {k: _value(v) for k, v in given.items()}))
+
+    async def act(self, text: str) -> Moved:
+        if self._actions is None:
+            state = self._env.get_state_description()
+            step = await step_environment(self._env, text)
+            return Moved(step, state, (), _status(step))
+        done = await self._actions.act(text)
+        cut = done.status is not None and done.status.is_truncated
+        step = StepResult(done.observation, done.reward, done.done, cut, done.info)
+        return Moved(step, done.state, done.calls, done.status)
+
+    async def close(self) -> None:
+        if self._actions is not None:
+            await self._actions.close(None)
+
+
+def _most_turns(rules: Rules) -> float:
+    limit = None if rules.limits is None else rules.limits.max_turns
+    return float("inf") if limit is None else limit
+
+
+def _write_down(played: Played, action: str, moved: Moved) -> None:
+    trajectory, step = played.trajectory, moved.step
+    trajectory.states.append(moved.state)
+    trajectory.actions.append(action)
+    trajectory.observations.append(step.observation)
+    trajectory.rewards.append(step.reward)
+    trajectory.dones.append(step.terminated)
+    trajectory.infos.append(step.info)
+    played.calls.append(moved.calls)
+
+
+async def _score(trajectory: Trajectory, env: BaseEnvironment, rules: Rules) -> float | None:
+    from turnwise.reward import batch_type, compute_reward_async
+
+    if rules.reward_fn is None or batch_type(rules.reward_fn) is not None:
+        return None
+    timeout = None if rules.limits is None else rules.limits.reward_timeout
+    reward = await compute_reward_async(trajectory, env, rules.reward_fn, timeout=timeout)
+    return reward.total
+
+
+def _status(step: StepResult) -> EpisodeStatus | None:
+    if not step.done:
+        return None
+    if not step.truncated:
+        return EpisodeStatus.DONE
+    by_itself = bool(step.info.get("truncated"))
+    return EpisodeStatus.TRUNCATED_BY_ENVIRONMENT if by_itself else EpisodeStatus.TRUNCATED_BY_TURNS
+
+
+def _arguments(definition: Any) -> Sequence[str]:
+    schema: Mapping[str, Any] = definition.parameters or {}
+    return list(schema.get("properties", {}))
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

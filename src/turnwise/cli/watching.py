@@ -1,0 +1,149 @@
+"""Watching a model, or an agent of a user, play: each turn is shown as soon as it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from turnwise.cli.agents import AgentMaker
+from turnwise.cli.play_loop import Played, Rules
+from turnwise.cli.screen import Screen
+from turnwise.config import ConfigStore
+from turnwise.env import BaseEnvironment
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.env.driver import StepResult
+from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
+from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.player_engine import player_episode
+from turnwise.episode.types import AgentRecord, TurnRecord
+from turnwise.inference import ScriptedEngine, create_inference_engine
+from turnwise.models import LoadedModel
+from turnwise.tools import answer_of
+from turnwise.tools.thoughts import thought_of
+from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.evaluation import GREEDY
+from turnwise.trainer.stopping import StopRequest, run_unless_stopped
+from turnwise.types import Trajectory
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Who plays, and how fast it is shown."""
+
+    player: LoadedModel
+    """Without a model, its tokenizer alone: an agent's words become tokens too."""
+    agent: AgentMaker | None
+    is_greedy: bool
+    delay: float
+
+
+def watch(
+    watched: Watched,
+    config: ConfigStore,
+    parts: UserParts,
+    rules: Rules,
+    seeds: Sequence[int],
+    screen: Screen,
+) -> Iterator[tuple[Played, EpisodeResult]]:
+    """Play one episode for each seed, and yield it when it is over."""
+    stop = StopRequest(lambda text: None)
+    factory = parts.factory(config)
+    model = watched.player.model
+    with contextlib.ExitStack() as closing:
+        engine = closing.enter_context(
+            ScriptedEngine(watched.player.tokenizer)
+            if model is None
+            else create_inference_engine(model, tokenizer=watched.player.tokenizer)
+        )
+        options = parts.episode_options(config, closing)
+        if watched.is_greedy:
+            options["sampling"] = GREEDY
+        collector = EpisodeCollector(engine, factory, **options)
+        rules = dataclasses.replace(rules, tools=collector.setup.tools)
+        closing.enter_context(stop.listening())
+        for seed in seeds:
+            row = rules.row_of(seed)
+            task = None if row is None or rules.rows is None else rules.rows[row]
+            played = Played(Trajectory(seed=seed), row=row)
+            watcher = ScreenWatcher(screen, played, rules, watched.delay)
+
+            async def play(asked: EpisodeTask, watcher: ScreenWatcher) -> EpisodeResult:
+                episode = _episode(collector, factory, watched.agent, asked, watcher)
+                result = await episode.run()
+                await collector.score_together([result])
+                return result
+
+            result = run_unless_stopped(play(EpisodeTask(seed, task=task), watcher), stop)
+            yield watcher.finish(result, has_score=parts.reward_fn is not None), result
+
+
+def _episode(
+    collector: EpisodeCollector,
+    factory: EnvironmentFactory,
+    agent: AgentMaker | None,
+    task: EpisodeTask,
+    watcher: ScreenWatcher,
+) -> Episode:
+    def make() -> BaseEnvironment:
+        watcher.environment = factory()
+        return watcher.environment
+
+    if agent is not None:
+        return player_episode(collector.setup, make, agent(task.seed, 0), task, watcher)
+    setup = collector.setup.in_this_loop()
+    return Episode(setup, make, seed=task.seed, task=task.task, watcher=watcher)
+
+
+class ScreenWatcher:
+    """Shows an episode turn by turn."""
+
+    def __init__(self, screen: Screen, played: Played, rules: Rules, delay: float) -> None:
+        self.environment: BaseEnvironment | None = None
+        self._screen = screen
+        self._played = played
+        self._rules = rules
+        self._delay = delay
+        self._num_agents = 0
+
+    def opened(self, agent: AgentRecord) -> None:
+        self._num_agents += 1
+        rules = "\n\n".join(
+            str(message["content"]) for message in agent.messages if message["role"] == "system"
+        )
+        said = "\n\n".join(
+            str(message["content"]) for message in agent.messages if message["role"] != "system"
+        )
+        assert self.environment is not None
+        limit = self._rules.max_turns(self.environment)
+        self._screen.opening(self._played, rules.strip(), said, limit)
+        time.sleep(self._delay)
+
+    def turned(self, agent: AgentRecord, turn: TurnRecord) -> None:
+        answer = answer_of(turn.text, in_thought=turn.in_thought)
+        is_alone = self._num_agents == 1 and agent.name == "agent"
+        self._screen.action(
+            answer.strip() or "(nothing)",
+            thought=thought_of(turn.text, in_thought=turn.in_thought),
+            who="" if is_alone else agent.name,
+        )
+        trajectory = self._played.trajectory
+        trajectory.actions.append(turn.text)
+        trajectory.rewards.append(turn.reward)
+        trajectory.infos.append(turn.info)
+        self._played.calls.append(turn.calls)
+        step = StepResult(turn.observation, turn.reward, turn.done, False, turn.info)
+        self._screen.turn(step, turn.calls)
+        time.sleep(self._delay)
+
+    def finish(self, result: EpisodeResult, has_score: bool) -> Played:
+        trajectory = self._played.trajectory
+        trajectory.status, trajectory.error = result.status, result.error
+        trajectory.task = result.trajectory.task
+        if has_score and result.reward is not None:
+            self._played.score = result.reward.total
+        if not result.status.is_error:
+            self._screen.ending(self._played)
+        return self._played
