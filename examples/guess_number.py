@@ -10,7 +10,6 @@ It prints the success of both on held-out numbers, and draws guess_number.png, o
 (with matplotlib: pip install 'turnwise[plot]'). Chance finds the number in half of the games.
 """
 
-import logging
 import subprocess
 import sys
 
@@ -56,5 +55,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

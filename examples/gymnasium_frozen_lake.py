@@ -14,7 +14,6 @@ about half of its walks. Reward makes it more as it tries things out, though not
 the likeliest letters (eval/greedy) it arrives.
 """
 
-import logging
 import re
 import sys
 
@@ -69,5 +68,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

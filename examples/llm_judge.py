@@ -15,7 +15,6 @@ The agent starts with what it says at random, and the judge's score (reward/judg
 
 import argparse
 import json
-import logging
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -106,5 +105,4 @@ if __name__ == "__main__":
     parser.add_argument("--url", help="a server with OpenAI's chat interface; ends in /v1")
     parser.add_argument("--model", default="stand-in", help="the judge's name there")
     parser.add_argument("--quick", action="store_true")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(parser.parse_args())

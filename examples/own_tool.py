@@ -11,7 +11,6 @@ The model starts from random play, where looking is of no use to it: it is right
 times. Reward teaches it to look first and to believe what it sees.
 """
 
-import logging
 import sys
 
 from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer, ToolError, tool
@@ -86,5 +85,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

@@ -14,7 +14,6 @@ the same, step by step, up to rounding. On two cores it is no faster; it is for 
 """
 
 import argparse
-import logging
 
 from turnwise import BaseEnvironment, ConfigStore, create_trainer
 
@@ -70,5 +69,4 @@ if __name__ == "__main__":  # Ray's workers import what they need; this part is 
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", help="auto, or host:port of a cluster that runs already")
     parser.add_argument("--quick", action="store_true")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(parser.parse_args())

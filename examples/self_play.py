@@ -11,7 +11,6 @@ player who draws at random, before and after.
 A perfect first player always wins here: it leaves its opponent three or six.
 """
 
-import logging
 import sys
 
 from turnwise import BaseEnvironment, ConfigStore, EpisodeCollector, RayPPOTrainer
@@ -112,5 +111,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

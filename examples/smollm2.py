@@ -11,7 +11,6 @@ The answers get shorter from step to step (tokens_per_turn) and the reward rises
 tiny model stands in, which knows no capitals: it shows that the script runs, and nothing else.
 """
 
-import logging
 import sys
 
 from turnwise import ConfigStore, RayPPOTrainer
@@ -68,5 +67,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

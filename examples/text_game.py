@@ -11,7 +11,6 @@ three. The rest it learns from reward alone: success rises to about 0.8 as it pl
 out, and on held-out seeds it wins every game when it takes the likeliest letters (eval/greedy).
 """
 
-import logging
 import sys
 
 from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
@@ -79,5 +78,4 @@ def main(quick):
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(quick="--quick" in sys.argv)

@@ -13,7 +13,6 @@ thing that the list does not have) and, in full, how both and the reward change.
 the right price once in ten times.
 """
 
-import logging
 import os
 import sys
 
@@ -95,5 +94,4 @@ if __name__ == "__main__":
     if "serve" in sys.argv:
         serve()
     else:
-        logging.basicConfig(level=logging.INFO, format="%(message)s")
         main(quick="--quick" in sys.argv)

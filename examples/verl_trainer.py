@@ -12,7 +12,6 @@ On a machine without a GPU it runs too, slowly: to try a script before it goes t
 """
 
 import argparse
-import logging
 import sys
 
 from turnwise import BaseEnvironment, ConfigStore, MissingExtraError, create_trainer
@@ -71,5 +70,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--quick", action="store_true")
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
     main(parser.parse_args())

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from turnwise.cli.run_state import RunState
-from turnwise.cli.run_view import RunView
+from turnwise.progress.run_state import RunState
+from turnwise.progress.run_view import RunView
 from turnwise.runs.doctor import diagnose
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.trainer.reporter import RunInfo

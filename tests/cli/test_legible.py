@@ -14,8 +14,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from turnwise.cli.console import LegibleConsole
 from turnwise.legible import LegibleFormatter, legible
+from turnwise.progress.console import LegibleConsole
 
 # Clears the screen, writes into the clipboard, goes back in the line; one of them in eight bits,
 # and one that turns the order of writing round.

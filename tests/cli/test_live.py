@@ -17,11 +17,12 @@ from hypothesis import example, given, settings, strategies as st
 from rich.console import Console
 
 from cli.terminal import Terminal
-from turnwise.cli.curve import draw_curve, moving_mean, nice_ticks
-from turnwise.cli.lines import JsonReporter, LineReporter
-from turnwise.cli.live import LiveReporter, make_reporter
-from turnwise.cli.run_state import RunState, brief, clock_time
-from turnwise.cli.run_view import RunView
+from turnwise.progress.choose import make_reporter
+from turnwise.progress.curve import draw_curve, moving_mean, nice_ticks
+from turnwise.progress.lines import JsonReporter, LineReporter
+from turnwise.progress.live import LiveReporter
+from turnwise.progress.run_state import RunState, brief, clock_time
+from turnwise.progress.run_view import RunView
 from turnwise.trainer.reporter import RunInfo
 
 NUMBERS = st.floats(-1e9, 1e9, allow_nan=False)
@@ -243,12 +244,16 @@ def terminal():
     return Terminal()
 
 
-@pytest.fixture
-def live(terminal):
+def reporter_on(terminal):
     console = Console(
         file=terminal, force_terminal=True, width=80, height=24, color_system="standard"
     )
-    with LiveReporter(console) as reporter:
+    return LiveReporter(console)
+
+
+@pytest.fixture
+def live(terminal):
+    with reporter_on(terminal) as reporter:
         yield reporter
 
 
@@ -263,7 +268,7 @@ def test_the_live_picture_follows_and_its_last_one_stays(terminal, live):
     live.console.print("$ turnwise train")
     wait_for(lambda: "setting up" in terminal.screen)
     live.begin(info(40))
-    assert "setting up" not in terminal.screen
+    wait_for(lambda: "setting up" not in terminal.screen)
     for step in range(1, 41):
         live.step(metrics(step))
         live.progress("episodes", step, 64)
@@ -281,23 +286,27 @@ def test_the_live_picture_follows_and_its_last_one_stays(terminal, live):
     assert not any(thread.name == "display" for thread in threading.enumerate())
 
 
-def test_what_others_print_stands_above_the_picture(terminal, live):
-    live.begin(info(40))
-    live.step(metrics(1))
-    print("a word of the environment")
-    wait_for(lambda: "step 1/40" in terminal.screen)
-    live.end("finished")
+def test_what_others_print_stands_above_the_picture(terminal):
+    with reporter_on(terminal) as live:
+        live.begin(info(40))
+        live.step(metrics(1))
+        print("a word of the environment")
+        print("10 %\r20 %\r30 %", end="")
+        wait_for(lambda: "step 1/40" in terminal.screen)
+        live.end("finished")
+    print("this is not for that terminal")
     everything = "\n".join([*terminal.scrolled, terminal.screen])
-    assert everything.index("a word of the environment") < everything.index("guess-number")
+    assert everything.startswith("a word of the environment\n30 %\nguess-number · tiny")
     assert everything.count("guess-number · tiny") == 1
+    assert "this is not" not in everything
 
 
 def test_a_narrower_window_gets_a_whole_new_picture(terminal, live):
     live.begin(info(40))
     live.step(metrics(1))
     wait_for(lambda: "step 1/40" in terminal.screen)
-    terminal.narrow(60)
     live.console.width = 60
+    terminal.narrow(60)
     wait_for(lambda: terminal.screen.count("guess-number · tiny") == 1)
     live.end("interrupted")
     assert terminal.screen.count("step 1/40") == 1
@@ -305,7 +314,8 @@ def test_a_narrower_window_gets_a_whole_new_picture(terminal, live):
     assert "\ninterrupted" in terminal.screen
 
 
-def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal, live):
+def test_a_run_that_fails_leaves_the_terminal_as_it_was(terminal):
+    live = reporter_on(terminal)
     live.begin(info(40))
     with pytest.raises(ZeroDivisionError), live:
         live.step({"step": 1 / 0})
@@ -326,11 +336,26 @@ def test_a_run_goes_on_when_its_terminal_is_gone(terminal, live, monkeypatch):
     assert live.state.outcome == "finished"
 
 
-def test_warnings_become_messages_and_do_not_tear_the_picture(live, capsys):
+def test_warnings_and_tracebacks_stay_above_the_picture(terminal, live, capsys):
     live.begin(info(40))
+    live.step(metrics(1))
     logging.getLogger("turnwise").warning("nothing moves: %d episodes wait", 3)
-    assert live.state.messages[-1][1] == "nothing moves: 3 episodes wait"
-    live.end("finished")
+    live.say('1 of 8 episodes failed\n  File "maze.py", line 3, in step')
+    live.say("a word")
+    live.end("stopped: why the error says")
+    live.say("doctor: the last word")
+    everything = "\n".join([*terminal.scrolled, terminal.screen])
+    lines = [
+        "nothing moves: 3 episodes wait",
+        "1 of 8 episodes failed\n      File",
+        "guess-number · tiny",
+        "\nstopped",
+        "a word",
+        "doctor: the last word",
+    ]
+    assert [everything.count(line) for line in lines] == [1] * len(lines)
+    assert sorted(lines, key=everything.index) == lines
+    assert "why the error says" not in everything
     assert "nothing moves" not in capsys.readouterr().err
 
 
@@ -348,8 +373,8 @@ def test_plain_lines_can_be_searched():
         reporter.step(metrics(2, **{"eval/greedy/success": 0.5}))
         reporter.end("finished")
     assert out.getvalue().splitlines() == [
-        "training tiny on guess-number, 4 steps",
         "run folder runs/mine",
+        "training tiny on guess-number, 4 steps",
         "step 1/4  reward 0.53  success 0.41  entropy 1.20  kl 0.004  1,234 tok/s  eta 0:03",
         "checkpoint saved",
         "  episodes 37/64",
@@ -357,18 +382,6 @@ def test_plain_lines_can_be_searched():
         "  1,234 tok/s  eta 0:40",
         "finished after 0:23",
     ]
-
-
-def test_quick_steps_share_a_line_and_the_last_is_never_left_out():
-    out, clock = io.StringIO(), Clock()
-    with LineReporter(out, clock) as reporter:
-        reporter.begin(info(100))
-        for step in range(1, 51):
-            clock.now += 0.25
-            reporter.step(metrics(step))
-        reporter.end("interrupted")
-    steps = [int(step) for step in re.findall(r"^step (\d+)/100", out.getvalue(), re.M)]
-    assert steps == [1, 9, 17, 25, 33, 41, 49, 50]
 
 
 def test_json_lines_are_the_metrics_and_words_go_elsewhere():

@@ -25,7 +25,7 @@ LAYERS = [
     {"inference"},
     {"episode"},
     {"data", "runs", "learner"},
-    {"trainer"},
+    {"progress", "trainer"},
     {"scale"},
     {"view"},
     {"cli", "__main__"},

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.cli.common import print_json, working
-from turnwise.cli.run_state import clock_time, one_line
 from turnwise.config import ConfigStore
+from turnwise.progress.run_state import clock_time, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console

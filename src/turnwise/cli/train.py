@@ -172,18 +172,15 @@ def _find_code(config: ConfigStore, file: Path | None) -> None:
 
 
 def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, again: str) -> None:
-    from turnwise.cli.live import make_reporter
+    from turnwise.progress.choose import make_reporter
 
     words = make_console(stderr=as_json)
     with make_reporter(plain=plain, as_json=as_json) as reporter:
-        from turnwise.trainer.reporter import LogReporter, Reporters
         from turnwise.trainer.trainer import RayPPOTrainer
 
-        both = Reporters(LogReporter(), reporter)  # the run's log.txt, and whoever looks on
-        trainer = RayPPOTrainer(config, reporter=both, resume=resume)
+        trainer = RayPPOTrainer(config, reporter=reporter, resume=resume)
         try:
             with trainer:
-                _ = trainer.machinery  # a wrong name is told before there is a folder
                 trainer.fit()
         except KeyboardInterrupt:
             is_saved = trainer.run_folder is not None
@@ -241,7 +238,7 @@ def _reached(history: Sequence[Mapping[str, float]], parts: Sequence[str]) -> li
 
     Of a mix the whole first, then each part.
     """
-    from turnwise.cli.run_state import brief
+    from turnwise.progress.run_state import brief
 
     lines = []
     names = [*_REACHED, *(f"{part}/{name}" for part in parts for name in _REACHED)]

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
 from turnwise.learner.lora import add_lora, has_adapters
@@ -33,7 +35,9 @@ def make_learner(
     warn_if_emulated(model)
     training = config.training
     if training.lora_rank and not has_adapters(model):
-        add_lora(model, training.lora_rank)
+        with torch.random.fork_rng():  # their first weights follow from the seed alone
+            torch.manual_seed(training.seed)
+            add_lora(model, training.lora_rank)
     needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
     if needs_reference and reference is None and not has_adapters(model):
         reference = copy.deepcopy(model)

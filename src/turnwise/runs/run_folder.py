@@ -9,6 +9,7 @@ import logging
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -16,9 +17,9 @@ from typing import Any, Literal, TypeAlias
 from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.legible import LegibleFormatter
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.resume_settings import Change, changes_between, refusals
+from turnwise.runs.run_log import logged_to
 from turnwise.whole_files import is_draft, write_whole
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
@@ -161,21 +162,9 @@ class RunFolder:
                 ) from None
             yield
 
-    @contextlib.contextmanager
-    def logged(self, level: str) -> Iterator[None]:
+    def logged(self, level: str) -> AbstractContextManager[None]:
         """What turnwise logs goes into `log.txt` too."""
-        logger = logging.getLogger("turnwise")
-        handler = logging.FileHandler(self.log_file, encoding="utf-8")
-        handler.setFormatter(LegibleFormatter("%(asctime)s %(levelname)s %(message)s"))
-        before = logger.level
-        logger.addHandler(handler)
-        logger.setLevel(level.upper())
-        try:
-            yield
-        finally:
-            logger.removeHandler(handler)
-            logger.setLevel(before)
-            handler.close()
+        return logged_to(self.log_file, level)
 
 
 def choose_run_folder(

@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, EngineStalled, error_message
@@ -17,7 +17,7 @@ from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.recording import identity, recorded
 from turnwise.trainer.records import Records
-from turnwise.trainer.reporter import Metrics, Reporter, RunInfo
+from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.training_step import BrokenSteps
@@ -31,7 +31,7 @@ class RunLifecycle:
         config: ConfigStore,
         given: UserParts,
         curriculum: Curriculum | None,
-        reporter: Reporter,
+        reporter: Reporter | Literal["auto"] | None,
         resume: Resume,
     ) -> None:
         self.config = config
@@ -50,7 +50,7 @@ class RunLifecycle:
                 "environment: environments=[{'environment': ..., 'curriculum': ...}]"
             )
         self._curriculum = curriculum
-        self._reporter = reporter
+        self._reporter, self._display = choose_reporter(reporter)
         self._resume: Resume = resume
         self._machinery: Machinery | None = None
         self._is_loaded = False
@@ -98,6 +98,8 @@ class RunLifecycle:
         self.__dict__.pop("_recorded", None)
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._display)
+            _ = self.machinery  # what cannot be used is reported before there is a folder
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
                 folder, resumes = self._folder()
                 folder.path.mkdir(parents=True, exist_ok=True)

@@ -17,7 +17,7 @@ from turnwise.episode import Collection
 from turnwise.errors import CheckpointError
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.doctor import Doctor
+from turnwise.runs.doctor import Doctor, Finding
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
 from turnwise.runs.provenance import provenance
@@ -51,6 +51,8 @@ class Records:
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
         self._doctor = Doctor()
+        self._news: list[Finding] = []
+        """What the doctor said of the last step."""
         self._num_steps = 0
         self._saved_step = -1
         self._seconds: Metrics = {}
@@ -137,7 +139,8 @@ class Records:
         self._last = metrics
         self._write_status("running", step)
         self._reporter.step(metrics)
-        for finding in self._doctor.look(metrics):
+        self._news = self._doctor.look(metrics)
+        for finding in self._news:
             self._reporter.say(f"doctor: {finding}")
         self._seconds = {"time/log": time.perf_counter() - started}
 
@@ -184,6 +187,9 @@ class Records:
             if self._sinks is not None:
                 self._sinks.close()
             self._reporter.end(outcome)
+            for finding in self._doctor.present():
+                if finding not in self._news:  # which was said a moment ago
+                    self._reporter.say(f"doctor: {finding}")
 
     def _write_status(self, status: str, step: int) -> None:
         self._folder.write_status(

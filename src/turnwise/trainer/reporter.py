@@ -1,12 +1,17 @@
-"""Who is told how a run goes: the log by default, a live display from the command line."""
+"""Who is told how a run goes: its log always, and a display unless the user wants none."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
+
+from turnwise.errors import ConfigError
+from turnwise.progress.choose import AutoReporter
+from turnwise.progress.log_records import PROGRESS
 
 Metrics: TypeAlias = dict[str, float]
 """The figures of one step, under flat names."""
@@ -54,20 +59,20 @@ class LogReporter:
 
     def begin(self, run: RunInfo) -> None:
         self._num_steps = run.num_steps
-        _LOG.info("training %s on %s, %d steps", run.model, run.environment, run.num_steps)
-        _LOG.info("the run is kept in %s", run.folder)
+        self.say(f"run folder {run.folder}")
+        self.say(f"training {run.model} on {run.environment}, {run.num_steps} steps")
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        _LOG.info("%s", step_line(metrics, self._num_steps))
+        self.say(step_line(metrics, self._num_steps))
 
     def say(self, text: str) -> None:
-        _LOG.info("%s", text)
+        _LOG.info("%s", text, extra=PROGRESS)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Too much for a log."""
 
     def end(self, outcome: str) -> None:
-        _LOG.info("%s", outcome)
+        self.say(outcome)
 
 
 class Reporters:
@@ -95,6 +100,29 @@ class Reporters:
     def end(self, outcome: str) -> None:
         for reporter in self._reporters:
             reporter.end(outcome)
+
+
+def choose_reporter(
+    reporter: Reporter | Literal["auto"] | None,
+) -> tuple[Reporter, AbstractContextManager[object]]:
+    """What a trainer tells, given its argument `reporter`; and what to enter around a run."""
+    if reporter == "auto":
+        display = AutoReporter()
+        return Reporters(LogReporter(), display), display
+    if reporter is None or isinstance(reporter, LogReporter):
+        return reporter or LogReporter(), nullcontext()
+    missing = [
+        name
+        for name in ("begin", "step", "say", "progress", "end")
+        if not callable(getattr(reporter, name, None))
+    ]
+    if missing:
+        raise ConfigError(
+            f"reporter got {reporter!r:.80}, which has no method {', '.join(missing)}. Expected "
+            '"auto" (the default), None for no output, or an object with the methods of '
+            "turnwise.Reporter."
+        )
+    return Reporters(LogReporter(), reporter), nullcontext()
 
 
 _SHOWN = ("reward", "success", "turns", "entropy", "kl")

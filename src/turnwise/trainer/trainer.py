@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -28,7 +28,7 @@ from turnwise.trainer.lifecycle import RunLifecycle
 from turnwise.trainer.mix import GivenEnvironment, with_mix
 from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.records import Records
-from turnwise.trainer.reporter import LogReporter, Metrics, Reporter
+from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout, Rows
 from turnwise.trainer.state import seed_generators, undone_if_interrupted
 from turnwise.trainer.stopping import StopRequest
@@ -47,6 +47,9 @@ class RayPPOTrainer(RunLifecycle):
     agent can call. In one process by default.
 
     A run that was interrupted goes on when it is started again with the same settings.
+
+    `fit` shows its progress: live in a terminal, in the cell of a notebook, elsewhere as a line per
+    step. `reporter=None` shows nothing; an object with the methods of `Reporter` is told instead.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class RayPPOTrainer(RunLifecycle):
         limits: EpisodeLimits | None = None,
         environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None = None,
         curriculum: Curriculum | None = None,
-        reporter: Reporter | None = None,
+        reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume | bool = "auto",
     ) -> None:
         config = (config or ConfigStore()).validate()
@@ -86,7 +89,7 @@ class RayPPOTrainer(RunLifecycle):
             limits,
         )
         config, given = with_mix(config, given, environments)
-        super().__init__(config, given, curriculum, reporter or LogReporter(), resume)
+        super().__init__(config, given, curriculum, reporter, resume)
         self._rows: Rows | None = self._parts.dataset
         self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._failures = FailureReport(self._reporter.say)

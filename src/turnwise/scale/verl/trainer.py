@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
@@ -16,7 +16,9 @@ from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.models import model_folder
+from turnwise.progress.lines import LineReporter
 from turnwise.reward import RewardFn, batch_type
+from turnwise.runs.doctor import Doctor
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
 from turnwise.scale.verl.compose import check, compose
@@ -30,7 +32,7 @@ from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, st
 from turnwise.scale.verl.settings import refuse_mix, to_verl_config
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import UserParts
-from turnwise.trainer.reporter import Metrics
+from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.rollout import Rows
 
 _EVALUATED = 32
@@ -49,6 +51,9 @@ class CustomRayPPOTrainer:
     `resource_pool_manager`, `collate_fn`, `train_sampler` (over the rows of `train_dataset`) and
     `device_name`; `val_dataset` is another name for `eval_dataset`. A `CustomEnvironmentDataset`
     as `train_dataset` is taken as it is, and its environment is played.
+
+    VERL prints each step to the console itself, unless `reporter` is None or an object, which is
+    told of the steps when VERL is done.
     """
 
     def __init__(
@@ -66,6 +71,7 @@ class CustomRayPPOTrainer:
         tokenizer: Any = None,
         limits: EpisodeLimits | None = None,
         multi_turn_engine: MultiTurnInferenceEngine | None = None,
+        reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume = "auto",
         verl_overrides: Sequence[str] = (),
         val_dataset: Any = None,
@@ -99,6 +105,8 @@ class CustomRayPPOTrainer:
             None,
             limits,
         ).filled_from(self.config)
+        self._verl_prints = reporter == "auto"
+        self._reporter = LineReporter() if reporter == "auto" else choose_reporter(reporter)[0]
         self._multi_turn = multi_turn_engine
         self._resume = resume
         self._overrides = list(verl_overrides)
@@ -161,6 +169,8 @@ class CustomRayPPOTrainer:
             "data.custom_cls.name": "HandedDataset",
             f"{PARTS}.drops_groups": self.config.training.on_error == "drop_group",
         }
+        if not self._verl_prints:
+            found["trainer.logger"] = ["file", *self.config.logging.sinks]
         if self._given.train_sampler is not None or self._has_verl_rows:
             # As many passes as it takes; the steps are counted by themselves.
             found["trainer.total_epochs"] = 10**6
@@ -212,17 +222,32 @@ class CustomRayPPOTrainer:
                 return self.metrics_history
             self._write_status(folder, "running", num_steps)
             self.config.save(folder.config_file)
+            model = self.config.model.local_path or self.config.model.model_name
+            first = _saved_steps(folder.path)
+            self._reporter.begin(RunInfo(folder.path, self._name, model, num_steps, first))
             try:
                 run = self._start(num_steps)
                 run.fit()
             except BaseException as error:
                 self._read_metrics(folder)
-                self._write_status(folder, f"stopped: {error}", num_steps)
+                self._end(folder, f"stopped: {error}", num_steps, first)
                 self.cleanup()
                 raise
             self._read_metrics(folder)
-            self._write_status(folder, "finished", num_steps)
+            self._end(folder, "finished", num_steps, first)
         return self.metrics_history
+
+    def _end(self, folder: RunFolder, outcome: str, num_steps: int, first: int) -> None:
+        """Record how it ended, and report it: the steps if VERL did not, the doctor's findings."""
+        self._write_status(folder, outcome, num_steps)
+        doctor = Doctor()
+        for metrics in self.metrics_history:
+            doctor.look(metrics)
+            if not self._verl_prints and metrics["step"] > first:
+                self._reporter.step(metrics)
+        self._reporter.end(outcome)
+        for finding in doctor.present():
+            self._reporter.say(f"doctor: {finding}")
 
     def _start(
         self, num_steps: int, num_held_out: int | None = None, extra: Sequence[str] = ()

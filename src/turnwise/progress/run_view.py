@@ -9,8 +9,8 @@ from itertools import islice, zip_longest
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from turnwise.cli.curve import draw_curve
-from turnwise.cli.run_state import RunState, brief, clock_time
+from turnwise.progress.curve import draw_curve
+from turnwise.progress.run_state import RunState, brief, clock_time
 
 # Metric, its name here, and which way is better: 1 up, -1 down, 0 neither.
 FIGURES = (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from turnwise.cli.common import legible
+from turnwise.legible import legible
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
@@ -45,6 +45,7 @@ class RunState:
 
     def begin(self, run: RunInfo) -> None:
         self._started = self.clock()
+        self._ended = self.outcome = None
         self.environment = one_line(run.environment)
         self.model = one_line(run.model)
         self.folder = one_line(str(run.folder))
@@ -65,7 +66,8 @@ class RunState:
 
     def end(self, outcome: str) -> None:
         self.now = None
-        self.outcome = one_line(outcome)
+        # Why it was stopped is said by the error that follows.
+        self.outcome = one_line(outcome.partition(":")[0])
         self._ended = self.clock()
 
     @property
@@ -123,6 +125,22 @@ class RunState:
         if num_together == 0:
             return None
         return fmean(values[-num_together:]) - fmean(values[:num_together])
+
+
+def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
+    """A step in one line: `step 3/9  reward 0.50  entropy 1.20  1,234 tok/s  eta 0:12`."""
+    parts = [f"step {metrics['step']:.0f}/{state.num_steps}"]
+    names = ["reward", "success", "entropy", "kl"]
+    if not state.reports_success:
+        names.remove("success")
+    kinds = ["success", "reward"] if "success" in names else ["reward"]
+    names += [f"eval/{way}/{kind}" for way in ("greedy", "sampled") for kind in kinds]
+    parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
+    if (speed := metrics.get("time/tokens_per_second")) is not None:
+        parts.append(f"{speed:,.0f} tok/s")
+    if (left := state.seconds_left) is not None:
+        parts.append(f"eta {clock_time(left)}")
+    return "  ".join(parts)
 
 
 def one_line(text: str) -> str:

@@ -4,39 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self, TextIO
 
-from turnwise.cli.run_state import RunState, brief, clock_time, one_line
+from turnwise.legible import legible
+from turnwise.progress.log_records import Warnings, shown_elsewhere
+from turnwise.progress.run_state import RunState, clock_time, one_line, step_text
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
 
-# Quick steps share a line, slow parts of a step get one: a log that can be read either way.
-SECONDS_BETWEEN_STEPS = 2.0
 SECONDS_BETWEEN_SIGNS_OF_LIFE = 20.0
-
-
-class Warnings(logging.Handler):
-    """Hands what turnwise logs as a warning to a reporter, in the place of the standard error."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._say = say
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
-
-    def __enter__(self) -> Self:
-        logging.getLogger("turnwise").addHandler(self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        logging.getLogger("turnwise").removeHandler(self)
+"""A slow step gets a line about its episodes this often."""
 
 
 class LineReporter:
@@ -48,73 +30,41 @@ class LineReporter:
         self.state = RunState(clock)
         self._out = _Out(stream or sys.stdout)
         self._told = -SECONDS_BETWEEN_SIGNS_OF_LIFE
-        self._first_told = False
-        self._untold: str | None = None
-        self._warnings = Warnings(self.say)
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._warnings.__enter__()
+        self._held.enter_context(Warnings(self.say))
+        self._held.enter_context(shown_elsewhere())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._warnings.__exit__()
-        self._tell_rest()
+        self._held.close()
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
         state = self.state
-        self._tell(f"training {state.model} on {state.environment}, {state.num_steps:,} steps")
         self._tell(f"run folder {state.folder}")
+        self._tell(f"training {state.model} on {state.environment}, {state.num_steps:,} steps")
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.state.step(metrics)
-        line = self._line(metrics)
-        is_last = self.state.step_number >= self.state.num_steps
-        was_evaluated = any(name.startswith("eval/") for name in metrics)
-        if is_last or was_evaluated or not self._first_told or self._is_time(SECONDS_BETWEEN_STEPS):
-            self._first_told = True
-            self._tell(line)
-        else:
-            self._untold = line
+        self._tell(step_text(self.state, metrics))
 
     def say(self, text: str) -> None:
         self.state.say(text)
-        self._out.write(one_line(text))
+        self._out.write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        if self._is_time(SECONDS_BETWEEN_SIGNS_OF_LIFE):
+        if self.state.clock() - self._told >= SECONDS_BETWEEN_SIGNS_OF_LIFE:
             self._tell(f"  {one_line(what)} {done:,}/{total:,}")
 
     def end(self, outcome: str) -> None:
-        self._tell_rest()
         self.state.end(outcome)
         self._tell(f"{self.state.outcome} after {clock_time(self.state.elapsed)}")
 
-    def _tell_rest(self) -> None:
-        if self._untold is not None:
-            self._tell(self._untold)
-
-    def _is_time(self, seconds: float) -> bool:
-        return self.state.clock() - self._told >= seconds
-
     def _tell(self, line: str) -> None:
         self._told = self.state.clock()
-        self._untold = None
         self._out.write(line)
-
-    def _line(self, metrics: Mapping[str, float]) -> str:
-        parts = [f"step {self.state.step_number}/{self.state.num_steps}"]
-        names = ["reward", "success", "entropy", "kl"]
-        if not self.state.reports_success:
-            names.remove("success")
-        kinds = ["success", "reward"] if "success" in names else ["reward"]
-        names += [f"eval/{way}/{kind}" for way in ("greedy", "sampled") for kind in kinds]
-        parts += [f"{name} {brief(metrics[name])}" for name in names if name in metrics]
-        if (speed := metrics.get("time/tokens_per_second")) is not None:
-            parts.append(f"{speed:,.0f} tok/s")
-        if (left := self.state.seconds_left) is not None:
-            parts.append(f"eta {clock_time(left)}")
-        return "  ".join(parts)
 
 
 class JsonReporter:
@@ -123,14 +73,15 @@ class JsonReporter:
     def __init__(self, stream: TextIO | None = None, words: TextIO | None = None) -> None:
         self._out = _Out(stream or sys.stdout)
         self._words = _Out(words or sys.stderr)
-        self._warnings = Warnings(self.say)
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._warnings.__enter__()
+        self._held.enter_context(Warnings(self.say))
+        self._held.enter_context(shown_elsewhere())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._warnings.__exit__()
+        self._held.close()
 
     def begin(self, run: RunInfo) -> None:
         self._words.write(f"run folder {one_line(str(run.folder))}")
@@ -139,13 +90,20 @@ class JsonReporter:
         self._out.write(json.dumps(dict(metrics)))
 
     def say(self, text: str) -> None:
-        self._words.write(one_line(text))
+        self._words.write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Only whole steps are written."""
 
     def end(self, outcome: str) -> None:
-        self._words.write(one_line(outcome))
+        self._words.write(one_line(outcome.partition(":")[0]))
+
+
+def as_block(text: str) -> str:
+    """Foreign text that does the terminal no harm; further lines are indented, so that none looks
+    like a line of the run."""
+    first, *rest = legible(text.strip("\n")).split("\n")
+    return "\n".join([first, *(f"    {line}" for line in rest)])
 
 
 class _Out:

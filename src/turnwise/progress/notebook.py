@@ -1,0 +1,174 @@
+"""A run in a notebook: one output of the cell, updated in place."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from turnwise.progress.lines import as_block
+from turnwise.progress.log_records import Warnings, shown_elsewhere
+from turnwise.progress.run_state import RunState, brief, clock_time, step_text
+
+if TYPE_CHECKING:
+    from turnwise.trainer.reporter import RunInfo
+
+SECONDS_BETWEEN_UPDATES = 0.5
+NUM_STEP_LINES = 10
+NUM_MESSAGES = 12
+_CHART = (260, 90)
+"""Width and height of a curve, in pixels."""
+_COLOURS = {"reward": "#0b7285", "success": "#2b8a3e"}
+
+
+def is_notebook() -> bool:
+    """Whether the code runs in the kernel of a notebook (Jupyter, VS Code, Colab)."""
+    ipython = sys.modules.get("IPython")  # imported by every kernel
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+class NotebookReporter:
+    """Curves, progress and messages as HTML; plain text where a reader shows no HTML."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.state = RunState(clock)
+        self._steps: list[str] = []
+        """The latest steps, a line each."""
+        self._messages: list[str] = []
+        self._handle: Any = None
+        self._shown = -SECONDS_BETWEEN_UPDATES
+        self._lock = threading.Lock()
+        self._held = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        self._held.enter_context(Warnings(self.say))
+        self._held.enter_context(shown_elsewhere())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+        self._update()
+
+    def begin(self, run: RunInfo) -> None:
+        self.state.begin(run)
+        self._update()
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        self.state.step(metrics)
+        self._steps = [*self._steps, step_text(self.state, metrics)][-NUM_STEP_LINES:]
+        self._update_if_time()
+
+    def say(self, text: str) -> None:
+        """Only noted, which is safe in a signal's handler; it is shown with what comes next."""
+        self._messages = [*self._messages, as_block(text)][-NUM_MESSAGES:]
+        if self.state.outcome is not None:
+            self._update()
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.state.progress(what, done, total)
+        self._update_if_time()
+
+    def end(self, outcome: str) -> None:
+        self.state.end(outcome)
+        self._update()
+
+    def _update_if_time(self) -> None:
+        if self.state.clock() - self._shown >= SECONDS_BETWEEN_UPDATES:
+            self._update()
+
+    def _update(self) -> None:
+        """Show the present state. Episodes report from a thread of their own."""
+        if not self.state.folder and not self._messages:
+            return
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            self._shown = self.state.clock()
+            bundle = {"text/plain": self.as_text(), "text/html": self.as_html()}
+            if self._handle is None:
+                from IPython.display import display
+
+                self._handle = display(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
+        finally:
+            self._lock.release()
+
+    def as_text(self) -> str:
+        """The present state as lines."""
+        state = self.state
+        lines = [
+            f"run folder {state.folder}",
+            f"training {state.model} on {state.environment}, {state.num_steps:,} steps",
+            *self._steps,
+            *([] if state.outcome is None else [_ending(state)]),
+            *self._messages,
+        ]
+        return "\n".join(lines if state.folder else self._messages)
+
+    def as_html(self) -> str:
+        """The present state as HTML without scripts; foreign text is escaped."""
+        state = self.state
+        names = ["reward", *(["success"] if state.reports_success else [])]
+        charts = "".join(_chart(name, state.points(name)) for name in names)
+        head = f"<b>{_safe(state.environment)}</b> · {_safe(state.model)}"
+        head += f" · run folder <code>{_safe(state.folder)}</code>"
+        bar = f'<progress value="{state.step_number}" max="{max(state.num_steps, 1)}"></progress>'
+        rows = [head, f"{bar} {_safe(_standing(state))}"] if state.folder else []
+        if charts:
+            rows.append(charts)
+        if self._steps:
+            rows.append(_safe(self._steps[-1]))
+        said = "\n".join(self._messages)
+        if said:
+            style = "margin:0;white-space:pre-wrap;font-size:12px"
+            rows.append(f'<pre style="{style}">{_safe(said)}</pre>')
+        return "".join(f'<div style="margin:2px 0">{row}</div>' for row in rows)
+
+
+def _standing(state: RunState) -> str:
+    if state.outcome is not None:
+        return _ending(state)
+    text = f"step {state.step_number:,}/{state.num_steps:,}, {clock_time(state.elapsed)} elapsed"
+    if (left := state.seconds_left) is not None:
+        text += f", {clock_time(left)} left"
+    if state.now is not None:
+        what, done, total = state.now
+        text += f" · {what} {done:,}/{total:,}"
+    return text
+
+
+def _ending(state: RunState) -> str:
+    return f"{state.outcome} after {clock_time(state.elapsed)}"
+
+
+def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:
+    """A curve as SVG, with its lowest and its highest value beside it."""
+    if len(points) < 2:
+        return ""
+    width, height = _CHART
+    steps, values = zip(*points, strict=True)
+    low, high = min(values), max(values)
+    across, up = max(steps[-1] - steps[0], 1), (high - low) or 1.0
+    line = " ".join(
+        f"{(step - steps[0]) / across * width:.1f},{height - (value - low) / up * height:.1f}"
+        for step, value in points
+    )
+    colour = _COLOURS[name]
+    return (
+        '<figure style="display:inline-block;margin:4px 16px 4px 0;font-size:12px">'
+        f'<figcaption style="color:{colour}">{name} {brief(values[-1])} '
+        f"({brief(low)} to {brief(high)})</figcaption>"
+        f'<svg width="{width}" height="{height + 4}" viewBox="0 -2 {width} {height + 4}">'
+        f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/></svg>'
+        "</figure>"
+    )
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,213 @@
+"""`fit` shows its progress by itself, where the script runs, and everything once."""
+
+import contextlib
+import io
+import logging
+import multiprocessing
+import re
+import sys
+import types
+
+import pytest
+
+from cli.terminal import Terminal
+from trainer.worlds import Echo, small_trainer
+from turnwise.errors import ConfigError
+from turnwise.progress.choose import is_worker
+from turnwise.runs.run_folder import RunFolder
+
+QUICK = (
+    "training.batch_size=4",
+    "training.num_epochs=1",
+    "training.steps_per_epoch=2",
+    "training.warm_start=null",
+    "inference.max_tokens=2",
+)
+
+
+class Talking(Echo):
+    """Prints, as people do who look for a mistake, and fails now and then."""
+
+    def reset(self):
+        self.number = self.rng.randrange(1000)
+        return super().reset()
+
+    def step(self, action):
+        print(f"the environment prints {self.number}")
+        logging.getLogger("turnwise").warning("a warning of turnwise %s", self.number)
+        logging.getLogger("mine").warning("a warning of the script %s", self.number)
+        return super().step(action)
+
+
+def fit(folder, environment=Echo, *overrides, **options):
+    with small_trainer(folder, environment, *QUICK, *overrides, **options) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def masked(text):
+    """Numbers that the machine decides, and the folder, made equal."""
+    text = re.sub(r"\d+:\d\d\b", "TIME", re.sub(r"[\d,]+ tok/s", "N tok/s", text))
+    return re.sub(r"run folder .*", "run folder ...", text)
+
+
+@contextlib.contextmanager
+def configured_logging():
+    """The logging of a script: INFO to the standard error, as `basicConfig` has it."""
+    handler = logging.StreamHandler(sys.stderr)
+    root = logging.getLogger()
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel("INFO")
+    try:
+        yield handler
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+def test_a_pipe_gets_the_folder_first_and_a_line_per_step(tmp_path, capsys):
+    with configured_logging():
+        trainer = fit(tmp_path)
+    out, err = capsys.readouterr()
+    assert out.startswith(f"run folder {trainer.run_folder}\n")
+    first, second = trainer.metrics_history
+    steps = [
+        f"step {number}/2  reward {reward}  entropy {m['entropy']:.2f}  kl "
+        for number, m in enumerate((first, second), 1)
+        for reward in [f"{m['reward']:.2f}" if m["reward"] else "0"]
+    ]
+    lines = masked(re.sub(r"success [\d.]+  |(?<=kl )\S+.*", "", out)).splitlines()
+    assert lines == [
+        "run folder ...",
+        "training tiny on Echo, 2 steps",
+        *steps,
+        "finished after TIME",
+    ]
+    assert err == ""  # the user's INFO log on the same screen does not repeat it
+    assert RunFolder(trainer.run_folder).log_file.read_text().count("INFO step ") == 2
+
+
+def test_none_is_silent_and_the_log_is_kept_all_the_same(tmp_path, capfd):
+    trainer = fit(tmp_path, reporter=None)
+    assert capfd.readouterr() == ("", "")
+    assert RunFolder(trainer.run_folder).log_file.read_text().count("INFO step ") == 2
+
+
+def test_a_log_of_warnings_gets_no_lines_of_progress(tmp_path):
+    handler = logging.StreamHandler(io.StringIO())
+    logging.getLogger().addHandler(handler)
+    try:
+        trainer = fit(tmp_path, reporter=None)
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert handler.stream.getvalue() == ""
+    assert "INFO step 2/2" in RunFolder(trainer.run_folder).log_file.read_text()
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    """A function: from then on, what the process writes to either stream is on this screen."""
+
+    def take():  # not before the test, since pytest sets the streams after its fixtures
+        screen = Terminal(width=100, height=30)
+        for name, value in {"COLUMNS": "100", "LINES": "30", "TERM": "xterm"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "stderr", screen)
+        return screen
+
+    return take
+
+
+def test_a_terminal_gets_the_live_display_and_all_else_above_it(tmp_path, terminal):
+    screen = terminal()
+    with configured_logging() as handler:
+        fit(tmp_path, Talking)
+        assert handler.stream is screen
+    everything = "\n".join([*screen.scrolled, screen.screen])
+    assert everything.count("Talking · tiny") == 1  # one whole picture, not torn by what is printed
+    picture = everything.index("Talking · tiny")
+    for start in ("the environment prints", "a warning of turnwise", "a warning of the script"):
+        numbers = re.findall(rf"^{start} (\d+)$", everything, re.M)
+        assert len(numbers) == 8, start  # each once
+        assert everything.rindex(start) < picture
+    assert "step 2/2" in everything[picture:]
+    assert "\nfinished" in everything[picture:]
+    assert screen.raw.endswith("\x1b[?25h")  # the cursor is back
+    assert sys.stdout is sys.stderr is screen
+
+
+class Breaks(Echo):
+    def step(self, action):
+        raise KeyError("door")
+
+
+def test_a_run_that_fails_leaves_the_terminal_as_it_was(tmp_path, terminal):
+    screen = terminal()
+    with pytest.raises(RuntimeError, match="every episode of the first step failed"):
+        fit(tmp_path, Breaks)
+    assert screen.raw.endswith("\x1b[?25h")
+    assert sys.stdout is screen
+    assert "\nstopped" in screen.screen
+    assert "KeyError" not in screen.screen  # the error says it, once
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    """As much of a notebook's kernel as a display needs; what its cell shows, in order."""
+    shown = []
+    handle = types.SimpleNamespace(update=lambda bundle, raw: shown.append(bundle))
+
+    def display(bundle, raw, display_id):
+        shown.append(bundle)
+        return handle
+
+    shell = types.SimpleNamespace(kernel=object())
+    package = types.ModuleType("IPython")
+    package.get_ipython = lambda: shell
+    package.display = types.ModuleType("IPython.display")
+    package.display.display = display
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    monkeypatch.setitem(sys.modules, "IPython.display", package.display)
+    return shown
+
+
+class Named(Echo):
+    """Its failures and its name carry HTML."""
+
+    def step(self, action):
+        if self.rng.random() < 0.3:
+            raise KeyError("<script>alert(1)</script>")
+        return super().step(action)
+
+
+def test_a_notebook_gets_one_output_that_is_updated(tmp_path, kernel, capfd):
+    trainer = fit(tmp_path, Named, "training.on_error=retry")
+    text, page = kernel[-1]["text/plain"], kernel[-1]["text/html"]
+    assert text.startswith(
+        f"run folder {trainer.run_folder}\ntraining tiny on Named, 2 steps\nstep"
+    )
+    assert text.count("\nstep ") == 2
+    assert re.search(r"^finished after \d:\d\d$", text, re.M)
+    assert 'in step\n        raise KeyError("<script>' in text  # the user's own lines
+    assert "<script" not in page
+    assert "<svg" in page
+    assert 'value="2" max="2"' in page
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_worker_process_displays_nothing():
+    assert not is_worker()
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(is_worker)
+
+
+def test_a_reporter_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        small_trainer(tmp_path, Echo, reporter=print)
+    assert str(caught.value) == (
+        "reporter got <built-in function print>, which has no method begin, step, say, progress, "
+        'end. Expected "auto" (the default), None for no output, or an object with the methods of '
+        "turnwise.Reporter."
+    )
