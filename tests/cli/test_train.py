@@ -48,7 +48,7 @@ def test_a_run_from_a_file_is_told_in_lines_and_kept(turnwise, small, tmp_path):
     ran = turnwise("train", small, "training.eval_episodes=2", "--name", "first")
     assert ran.code == 0, ran.err
     lines = ran.out.splitlines()
-    assert lines[:2] == ["training tiny on coins.py:Coins, 2 steps", "run folder runs/first"]
+    assert lines[:2] == ["run folder runs/first", "training tiny on coins.py:Coins, 2 steps"]
     steps = [line for line in lines if re.match(r"step \d/2  reward -?[\d.]+", line)]
     assert [line[:8] for line in steps] == ["step 1/2", "step 2/2"]
     assert all("eval/greedy/reward" in line and " tok/s" in line for line in steps)

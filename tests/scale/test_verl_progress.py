@@ -16,7 +16,10 @@ class WithoutVerl(CustomRayPPOTrainer):
 
     def fit_as_verl_does(self):
         lines = [
-            {"step": n, "data": {"training/global_step": n, "critic/score/mean": 0.0, "reward_std": 0.0}}
+            {
+                "step": n,
+                "data": {"training/global_step": n, "critic/score/mean": 0.0, "reward_std": 0.0},
+            }
             for n in range(1, 13)
         ]
         (self.run_folder / _LOGGED).write_text("\n".join(map(json.dumps, lines)))
