@@ -25,6 +25,7 @@ from turnwise.cli.run_parts import (
     EnvironmentOption,
     ModelOption,
     ParserOption,
+    PartOption,
     RewardOption,
     Supplied,
     SystemPromptOption,
@@ -62,6 +63,7 @@ def evaluate(
     parser: ParserOption = None,
     system_prompt: SystemPromptOption = None,
     model: ModelOption = None,
+    part: PartOption = None,
     agent: Annotated[
         str | None,
         typer.Option(
@@ -104,7 +106,8 @@ def evaluate(
     """Play held-out episodes with a trained model; beside it, the expert and the random player.
 
     A run is played with its own environment, tools, parser, system prompt, dataset and reward.
-    The same seed means the same episodes for each player. Ranges are 95 % intervals.
+    The same seed means the same episodes for each player. Ranges are 95 % intervals. Of a mix of
+    environments each part plays so many episodes, and has its own scores.
 
     [bold]Examples[/bold]
 
@@ -112,6 +115,7 @@ def evaluate(
     turnwise eval runs/guess-number --checkpoint best --sampled --episodes 500
     turnwise eval runs/mine --k 8 --episodes 50
     turnwise eval runs/mine --show 3
+    turnwise eval runs/mix --part maze
     turnwise eval runs/mine --agent my_agent.py:act
     turnwise eval smollm2-135m --env grid-world --param size=4
     turnwise eval --agent expert --env my_env.py:MyEnv
@@ -123,7 +127,9 @@ def evaluate(
 
     is_greedy = k is None if greedy is None else greedy
     _check_attempts(k, is_greedy, agent)
-    supplied = Supplied(env, param, max_steps, reward, dataset, tool, parser, system_prompt, model)
+    supplied = Supplied(
+        env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
+    )
     supplied.allow_code(agent)
     source = source_of(run_or_model, checkpoint)
     _check_names(run_or_model, source, env, agent)
@@ -135,20 +141,26 @@ def evaluate(
             )
         if seed is not None:
             config.training.seed = seed
-        played = _played(player, config, plan)
-    first = played[plan.who]
-    if all(result.status.is_error for result in first):
-        raise ConfigError(
-            f"every episode failed, the first one with: {legible(str(first[0].error))}"
-        )
+        parts = {name: _played(player, own, plan) for name, own in config.parts().items()}
+    for name, played in parts.items():
+        first = played[plan.who]
+        if all(result.status.is_error for result in first):
+            where = f" of {name}" if name else ""
+            raise ConfigError(
+                f"every episode{where} failed, the first one with: {legible(str(first[0].error))}"
+            )
     facts = {
         "name": run_or_model,
-        "environment": config.environment.name,
+        "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
         **({} if agent is None else {"played_by": agent}),
     }
-    _report(facts, played, plan, as_json, show)
+    if config.environments is None:
+        _report(facts, parts[""], plan, as_json, show)
+        return
+    weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
+    _report_mix(facts, parts, weights, plan, as_json, show)
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
@@ -217,7 +229,7 @@ def _loaded(
         if supplied.model is not None:
             config.model.local_path = supplied.model
         player = LoadedModel(None, load_configured_tokenizer(config))
-    restore(config, source, supplied)
+    restore(config, source, supplied, takes_mix=True)
     return player, config
 
 
@@ -256,20 +268,10 @@ def _report(
     show: int,
 ) -> None:
     from turnwise.cli.eval_report import show_attempts, show_conversation, show_scores
-    from turnwise.cli.pass_at_k import AttemptScores
-    from turnwise.cli.scores import Scores, tells_success
 
-    tells = any(tells_success(results) for results in played.values())
-    scores: dict[str, Scores | None] = {
-        who: Scores.of(results, tells) for who, results in played.items()
-    }
-    attempts: AttemptScores | None = None
-    if plan.num_attempts > 1:
-        attempts = AttemptScores.of(played[plan.who], plan.num_attempts, facts["seed"], tells)
+    scores, attempts = _scored(played, plan, facts["seed"])
     if as_json:
-        found = {who: score.to_dict() for who, score in scores.items() if score}
-        more = {} if attempts is None else {"attempts": attempts.to_dict()}
-        print_json({**facts, **found, **more})
+        print_json({**facts, **_as_dict(scores, attempts)})
         return
     console = make_console()
     for result in played[plan.who][:show]:
@@ -280,6 +282,56 @@ def _report(
         show_attempts(console, name, attempts)
         scores.pop(plan.who)
     show_scores(console, {name if who == plan.who else who: s for who, s in scores.items()})
+
+
+def _report_mix(
+    facts: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Sequence[EpisodeResult]]],
+    weights: Mapping[str, float],
+    plan: Plan,
+    as_json: bool,
+    show: int,
+) -> None:
+    """Each part by itself, and the mean over them, each counted with its weight in the mix."""
+    from turnwise.trainer.part_figures import weighted_mean
+
+    scored = {name: _scored(played, plan, facts["seed"]) for name, played in parts.items()}
+    firsts = {name: scores[plan.who] for name, (scores, _) in scored.items()}
+    kinds = ("success", "reward")
+    known = {
+        name: {kind: value for kind in kinds if (value := getattr(first, kind)) is not None}
+        for name, first in firsts.items()
+    }
+    mean = weighted_mean(known, weights)
+    if as_json:
+        each = {name: {"weight": weights[name], **_as_dict(*scored[name])} for name in parts}
+        print_json({**facts, "parts": each, "mean_by_weight": mean})
+        return
+    for name, played in parts.items():
+        _report({**facts, "environment": name}, played, plan, False, show)
+        typer.echo()
+    console = make_console()
+    words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
+    found = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
+    console.print(f"mean over the parts by weight ({words}): {found}")
+
+
+def _scored(
+    played: Mapping[str, Sequence[EpisodeResult]], plan: Plan, seed: int
+) -> tuple[dict[str, Scores | None], AttemptScores | None]:
+    from turnwise.cli.pass_at_k import AttemptScores
+    from turnwise.cli.scores import Scores, tells_success
+
+    tells = any(tells_success(results) for results in played.values())
+    scores = {who: Scores.of(results, tells) for who, results in played.items()}
+    if plan.num_attempts == 1:
+        return scores, None
+    return scores, AttemptScores.of(played[plan.who], plan.num_attempts, seed, tells)
+
+
+def _as_dict(scores: Mapping[str, Scores | None], attempts: AttemptScores | None) -> dict[str, Any]:
+    found: dict[str, Any] = {who: score.to_dict() for who, score in scores.items() if score}
+    return found if attempts is None else {**found, "attempts": attempts.to_dict()}
 
 
 def _headline(facts: Mapping[str, Any], plan: Plan) -> str:

@@ -7,6 +7,7 @@ supplies it.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,7 +17,7 @@ import typer
 from turnwise.cli import completion
 from turnwise.cli.common import environment_config
 from turnwise.cli.run_place import find_run, run_of
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -85,6 +86,15 @@ ModelOption = Annotated[
         autocompletion=completion.runs_and_models,
     ),
 ]
+PartOption = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="NAME",
+        help="Of a run with a mix of environments, only this one.",
+        show_default=False,
+    ),
+]
 CheckpointOption = Annotated[
     str,
     typer.Option("--checkpoint", metavar="WHICH", help="best, last, or the folder of one."),
@@ -104,6 +114,7 @@ class Supplied:
     parser: str | None = None
     system_prompt: str | None = None
     model: str | None = None
+    part: str | None = None
 
     def allow_code(self, *more: str | None) -> None:
         """Let the code be used that these options, and `more` of them, name: the user typed it."""
@@ -119,7 +130,9 @@ class Supplied:
         since its tasks, tools and rewards are others."""
         from turnwise.config import DatasetConfig
 
+        self._choose_part(config)
         if self.environment is not None:
+            config.environments = None
             config.environment = environment_config(self.environment, self.param, self.max_steps)
             config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
             config.reward, config.tools = None, []
@@ -128,6 +141,10 @@ class Supplied:
             config.environment.params |= changed.params
             if self.max_steps is not None:
                 config.environment.max_steps = self.max_steps
+        for item in config.environments or ():  # what is supplied is for all of them
+            item.reward = None if self.reward is not None else item.reward
+            item.tools = None if self.tools else item.tools
+            item.system_prompt = None if self.system_prompt is not None else item.system_prompt
         if self.reward is not None:
             config.reward = self.reward
         if self.dataset:
@@ -141,6 +158,24 @@ class Supplied:
             config.parser = self.parser
         if self.system_prompt is not None:
             config.system_prompt = self.system_prompt
+
+    def _choose_part(self, config: ConfigStore) -> None:
+        """Make one environment of a mix the only one, if it is named."""
+        parts = config.parts()
+        if self.part is not None and (config.environments is None or self.part not in parts):
+            known = did_you_mean(self.part, parts) if config.environments else "It has no mix."
+            raise ConfigError(f"--part got {self.part!r}, which the run does not have. {known}")
+        if self.part is not None:
+            for field in dataclasses.fields(config):
+                setattr(config, field.name, getattr(parts[self.part], field.name))
+        elif config.environments is not None and self.environment is None:
+            options = {"--dataset": self.dataset, "--param": self.param}
+            options |= {"--max-steps": self.max_steps}
+            for option in (name for name, value in options.items() if value):
+                raise ConfigError(
+                    f"{option} is for one environment, and the run has a mix: {', '.join(parts)}. "
+                    f"Name one of them: --part {next(iter(parts))}"
+                )
 
 
 def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
@@ -168,11 +203,22 @@ def settings_of(source: Path) -> ConfigStore:
     return ConfigStore.load(file)
 
 
-def restore(config: ConfigStore, source: Path | None, supplied: Supplied) -> None:
-    """Put in what is supplied, find the code that is named, and import it."""
+def restore(
+    config: ConfigStore, source: Path | None, supplied: Supplied, *, takes_mix: bool = False
+) -> None:
+    """Put in what is supplied, find the code that is named, and import it.
+
+    A mix of environments is refused unless the command `takes_mix`.
+    """
     from turnwise.cli.settings import check_code, find_code, run_folders
 
     supplied.put_into(config)
+    if config.environments is not None and not takes_mix:
+        names = ", ".join(config.parts())
+        raise ConfigError(
+            f"{source} is a run with a mix of environments, and this command plays in one of them: "
+            f"{names}. Name it: --part {next(iter(config.parts()))}"
+        )
     # A run lies somewhere below the folder in which its environment was found.
     find_code(config, [] if source is None else run_folders(run_of(source)))
     check_code(config)
