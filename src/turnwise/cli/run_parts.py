@@ -169,8 +169,8 @@ class Supplied:
             for field in dataclasses.fields(config):
                 setattr(config, field.name, getattr(parts[self.part], field.name))
         elif config.environments is not None and self.environment is None:
-            options = {"--dataset": self.dataset, "--param": self.param}
-            options |= {"--max-steps": self.max_steps}
+            options: dict[str, Any] = {"--dataset": self.dataset, "--param": self.param}
+            options["--max-steps"] = self.max_steps
             for option in (name for name, value in options.items() if value):
                 raise ConfigError(
                     f"{option} is for one environment, and the run has a mix: {', '.join(parts)}. "
