@@ -67,7 +67,7 @@ def train(*settings, seed, weights=None):
 def imitated(seed):
     """The start of all that is compared."""
     return train(
-        "training.batch_size=64",
+        "training.batch_size=16",
         "training.warm_start=expert",
         "training.warm_start_steps=100",
         "training.warm_start_learning_rate=5e-3",
