@@ -8,7 +8,16 @@ import time
 
 import pytest
 
-from episode.worlds import Awaited, Broken, Counting, InThreads, Recording, model, tokenizer
+from episode.worlds import (
+    FROZEN_AT_START,
+    Awaited,
+    Broken,
+    Counting,
+    InThreads,
+    Recording,
+    model,
+    tokenizer,
+)
 from turnwise import (
     ConfigError,
     EpisodeCollector,
@@ -105,11 +114,11 @@ def test_the_garbage_collector_is_afterwards_as_it_was(threshold):
     try:
         collect(ScriptedEngine(tokenizer()), Watching, 2, limits=SHORT)
         assert gc.get_threshold() == threshold
-        assert gc.get_freeze_count() == 0
+        assert gc.get_freeze_count() <= FROZEN_AT_START
     finally:
         gc.set_threshold(*before)
     assert all(at_play[0] == (20_000 if threshold[0] else 0) for at_play, _ in seen)
-    assert all(num_aside for _, num_aside in seen)
+    assert all(num_aside > FROZEN_AT_START for _, num_aside in seen)
 
 
 def test_nobody_waits_for_a_slow_environment():

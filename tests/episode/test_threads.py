@@ -10,7 +10,15 @@ import time
 import pytest
 
 from contention import hasty_threads, no_tasks_left, nothing_left, run_together
-from episode.worlds import Awaited, Counting, InThreads, Recording, model, tokenizer
+from episode.worlds import (
+    FROZEN_AT_START,
+    Awaited,
+    Counting,
+    InThreads,
+    Recording,
+    model,
+    tokenizer,
+)
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine, Trajectory
 from turnwise.deadlines import call_with_deadline
 from turnwise.episode import waiting
@@ -42,7 +50,8 @@ class TestSeveralThreads:
         with nothing_left(), hasty_threads():
             run_together(*[lambda: [asyncio.run(play()) for _ in range(5)]] * 3)
         assert len(seeds) == len(set(seeds)) == 3 * 5 * 6  # each call has seeds of its own
-        assert (gc.get_threshold(), gc.get_freeze_count()) == (threshold, 0)
+        assert gc.get_threshold() == threshold
+        assert gc.get_freeze_count() <= FROZEN_AT_START
 
     def test_the_local_engine_serves_all_of_them(self):
         with LocalEngine(model(), tokenizer(), max_batch_size=8) as engine:

@@ -1,12 +1,16 @@
 """Environments and engines for the tests of episodes."""
 
 import asyncio
+import gc
 import random
 from functools import cache
 
 from turnwise import BaseEnvironment, ScriptedEngine
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.models.tiny import make_tiny, make_tiny_tokenizer
+
+# Python 3.12 and newer set some objects aside themselves.
+FROZEN_AT_START = gc.get_freeze_count()
 
 
 @cache

@@ -151,6 +151,9 @@ def test_every_call_that_is_not_in_the_table_is_refused_by_the_kernel() -> None:
         *syscalls.allowed_numbers(machine),
         *known(syscalls._CONDITIONAL)[machine].values(),
     }
+    if machine == "x86_64":
+        # uretprobe and uprobe: newer kernels let them past any filter, and end whoever calls them.
+        possible |= {335, 336}
     forbidden = known(FORBIDDEN)[machine]
     assert not possible & set(forbidden.values())
     names = {number: name for name, number in forbidden.items()}

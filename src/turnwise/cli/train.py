@@ -40,7 +40,7 @@ def train(
         str | None, typer.Option(metavar="NAME", help="Its name, with or without .yaml.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Name of the run's folder.")
+        str | None, typer.Option("--name", metavar="NAME", help="Name of the run's folder.")
     ] = None,
     output: Annotated[
         str | None, typer.Option(metavar="DIR", help="Folder that holds the runs.")

@@ -41,6 +41,7 @@ failure if it fails each time), leave out its whole group, or stop."""
 
 _NUMBERING = threading.Lock()
 _GARBAGE = threading.Lock()
+_FROZEN_AT_START = gc.get_freeze_count()  # Python 3.12 and newer set some objects aside themselves
 _OBJECTS_BETWEEN = 20_000
 """New objects between two looks for garbage, where Python's own number is smaller."""
 _LOG = logging.getLogger("turnwise")
@@ -308,7 +309,8 @@ def _patient_garbage_collector() -> Iterator[None]:
     """
     # It is the whole process's: whoever comes while it is so leaves it to whoever made it so.
     with _GARBAGE:
-        before = None if gc.get_freeze_count() else gc.get_threshold()
+        is_frozen = gc.get_freeze_count() > _FROZEN_AT_START
+        before = None if is_frozen else gc.get_threshold()
         if before is not None:
             gc.freeze()
             gc.set_threshold(max(before[0], _OBJECTS_BETWEEN) if before[0] else 0, *before[1:])
