@@ -53,6 +53,8 @@ def test_the_address_cannot_write_into_the_page(visitor):
         "run/hostile/episodes?text=<img src=x onerror=window.owned=1>",
         "run/hostile/tokens/train-1-0?color=<script>&token=<b>&agent=javascript:1",
         "run/hostile/learn?x=<b>&smooth=<i>&with=__proto__,constructor&step=<b>",
+        "run/hostile/learn?axis=<b>&y=<i>&hide=<b>&hide_runs=__proto__&x=9-1&settings=<b>",
+        "runs?sort=<b>&q=<img src=x onerror=window.owned=1>&tag=<script>&runs=__proto__",
         "run/hostile/time/1?t=<b>&episode=<i>",
     ):
         visitor.open(place)

@@ -68,11 +68,22 @@ export function axes(chart) {
       ...common,
       size: (plot, labels) => Math.max(34, widest(plot, labels ?? []) + 12),
       space: chart.isLog ? 20 : 34,
-      grid: { stroke: cssColor("--line"), width: 1 },
+      grid: {
+        stroke: cssColor("--line"),
+        width: 1,
+        ...(chart.isLog ? { filter: decades } : {}),
+      },
       values: (plot, values) =>
         values.map((value) => (value === null ? "" : yLabel(spec, value, chart.isLog))),
     },
   ];
+}
+
+// Over many decades a line for each digit would be a grey field: then only the powers of ten.
+function decades(plot, splits) {
+  const found = splits.filter((value) => value !== null);
+  if (found.at(-1) / found[0] < 1e4) return splits;
+  return splits.map((value) => (/^1e/.test(value?.toExponential()) ? value : null));
 }
 
 function yLabel(spec, value, isLog) {

@@ -132,7 +132,7 @@ function section(title, rows, numRuns) {
     rows.map((row) =>
       h(
         "tr",
-        { class: row.differs ? "" : "is-same", data: { setting: row.name } },
+        { class: row.differs ? "" : "is-same", data: { setting: row.name, group: row.group } },
         h(
           "th",
           { scope: "row" },

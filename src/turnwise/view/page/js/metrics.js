@@ -122,7 +122,7 @@ export function chartGroups(columns) {
   const left = new Set(columns.flatMap((series) => Object.keys(series)));
   NO_CURVE.forEach((name) => left.delete(name));
   const isRounding = (name) =>
-    name in ROUNDING &&
+    Object.hasOwn(ROUNDING, name) &&
     columns.every((series) =>
       (series[name] ?? []).every((value) => Math.abs(value ?? 0) < ROUNDING[name]),
     );

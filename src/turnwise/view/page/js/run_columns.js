@@ -58,9 +58,8 @@ export const COLUMNS = [
     text: (run) => run.environment || "–",
   },
   ...RESULTS,
-  when("started", "Started", (run) => run.started),
   when("updated", "Last change", (run) => run.updated),
-  { name: "note", title: "Note", value: (run) => run.notes.note },
+  when("started", "Started", (run) => run.started),
 ];
 
 // What has no value stands last, whichever way is sorted.

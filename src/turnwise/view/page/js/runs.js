@@ -213,6 +213,9 @@ export function runsView(host, app) {
       name: () => [
         link(address({ run: run.key, view: "learn" }), { title: run.path }, run.key),
         run.notes.archived ? h("span", { class: "chip" }, "archived") : null,
+        run.notes.note
+          ? h("span", { class: "note-text", title: run.notes.note }, visible(run.notes.note))
+          : null,
       ],
       status: () => [
         h("span", { class: `dot ${run.is_live ? "is-live" : hasFailed(run) ? "is-failed" : ""}` }),
@@ -229,7 +232,6 @@ export function runsView(host, app) {
         tagChips(run.notes.tags, chooseTag),
         editButton(app, run, "Edit tags, note and archive"),
       ],
-      note: () => h("span", { class: "note-text", title: run.notes.note }, visible(run.notes.note)),
     }[column.name];
     return h(
       "td",
