@@ -91,3 +91,8 @@ def test_the_first_failure_of_each_kind_is_shown_once(tmp_path):
     assert len(shown) == 1
     assert "KeyError: 'door'" in shown[0]
     assert 'raise KeyError("door")' in shown[0]
+
+
+def test_one_environment_of_a_mix_that_only_fails_stops_the_run(tmp_path):
+    with pytest.raises(TrainingStopped, match="every episode of Divides in the first step failed"):
+        fitted(tmp_path, None, environments=[Echo, Divides])

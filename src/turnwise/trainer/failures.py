@@ -8,7 +8,10 @@ from turnwise.episode import Collection, EpisodeResult
 
 
 class FailureReport:
-    """Shows the first failed episode of each kind; tells when a run begins with nothing else."""
+    """Shows the first failed episode of each kind; tells when a run begins with nothing else.
+
+    In a mix of environments, one part with nothing else is enough.
+    """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -19,11 +22,15 @@ class FailureReport:
         every = [*played, *played.dropped]
         failed = [result for result in every if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
-        if is_first_step and len(failed) == len(every) and len(kinds) == 1:
-            return (
-                "every episode of the first step failed in the same way, so there is nothing to "
-                f"learn from.\n{_described(failed[0])}"
-            )
+        if is_first_step:
+            for part in sorted({result.part for result in every}):
+                own = [result for result in every if result.part == part]
+                if all(result.status.is_error for result in own) and len({*map(_kind, own)}) == 1:
+                    whose = f"{part} in the first step" if part else "the first step"
+                    return (
+                        f"every episode of {whose} failed in the same way, so there is nothing to "
+                        f"learn from.\n{_described(own[0])}"
+                    )
         for kind, result in kinds.items():
             if kind not in self._shown:
                 self._shown.add(kind)
