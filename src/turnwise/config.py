@@ -28,6 +28,9 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.whole_files import write_whole
 from turnwise.yaml_files import dump, parse_value, read_yaml
 
+RUN = "<run>"
+"""In the settings of a run: its own folder, as in `<run>/dataset.jsonl`."""
+
 Positive = Annotated[int, Ge(1)]
 Probability = Annotated[float, Gt(0), Le(1)]
 Seconds = Annotated[float, Gt(0)]
@@ -253,6 +256,13 @@ class DatasetConfig(Section):
     columns: dict[str, str] = setting({}, "New names of columns: {new name: name in the file}.")
     max_rows: Positive | None = setting(None, "Use only the first rows; null: all of them.")
 
+    @property
+    def paths(self) -> list[str]:
+        """The files; none where none is named."""
+        if self.path is None:
+            return []
+        return [self.path] if isinstance(self.path, str) else self.path
+
 
 @dataclass
 class LimitsConfig(Section):
@@ -394,7 +404,10 @@ class ConfigStore(Section):
         data = read_yaml(Path(path)) if path is not None else {}
         for override in overrides:
             _apply_override(data, override)
-        return _checked(data, source=str(path) if path is not None else "config")
+        config = _checked(data, source=str(path) if path is not None else "config")
+        if path is not None:
+            _find_own_files(config, Path(path).absolute().parent)
+        return config
 
     @classmethod
     def from_args(cls, argv: Sequence[str] | None = None) -> ConfigStore:
@@ -444,6 +457,16 @@ class ConfigStore(Section):
         names = part_names(self.environments)
         items = zip(names, self.environments, strict=True)
         return {name: item.settings_in(self) for name, item in items}
+
+    def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
+        """Each dataset of the run with a name, `eval_dataset` or `dataset-maze` of a mix."""
+        owners: list[tuple[str, ConfigStore | EnvironmentItem]] = [("", self)]
+        if self.environments is not None:
+            names = [re.sub(r"[^\w.]+", "-", name) for name in part_names(self.environments)]
+            owners += zip((f"-{name}" for name in names), self.environments, strict=True)
+        for ending, owner in owners:
+            yield f"dataset{ending}", owner.dataset
+            yield f"eval_dataset{ending}", owner.eval_dataset
 
     @property
     def environment_name(self) -> str:
@@ -547,6 +570,14 @@ def find_config(folder: str | Path | None, name: str | None) -> Path | None:
         return None
     path = Path(folder or ".") / (name or "config")
     return path if path.suffix in {".yaml", ".yml"} else path.with_name(path.name + ".yaml")
+
+
+def _find_own_files(config: ConfigStore, folder: Path) -> None:
+    """Put the run's folder where `<run>` stands; the settings may be those of a checkpoint."""
+    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    for _, dataset in config.datasets():
+        if any(path.startswith(RUN) for path in dataset.paths):
+            dataset.path = [path.replace(RUN, str(run), 1) for path in dataset.paths]
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

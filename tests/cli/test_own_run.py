@@ -1,6 +1,7 @@
 """Commands that take a run play it with the run's own environment, tools, dataset and reward."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -77,6 +78,17 @@ def test_a_run_names_everything_that_played_a_part(folder):
     assert told["command"] == "python greenhouse.py file"
     assert told["working_directory"] == str(folder)
     assert set(told["packages"]) >= {"torch", "transformers"}
+    assert run["code"]["environment"]["defined_in"] == "script"
+    assert run["code"]["reward"]["name"] == "greenhouse.py:double"
+    facts = run["datasets"]["dataset"]
+    assert (facts["path"], facts["rows"], facts["columns"]) == (["rows.jsonl"], 2, ["word"])
+    assert run["model"]["hash_covers"] == "all weights"
+    assert len(run["model"]["hash"]) == len(run["tokenizer"]["hash"]) == 64
+    assert run["engine"]["backend"] == "local"
+    assert run["engine"]["deterministic"] is True
+    assert run["limits"]["step_timeout"] == 60.0
+    assert run["agent"]
+    assert run["unrecorded"] == {}
     text = (folder / "runs" / "Greenhouse" / "config.yaml").read_text()
     for line in (
         "name: greenhouse.py:Greenhouse",
@@ -98,17 +110,39 @@ def test_eval_plays_with_the_runs_own_parts(folder, turnwise, monkeypatch, where
     assert scores["expert"]["reward"] == 2.0
 
 
-def test_what_cannot_be_found_again_is_named_with_its_option(folder, turnwise, monkeypatch):
+def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypatch):
+    run = folder / "runs" / "Greenhouse-2"
+    assert (run / "dataset.jsonl").read_text() == '{"word": "a"}\n{"word": "b"}\n'
+    assert "<run>/dataset.jsonl" in (run / "config.yaml").read_text()
+    told = json.loads((run / "run.json").read_text())
+    facts = told["datasets"]["dataset"]
+    assert facts["origin"] == "a list in Python"
+    assert (facts["rows"], facts["columns"], facts["kept"]) == (2, ["word"], True)
+    assert told["unrecorded"] == {"reward": "<function>:<lambda>"}
     monkeypatch.chdir(folder)
     done = turnwise("eval", "runs/Greenhouse-2", "--episodes", "2")
-    assert done.code == 2
+    assert done.code == 2  # the lambda is lost
     assert "<lambda>" in done.out + done.err
     assert "--reward" in done.out + done.err
-    done = turnwise(
-        "eval", "runs/Greenhouse-2", "--episodes", "2", "--reward", "greenhouse.py:double"
-    )
-    assert done.code == 2
-    assert "--dataset" in done.out + done.err
-    options = ("--reward", "greenhouse.py:double", "--dataset", "rows.jsonl")
-    done = turnwise("eval", "runs/Greenhouse-2", "--episodes", "2", "--json", *options)
-    assert json.loads(done.out)["expert"]["reward"] == 2.0
+    (checkpoint,) = (run / "checkpoints").glob("step-*")
+    for where, source in ((folder, "runs/Greenhouse-2"), ("/", str(checkpoint))):
+        monkeypatch.chdir(where)
+        reward = ("--reward", str(folder / "greenhouse.py:double"))
+        done = turnwise("eval", source, "--episodes", "2", "--json", *reward)
+        assert json.loads(done.out)["expert"]["reward"] == 2.0
+
+
+def test_a_run_is_played_with_its_own_files_wherever_it_is_moved(folder, turnwise, monkeypatch):
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    # Another project with files of the same names: playing with them would be another task.
+    (elsewhere / "greenhouse.py").write_text("raise RuntimeError('another project')")
+    (elsewhere / "rows.jsonl").write_text('{"word": "nothing"}')
+    moved = shutil.copytree(folder, folder.parent / "moved")
+    (moved / "rows.jsonl").write_text('{"word": "tulip"}\n{"word": "iris"}')
+    monkeypatch.chdir(elsewhere)
+    for project, words in ((folder, ("lily", "rose")), (moved, ("tulip", "iris"))):
+        options = ("--episodes", "2", "--show", "2", "--trust-remote-code")
+        done = turnwise("eval", str(project / "runs" / "Greenhouse"), *options)
+        for word in words:
+            assert f"the word {word}." in done.out

@@ -16,7 +16,7 @@ SOURCE = Path(turnwise.__file__).parent
 LAYERS = [
     {
         *("errors", "types", "config", "deadlines", "user_code"),
-        *("bounded_files", "legible", "whole_files", "yaml_files"),
+        *("bounded_files", "legible", "redaction", "whole_files", "yaml_files"),
     },
     {"env", "tools", "reward"},
     {"chat"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,10 @@ def split_arguments(
 
 
 def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
-    """Make the files that the settings name be found: from here, or else from these folders."""
+    """Make the files that the settings name be found: from these folders, or else from here.
+
+    A run names files as they were named where it began, so that place comes before this one.
+    """
     places = list(folders)
     environment = config.environment
     environment.name = _importable(environment.name, places)
@@ -65,11 +69,10 @@ def _find_parts(owner: ConfigStore | EnvironmentItem, places: Sequence[Path]) ->
 
 
 def run_folders(run: Path) -> list[Path]:
-    """Where the code of a run may be: around its folder, or where the run was started."""
-    from turnwise.runs.run_folder import RunFolder
+    """Where the code and data of a run may be: where it was started, or around its folder."""
+    from turnwise.runs.places import places_of
 
-    started = RunFolder(run).status.get("provenance", {}).get("working_directory")
-    return [*run.absolute().parents, *([Path(started)] if isinstance(started, str) else [])]
+    return places_of(run)
 
 
 def name_code(target: str) -> None:
@@ -126,22 +129,38 @@ def _importable(target: str, folders: Sequence[Path]) -> str:
     place, colon, name = target.rpartition(":")
     if colon and place.endswith(".py"):
         target = f"{_found_file(place, folders)}:{name}"
+    elif colon:
+        _find_package(place.partition(".")[0], folders)
     name_code(target)
     return target
+
+
+def _find_package(name: str, folders: Sequence[Path]) -> None:
+    """Let a package of the user be found where the run found it."""
+    for folder in folders:
+        is_there = (folder / name).is_dir() or (folder / f"{name}.py").is_file()
+        if is_there and str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
+            return
 
 
 def _found_tool(tool: str | dict[str, Any], folders: Sequence[Path]) -> str | dict[str, Any]:
     if isinstance(tool, str):
         return _importable(tool, folders)
+    if "mcp" in tool and folders:  # a server is started where the run started it
+        here = next((folder for folder in folders if folder.is_dir()), Path())
+        return {**tool, "cwd": str(here / tool.get("cwd", "."))}
     target = tool.get("tool")
     return {**tool, "tool": _importable(target, folders)} if isinstance(target, str) else tool
 
 
 def _found_file(place: str, folders: Sequence[Path]) -> str:
-    if place.startswith("<") or Path(place).expanduser().exists():
+    path = Path(place).expanduser()
+    if place.startswith("<") or (path.is_absolute() and path.exists()):
         return place
-    for folder in folders:
-        if (folder / place).exists():
-            return str(folder / place)
-    looked = ", ".join(str(folder.resolve()) for folder in [Path(), *folders][:3])
+    places = [*folders, Path()]
+    for folder in places:
+        if (folder / path).exists():
+            return place if folder.resolve() == Path.cwd() else str(folder / path)
+    looked = ", ".join(dict.fromkeys(str(folder.resolve()) for folder in places[:3]))
     raise ConfigError(f"there is no file {place}: looked in {looked}")

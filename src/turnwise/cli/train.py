@@ -166,7 +166,7 @@ def _find_code(config: ConfigStore, file: Path | None) -> None:
     if file is None:
         folders: Sequence[Path] = []
     else:
-        folders = run_folders(file) if file.is_dir() else [file.parent]
+        folders = run_folders(file) if file.is_dir() else [Path(), file.parent]
     find_code(config, folders)
     check_code(config)
 

@@ -86,6 +86,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
             self._rows = rows_of(source, prompt_key)
             if max_prompt_length is not None:
                 self._limit(self._rows, max_prompt_length, truncation)
+            if self._kept is not None or self._cut:
+                self.origin = None  # the files hold other rows
 
     @property
     def tokenizer(self) -> Any:
@@ -122,6 +124,13 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         if self.tokenizer is not None:
             item["input_ids"], item["attention_mask"] = self._tokens(item)
         return item
+
+    def plain_row(self, index: int) -> dict[str, Any]:
+        """The item without its token ids, which follow from it and the tokenizer."""
+        if type(self).__getitem__ is not RLHFDataset.__getitem__:
+            return self[index]
+        number = range(len(self))[operator.index(index)]
+        return self._row(number if self._kept is None else self._kept[number])
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))

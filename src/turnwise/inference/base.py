@@ -34,6 +34,11 @@ class BaseInferenceEngine(ABC):
     def context_length(self) -> int:
         """Most tokens that a prompt and its turn may have together."""
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """How the engine was made, for the record of a run."""
+        return {"context_length": self.context_length, "overflow": self._overflow}
+
     @abstractmethod
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         """Sample one turn. Cancelling the call aborts the request."""

@@ -13,16 +13,20 @@ import time
 from pathlib import Path
 from typing import Any
 
+from turnwise.config import setting_types
+from turnwise.redaction import without_secrets
+
 _PACKAGES = ("turnwise", "torch", "transformers", "numpy", "peft", "vllm", "sglang", "ray", "verl")
 _GIT_SECONDS = 5.0
 
 
-def provenance() -> dict[str, Any]:
-    """Return what a later reader needs to know about this start of a run."""
+def provenance(run: Path) -> dict[str, Any]:
+    """Return what a later reader needs to know about this start of the run in the folder `run`."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(_command()),
         "working_directory": str(Path.cwd()),
+        "working_directory_from_run": os.path.relpath(Path.cwd(), run.absolute()),
         "git": git_state(Path.cwd()),
         "python": platform.python_version(),
         "packages": _versions(),
@@ -56,8 +60,8 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _command() -> list[str]:
-    """The words of the command line; the interpreter's path says nothing to anybody else."""
-    words = list(getattr(sys, "orig_argv", sys.argv))
+    """The words of the command line without secrets; whose interpreter it was says nothing."""
+    words = without_secrets(list(sys.orig_argv), known=setting_types())
     return ["python", *words[1:]] if words else []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import shlex
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools.base import Tool
 from turnwise.tools.parsers import ActionParser, get_parser
 from turnwise.tools.registry import ToolRegistry
+from turnwise.tools.server_entries import server_use, server_words, with_variables
 from turnwise.user_code import import_object, require_use
 
 ToolEntry: TypeAlias = str | Mapping[str, Any]
@@ -77,7 +78,7 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
             "Your own is written path/to/file.py:name."
         )
     if name in BUILT_IN and options.keys() & _RISKY:
-        require_use(f"the tool {name} with {options}")
+        require_use(_use(name, options))
     found = import_object(
         BUILT_IN.get(name, name),
         option="--tool or the setting tools",
@@ -91,6 +92,19 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
     if options:
         raise ConfigError(f"tool {name!r} takes no options, got {', '.join(options)}")
     return [found]
+
+
+def uses_of(entry: ToolEntry) -> list[str]:
+    """Return what an entry runs besides importable code, as `require_use` asks about it."""
+    options = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
+    if "mcp" in options:
+        return [server_use(server_words(options.pop("mcp")), options)]
+    name = options.pop("tool", None)
+    return [_use(name, options)] if name in BUILT_IN and options.keys() & _RISKY else []
+
+
+def _use(name: str, options: Mapping[str, Any]) -> str:
+    return f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"
 
 
 def _made(kind: Callable[..., Any], name: str, options: dict[str, Any]) -> Any:
@@ -110,12 +124,21 @@ def _from_server(
 ) -> Sequence[Tool]:
     from turnwise.tools.mcp_source import MCPTools
 
-    words = shlex.split(server) if isinstance(server, str) else server
-    if not isinstance(words, list) or not words or not all(isinstance(w, str) for w in words):
-        raise ConfigError(f"mcp got {server!r}, expected a command or a URL of a server")
-    require_use(f"the MCP server {shlex.join(words)}")
+    words = server_words(server)
+    require_use(server_use(words, options))
+    only = options.pop("only", None)
+    words, options = with_variables(words), with_variables(options)
     if words[0].startswith(("http://", "https://")):
         source = MCPTools.http(words[0], **options)
     else:
         source = MCPTools.stdio(words[0], words[1:], **options)
-    return closing.enter_context(source).tools
+    tools = closing.enter_context(source).tools
+    if only is None:
+        return tools
+    by_name = {tool.name: tool for tool in tools}
+    if not isinstance(only, list) or not all(name in by_name for name in only):
+        raise ConfigError(
+            f"only got {only!r}, expected names of tools that the MCP server {source.name!r} has: "
+            f"{', '.join(by_name)}"
+        )
+    return [by_name[name] for name in only]

@@ -22,6 +22,7 @@ from turnwise.tools.base import Tool
 from turnwise.tools.definition import ToolDefinition
 from turnwise.tools.marks import DEFAULT_TIMEOUT
 from turnwise.tools.results import DEFAULT_MAX_OUTPUT, one_line
+from turnwise.tools.server_entries import ServerEntry, server_entry
 from turnwise.tools.server_processes import ServerProcesses
 
 _START_SECONDS = 60.0
@@ -59,7 +60,7 @@ class MCPTool(Tool):
     """One tool of an MCP server; its schema is the server's."""
 
     def __init__(self, source: MCPTools, described: Any) -> None:
-        self._source = source
+        self.source = source
         self._name = described.name
         self.name = source.prefix + _NOT_IN_NAMES.sub("_", described.name)[:64]
         self.description = described.description or ""
@@ -72,7 +73,7 @@ class MCPTool(Tool):
         return ToolDefinition(self.name, self.description, dict(self.parameters or {}))
 
     async def execute(self, **params: Any) -> Any:
-        return await self._source.call(self._name, params)
+        return await self.source.call(self._name, params)
 
 
 class MCPTools:
@@ -107,6 +108,8 @@ class MCPTools:
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
         self._log: _ServerLog
+        self.entry: ServerEntry | None = None
+        """How the setting `tools` names the server, without secrets; None: it cannot be named."""
 
     @classmethod
     def stdio(
@@ -142,7 +145,9 @@ class MCPTools:
                 processes.terminate()
 
         name = " ".join([os.path.basename(command), *args])
-        return cls(connect, name if len(name) <= 60 else f"{name[:57]}...", **settings)
+        source = cls(connect, name if len(name) <= 60 else f"{name[:57]}...", **settings)
+        source.entry = server_entry([command, *args], {"env": env, "cwd": cwd, **settings})
+        return source
 
     @classmethod
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **settings: Any) -> Self:
@@ -159,7 +164,9 @@ class MCPTools:
             stack.push_async_callback(client.aclose)
             return transport.streamable_http_client(url, http_client=client)
 
-        return cls(connect, url, **settings)
+        source = cls(connect, url, **settings)
+        source.entry = server_entry([url], {"headers": headers, **settings})
+        return source
 
     @property
     def tools(self) -> list[MCPTool]:

@@ -15,9 +15,10 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.recording import identity, recorded
+from turnwise.trainer.recording import identity
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
+from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.training_step import BrokenSteps
@@ -72,12 +73,17 @@ class RunLifecycle:
         raise NotImplementedError
 
     @functools.cached_property
-    def _recorded(self) -> ConfigStore:
-        """The settings with everything in them that Python gave, as the run folder keeps them.
+    def _record(self) -> RunRecord:
+        """What the run folder keeps of how the run began.
 
         Made anew by each `fit`, since settings may change between two of them.
         """
-        return recorded(self.config, self._given)
+        return record_run(self.config, self._given, self._parts, self._identity, self._curriculum)
+
+    @property
+    def _recorded(self) -> ConfigStore:
+        """The settings with everything in them that Python gave."""
+        return self._record.config
 
     @functools.cached_property
     def _identity(self) -> dict[str, str]:
@@ -95,7 +101,7 @@ class RunLifecycle:
     @contextlib.contextmanager
     def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
-        self.__dict__.pop("_recorded", None)
+        self.__dict__.pop("_record", None)
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._display)
@@ -106,8 +112,9 @@ class RunLifecycle:
                 stack.enter_context(folder.held())
                 stack.enter_context(folder.logged(self.config.logging.level))
             stack.enter_context(stop.listening())
-            records = Records(folder, self._recorded, self._name, self._reporter, self._identity)
-            records.begin(num_steps)
+            self._record.settle_in(folder.path)
+            records = Records(folder, self._recorded, self._name, self._reporter, self._record)
+            records.begin(num_steps, resumes=resumes or self.run_folder is not None)
             if resumes:
                 self._take_up(records)
             elif self.run_folder is not None:

@@ -10,19 +10,15 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from turnwise.config import (
     ConfigStore,
-    DatasetConfig,
     EnvironmentConfig,
     EnvironmentItem,
     LimitsConfig,
     RewardItem,
 )
-from turnwise.data import CustomEnvDataset
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
@@ -30,22 +26,14 @@ from turnwise.episode import EpisodeLimits
 from turnwise.episode.actions import ParserChoice
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
-from turnwise.tools import (
-    ActionParser,
-    CalculatorTool,
-    FunctionTool,
-    PythonCodeTool,
-    Tool,
-    ToolRegistry,
-)
-from turnwise.tools.base import as_tool
-from turnwise.tools.by_name import tools_by_name
+from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
 from turnwise.trainer.assembly import MixPart, UserParts, environment_of
-from turnwise.user_code import CodeReference, fingerprint, reference_to, remember_code
+from turnwise.trainer.labels import callable_label, is_made_alone, object_label
+from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
+from turnwise.trainer.recorded_tools import tool_entries, tools_description
+from turnwise.user_code import fingerprint, reference_to, remember_code, remember_use
 
-_OBJECT = "<object>"
-_MOST_HASHED_ROWS = 100_000
 _UNLIMITED = 2**31 - 1
 
 
@@ -66,20 +54,23 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
     if given.reward_fn is not None:
         found.reward = _reward(given.reward_fn)
     if given.tools is not None:
-        found.tools = [_tool(tool) for tool in given.tools]
+        found.tools = tool_entries(given.tools)
     if given.parser is not None:
         found.parser = _parser(given.parser)
     if given.model is not None:
-        found.model.model_name, found.model.local_path = _object_label(given.model), None
+        found.model.model_name, found.model.local_path = object_label(given.model), None
     if given.system_prompt is not None:
         found.system_prompt = given.system_prompt
     if given.limits is not None:
         found.limits = _limits(given.limits)
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
-            setattr(found, name, _dataset(getattr(given, name)))
+            setattr(found, name, dataset_setting(getattr(given, name)))
     for target in _targets(found):
         remember_code(target)  # a later command may then import it because this folder names it
+    for entry in found.tools:
+        for use in uses_of(entry):
+            remember_use(use)
     return found
 
 
@@ -134,7 +125,7 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
     found = {
         "reward": fingerprint(parts.reward_fn),
         "system_prompt": _hash(parts.system_prompt or ""),
-        "tools": _tools_hash(_named_tools(config) if parts.tools is None else parts.tools),
+        "tools": _hash(tools_description(parts.tools, config)),
     }
     if not parts.mix:
         found = {"environment": _code_of(parts.environment), **found}
@@ -150,22 +141,13 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
     return found
 
 
-def dataset_hash(rows: Any) -> str:
-    """Return a hash of the rows; of a very long dataset, of the first ones and its length."""
-    number = min(len(rows), _MOST_HASHED_ROWS)
-    digest = hashlib.sha256(str(len(rows)).encode())
-    for index in range(number):
-        digest.update(json.dumps(rows[index], sort_keys=True, default=repr).encode())
-    return digest.hexdigest()[:16]
-
-
 def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> EnvironmentConfig:
     if isinstance(source, str):
         return dataclasses.replace(config, name=source)
     reference = reference_to(source)
     if isinstance(source, BaseEnvironment):
         own = dataclasses.replace(source.config, name=reference.label, reward=config.reward)
-        return own if _is_remade(source) else dataclasses.replace(own, name=_object_label(source))
+        return own if _is_remade(source) else dataclasses.replace(own, name=object_label(source))
     return dataclasses.replace(config, name=reference.label)
 
 
@@ -183,23 +165,10 @@ def _is_remade(environment: BaseEnvironment) -> bool:
 def _reward(function: RewardFn) -> str | list[RewardItem]:
     if isinstance(function, WeightedReward):
         return [
-            RewardItem(None if part is step_rewards else _callable_label(part), weight, name)
+            RewardItem(None if part is step_rewards else callable_label(part), weight, name)
             for name, (part, weight) in function.functions.items()
         ]
-    return _callable_label(function)
-
-
-def _tool(thing: Any) -> str | dict[str, Any]:
-    tool = as_tool(thing)
-    if type(tool) is CalculatorTool:
-        return "calculator"
-    if isinstance(tool, FunctionTool):
-        return _callable_label(tool.function)
-    if type(tool) is PythonCodeTool:
-        packages = {"packages": list(tool.packages)} if tool.packages else {}
-        return {"tool": "python", "limits": dataclasses.asdict(tool.limits), **packages}
-    reference = reference_to(tool)
-    return reference.label if _is_made_alone(tool, reference) else _object_label(tool)
+    return callable_label(function)
 
 
 def _parser(parser: ParserChoice) -> str:
@@ -208,62 +177,13 @@ def _parser(parser: ParserChoice) -> str:
     known = next((name for name, kind in PARSERS.items() if kind is type(parser)), None)
     if known is not None:
         return known
-    reference = reference_to(parser)
-    return reference.label if _is_made_alone(parser, reference) else _object_label(parser)
-
-
-def _is_made_alone(tool: Tool | ActionParser, reference: CodeReference) -> bool:
-    """Whether the class without arguments makes the same object again.
-
-    What the objects of installed packages hold is not in their fingerprint: they cannot be told.
-    """
-    if reference.origin not in ("file", "script"):
-        return False
-    try:
-        return fingerprint(type(tool)()) == fingerprint(tool)
-    except Exception:  # the user's constructor wants arguments
-        return False
-
-
-def _dataset(source: Any) -> DatasetConfig:
-    paths = source if isinstance(source, list | tuple) else [source]
-    if all(isinstance(path, str | Path) for path in paths) and paths:
-        return DatasetConfig(path=[str(path) for path in paths])
-    if isinstance(source, CustomEnvDataset):  # the environment's own seeds
-        return DatasetConfig()
-    origin = getattr(source, "origin", None)
-    return (
-        origin if isinstance(origin, DatasetConfig) else DatasetConfig(path=_object_label(source))
-    )
-
-
-def _callable_label(function: Any) -> str:
-    """The name of a function; an object that is called, or a method of one, has none."""
-    is_object = not isinstance(function, type) and not hasattr(function, "__code__")
-    return _object_label(function) if is_object else reference_to(function).label
-
-
-def _object_label(value: object) -> str:
-    return f"{_OBJECT}:{type(value).__qualname__}"
+    return reference_to(parser).label if is_made_alone(parser) else object_label(parser)
 
 
 def _code_of(environment: EnvironmentSource | None) -> str:
     if isinstance(environment, str):
         return fingerprint(source_by_name(environment))
     return fingerprint(environment)
-
-
-def _named_tools(config: ConfigStore) -> ToolRegistry:
-    """The tools that the settings name, but for those of servers, which are not started here."""
-    return tools_by_name([tool for tool in config.tools if "mcp" not in tool])
-
-
-def _tools_hash(tools: ToolRegistry | Iterable[Any]) -> str:
-    """What the tools do, and what the model is told about them: docstrings count here."""
-    found = [as_tool(tool) for tool in tools]
-    told = [tool.definition.to_openai() for tool in found]
-    code = [fingerprint(tool.function) for tool in found]
-    return _hash([told, code])
 
 
 def _hash(value: Any) -> str:

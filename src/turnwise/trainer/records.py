@@ -24,10 +24,12 @@ from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.reporter import Metrics, Reporter
+from turnwise.trainer.run_record import RunRecord
 from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
+_MOST_STARTS = 20
 
 
 class Records:
@@ -39,14 +41,15 @@ class Records:
         config: ConfigStore,
         environment: str,
         reporter: Reporter,
-        identity: Mapping[str, str],
+        record: RunRecord,
     ) -> None:
         self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
         self._folder = folder
         self._config = config
         self._environment = environment
         self._reporter = reporter
-        self._facts = {"identity": dict(identity), "provenance": provenance()}
+        self._record = record
+        self._facts: dict[str, Any] = {**record.facts, "provenance": provenance(folder.path)}
         """What `run.json` says besides the status: what was trained, and how it was started."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
@@ -66,13 +69,35 @@ class Records:
                 config.logging.sinks, folder.path, folder.path.name, dataclasses.asdict(config)
             )
 
-    def begin(self, num_steps: int) -> None:
+    def begin(self, num_steps: int, *, resumes: bool = False) -> None:
+        """Write down what the run is; of one that is resumed, what it was begun with stays."""
         self._num_steps = num_steps
         remove_abandoned(self._folder.path)
+        if resumes:
+            self._facts |= _kept_facts(self._folder.status)
         # The status first: whoever has it is a run, however soon it was killed.
         self._write_status("running", 0)
+        self._keep_rows()
         with explained(self._folder.config_file):
             self._config.save(self._folder.config_file)
+
+    def add_facts(self, facts: Mapping[str, Any]) -> None:
+        """Add what is known once the model is loaded."""
+        self._facts = {**facts, **self._facts}
+        self._write_status("running", int(self._last.get("step", 0)))
+
+    def _keep_rows(self) -> None:
+        """Keep rows that stand in no file, and mention those that cannot be kept."""
+        for name, content in self._record.files.items():
+            with explained(self._folder.path / name):
+                write_whole(self._folder.path / name, content)
+        self._record.files.clear()  # they are on the disk now
+        for name, facts in self._facts.get("datasets", {}).items():
+            if facts.get("kept") is False:
+                self._reporter.say(
+                    f"the rows of {name} are not kept in {self._folder.path}: "
+                    f"{facts['why_not_kept']}. Commands that take this run need --dataset."
+                )
 
     def note_changes(self, step: int, before: ConfigStore | None) -> list[Change]:
         """Record which settings are others from this step on than in `before`; which those are."""
@@ -200,3 +225,10 @@ class Records:
             turnwise=__version__,
             **self._facts,
         )
+
+
+def _kept_facts(before: Mapping[str, Any]) -> dict[str, Any]:
+    """What a resumed run keeps of its `run.json`: the weights that it began with, its starts."""
+    kept = {name: before[name] for name in ("model", "tokenizer") if name in before}
+    starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
+    return {**kept, "earlier_starts": starts[-_MOST_STARTS:]}

@@ -26,6 +26,7 @@ from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
 from turnwise.trainer.lifecycle import RunLifecycle
 from turnwise.trainer.mix import GivenEnvironment, with_mix
+from turnwise.trainer.model_facts import model_facts
 from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
@@ -127,6 +128,8 @@ class RayPPOTrainer(RunLifecycle):
             stop.can_save = True
             learner = self.machinery.learner
             records.keep_tokenizer(self.machinery.tokenizer)
+            is_start = self.step == 0 and not self._num_imitated
+            records.add_facts(model_facts(self.machinery, self.config, is_start=is_start))
             learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
             self._warm_start(rollout, records, stop)
             while not stop.is_wanted and (self.step < num_steps or self._unwritten):

@@ -73,6 +73,12 @@ def require_use(what: str) -> None:
     _require(f"use {what}", what)
 
 
+def remember_use(what: str) -> None:
+    """Note that the user himself used this, as `remember_code` does for code."""
+    if not _sources:
+        _remember(f"use {what}")
+
+
 def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
     """Whether `require_model_code` would let it pass."""
     return _is_allowed(_model_location(name_or_path))

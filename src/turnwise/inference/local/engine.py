@@ -91,6 +91,14 @@ class LocalEngine(WorkerEngine):
         return self._schedule.is_deterministic
 
     @property
+    def options(self) -> dict[str, Any]:
+        return {
+            **super().options,
+            "deterministic": self.deterministic,
+            "max_batch_size": self._max_batch_size,
+        }
+
+    @property
     def cache_in_use(self) -> int:
         """Tokens of the cache that conversations hold at this moment."""
         return self._runner.arena.num_taken

@@ -43,7 +43,7 @@ class PythonCodeTool(Tool):
         max_at_once: int | None = None,
     ) -> None:
         self.limits = limits or CodeLimits()
-        self.packages = _package_folders(packages)
+        self.packages = package_folders(packages)
         reason = why_not_isolated()
         if reason is not None and not allow_unsafe:
             raise ToolError(
@@ -111,7 +111,7 @@ class PythonCodeTool(Tool):
         raise ToolError(f"{run.output.rstrip()}\n{end}".lstrip())
 
 
-def _package_folders(packages: bool | Sequence[str]) -> list[str]:
+def package_folders(packages: bool | Sequence[str]) -> list[str]:
     if isinstance(packages, bool):
         return [path for path in site.getsitepackages() if os.path.isdir(path)] if packages else []
     if isinstance(packages, str):
