@@ -119,7 +119,7 @@ def test_the_folder_has_the_mix_and_its_settings_make_it_again(run):
     assert (first.name, first.weight, second.name, second.weight) == ("memory", 3.0, "Asked", 1.0)
     assert first.environment.endswith("worlds:Memory")
     assert first.reward.endswith("test_mix:twice")
-    assert second.dataset.path == "<object>:list"
+    assert second.dataset.path == [str(folder / "dataset-Asked.jsonl")]  # rows that a test made
     assert second.system_prompt == "Say it."
     assert "environment:" not in [
         line for line in (folder / "config.yaml").read_text().splitlines() if line[:1] == "e"

@@ -2,6 +2,11 @@
 
 import dataclasses
 import functools
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
 
 from trainer.worlds import Echo
 from turnwise import (
@@ -14,10 +19,17 @@ from turnwise import (
     WeightedReward,
 )
 from turnwise.config import RewardItem
+from turnwise.data import RLHFDataset
+from turnwise.errors import ConfigError
+from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools.by_name import tools_by_name
+from turnwise.tools.mcp_source import MCPTool, MCPTools
+from turnwise.tools.server_entries import server_words, with_variables
+from turnwise.trainer import recorded_rows
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.recording import identity, recorded
 from turnwise.trainer.rollout import limits_of
+from turnwise.trainer.run_record import record_run
 
 
 def score(trajectory):
@@ -84,3 +96,88 @@ def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatc
         parts = UserParts(environment=Echo).filled_from(config)
         hashes.append(identity(parts, config)["tools"])
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+def record(**parts):
+    given = UserParts(environment=Echo, **parts)
+    return record_run(ConfigStore(), given, given.filled_from(ConfigStore()), {})
+
+
+class Fresh(RLHFDataset):
+    """Other rows each time that they are read."""
+
+    def __getitem__(self, index):
+        return {"prompt": str(random.random())}
+
+
+def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
+    rows = [{"word": "épée", "path": [1, 2.5, None, True]}, {"word": "b", "path": []}]
+    kept = record(dataset=rows)
+    assert kept.config.dataset.path == ["<run>/dataset.jsonl"]
+    lines = kept.files["dataset.jsonl"].decode().splitlines()
+    assert [json.loads(line) for line in lines] == rows
+    texts = record(eval_dataset=RLHFDataset(["Say a.", "Say b."]))  # texts are no names of files
+    assert texts.files["eval_dataset.jsonl"].startswith(b'{"prompt": "Say a."}')
+    for lost, words in [
+        ([{"at": (0, 1)}], "row 0 comes back from JSON as another one: at is (0, 1)"),
+        ([{"at": 1}, {"at": {2: 3}}], "row 1 comes back from JSON as another one"),
+        ([{"at": b"picture"}], "row 0 cannot be written as JSON"),
+        (Fresh(size=2), "others each time that they are read"),
+    ]:
+        found = record(dataset=lost)
+        assert found.files == {}
+        assert words in found.facts["datasets"]["dataset"]["why_not_kept"]
+        assert found.config.dataset.path == found.facts["unrecorded"]["dataset"]
+        assert found.config.dataset.path.startswith("<object>:")
+    monkeypatch.setattr(recorded_rows, "MOST_KEPT_BYTES", 10)
+    facts = record(dataset=rows).facts["datasets"]["dataset"]
+    assert (facts["kept"], facts["rows"]) == (False, 2)
+
+
+def test_rows_of_files_that_were_cut_are_not_the_rows_of_the_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "short"}\n{"prompt": "a very long one"}\n')
+    whole = record(dataset=RLHFDataset(file))
+    assert whole.config.dataset.path == ["rows.jsonl"]  # from here: the project may be moved
+    options = {"tokenizer": make_tiny_tokenizer(), "max_prompt_length": 8, "truncation": "drop"}
+    cut = record(dataset=RLHFDataset(file, **options))
+    assert cut.files["dataset.jsonl"] == b'{"prompt": "short"}\n'
+
+
+def test_servers_are_named_without_their_secrets(tmp_path, monkeypatch):
+    secret = "sk-abcdefghijklmnop1234"
+    source = MCPTools.stdio(
+        "python",
+        ["server.py", "--api-key", "hush", f"--plain={secret}"],
+        env={"MODE": "fast", "SEARCH_TOKEN": "hush"},
+        prefix="web_",
+    )
+    described = SimpleNamespace(description="", input_schema={"type": "object"})
+    for name in ("find", "read"):
+        described.name = name
+        source._tools.append(MCPTool(source, described))
+    found = names(tools=[*source.tools, CalculatorTool()])
+    text = found.to_yaml()
+    assert "hush" not in text
+    assert secret not in text
+    entry = found.tools[0]
+    assert server_words(entry["mcp"]) == [
+        *("python", "server.py", "--api-key", "${API_KEY}", "--plain=${SECRET}")
+    ]
+    assert entry["env"] == {"MODE": "fast", "SEARCH_TOKEN": "${SEARCH_TOKEN}"}
+    assert (entry["prefix"], found.tools[1]) == ("web_", "calculator")
+    one = names(tools=source.tools[1:]).tools
+    assert one[0]["only"] == ["web_read"]
+    monkeypatch.setenv("SEARCH_TOKEN", "hush")
+    monkeypatch.delenv("API_KEY", raising=False)
+    assert with_variables(entry["env"])["SEARCH_TOKEN"] == "hush"
+    with pytest.raises(ConfigError, match="no environment variable API_KEY"):
+        with_variables(entry["mcp"])
+
+
+def test_a_python_tool_that_the_user_allowed_is_allowed_again():
+    given = PythonCodeTool(packages=True, allow_unsafe=True)
+    (entry,) = names(tools=[given]).tools
+    assert entry["packages"] is True
+    assert entry.get("allow_unsafe", False) is not given.isolated

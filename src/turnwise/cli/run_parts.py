@@ -125,6 +125,17 @@ class Supplied:
             if target is not None:
                 name_code(target)
 
+    def from_here(self) -> Supplied:
+        """Name files by their whole path: what is typed lies here, not where the run began."""
+        return dataclasses.replace(
+            self,
+            environment=_whole(self.environment),
+            reward=_whole(self.reward),
+            parser=_whole(self.parser),
+            dataset=self.dataset and [str(Path(path).absolute()) for path in self.dataset],
+            tools=self.tools and [_whole(tool) or tool for tool in self.tools],
+        )
+
     def put_into(self, config: ConfigStore) -> None:
         """Replace what is supplied. Another environment comes without the run's other components,
         since its tasks, tools and rewards are others."""
@@ -178,6 +189,13 @@ class Supplied:
                 )
 
 
+def _whole(target: str | None) -> str | None:
+    """`file.py:Name` with the whole path of a file that is here; anything else as it is."""
+    place, colon, name = (target or "").rpartition(":")
+    is_here = colon and place.endswith(".py") and Path(place).is_file()
+    return f"{Path(place).absolute()}:{name}" if is_here else target
+
+
 def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
     """Return the run or the checkpoint whose settings are taken; None for a model."""
     if checkpoint not in ("best", "last"):
@@ -212,7 +230,7 @@ def restore(
     """
     from turnwise.cli.settings import check_code, find_code, run_folders
 
-    supplied.put_into(config)
+    (supplied if source is None else supplied.from_here()).put_into(config)
     if config.environments is not None and not takes_mix:
         names = ", ".join(config.parts())
         raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -129,19 +128,8 @@ def _importable(target: str, folders: Sequence[Path]) -> str:
     place, colon, name = target.rpartition(":")
     if colon and place.endswith(".py"):
         target = f"{_found_file(place, folders)}:{name}"
-    elif colon:
-        _find_package(place.partition(".")[0], folders)
     name_code(target)
     return target
-
-
-def _find_package(name: str, folders: Sequence[Path]) -> None:
-    """Let a package of the user be found where the run found it."""
-    for folder in folders:
-        is_there = (folder / name).is_dir() or (folder / f"{name}.py").is_file()
-        if is_there and str(folder) not in sys.path:
-            sys.path.insert(0, str(folder))
-            return
 
 
 def _found_tool(tool: str | dict[str, Any], folders: Sequence[Path]) -> str | dict[str, Any]:
@@ -156,8 +144,11 @@ def _found_tool(tool: str | dict[str, Any], folders: Sequence[Path]) -> str | di
 
 def _found_file(place: str, folders: Sequence[Path]) -> str:
     path = Path(place).expanduser()
-    if place.startswith("<") or (path.is_absolute() and path.exists()):
+    if place.startswith("<"):
         return place
+    if path.is_absolute() and path.exists():
+        here = Path.cwd()
+        return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
     places = [*folders, Path()]
     for folder in places:
         if (folder / path).exists():

@@ -130,7 +130,8 @@ def _comparable(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return [_comparable(name, item) for item in value]
     if isinstance(value, dict):
-        return {key: _comparable(name, item) for key, item in value.items()}
+        # A server is started where the run was, whatever the folder is called now.
+        return {key: _comparable(name, item) for key, item in value.items() if key != "cwd"}
     if isinstance(value, RewardItem):
         return dataclasses.replace(value, function=_comparable(name, value.function))
     if isinstance(value, EnvironmentItem):

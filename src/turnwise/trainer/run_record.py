@@ -58,7 +58,7 @@ def record_run(
             facts["why_not_kept"] = problem
         else:
             files[f"{name}.jsonl"] = content
-            setting.path = facts["path"] = f"{RUN}/{name}.jsonl"
+            setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
     facts = {
         "identity": dict(identity),
         "agent": "the policy that is trained",
@@ -145,7 +145,6 @@ def _unrecorded(config: ConfigStore) -> dict[str, str]:
 
 
 def _place_in(folder: Path, path: str) -> str:
-    if path.startswith("<") or not Path(path).is_absolute():
-        return path
-    here = folder.absolute()
-    return f"{RUN}/{Path(path).relative_to(here)}" if Path(path).is_relative_to(here) else path
+    here, place = folder.absolute(), Path(path).expanduser().absolute()
+    is_inside = not path.startswith("<") and place.is_relative_to(here)
+    return f"{RUN}/{place.relative_to(here)}" if is_inside else path
