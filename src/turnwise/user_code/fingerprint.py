@@ -192,6 +192,12 @@ def is_foreign(file: str | None) -> bool:
     """Whether a file belongs to an installed package, or there is none."""
     if file is None or (file.startswith("<") and not linecache.getlines(file)):
         return True
+    return _is_foreign_file(file)
+
+
+# Asked for each frame of each failure, and a path takes long to resolve.
+@functools.lru_cache(maxsize=4096)
+def _is_foreign_file(file: str) -> bool:
     return is_installed(Path(file)) or Path(file).resolve().is_relative_to(_PACKAGE)
 
 

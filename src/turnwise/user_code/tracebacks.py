@@ -20,7 +20,12 @@ def user_traceback(error: BaseException) -> str | None:
     """
     while error.__cause__ is not None:
         error = error.__cause__
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_foreign(f.filename)]
+    own = (
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if not is_foreign(frame.f_code.co_filename)
+    )
+    frames = traceback.StackSummary.extract(own)  # it reads their files, so only the user's own
     if not frames:
         return None
     lines = []
