@@ -54,7 +54,7 @@ def imitated(world, seed):
     """What the expert can teach: the start of all that is learned here, made once."""
     return trained(
         world,
-        "training.batch_size=64",
+        "training.batch_size=16",
         "training.warm_start=expert",
         "training.warm_start_steps=50",
         "training.warm_start_learning_rate=5e-3",
