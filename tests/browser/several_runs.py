@@ -50,6 +50,7 @@ def make_all(folder):
     make(folder / "changed", 30.0, 8, rate="0.004", code="bbbbbbbbbb", notes={"tags": ["sweep"]})
     make(folder / "larger", 20.0, 0, size=5, rate="0.002", notes={"tags": ["sweep", "large"]})
     make(folder / "old", 10.0, 4, notes={"archived": True})
+    add_parts_of_a_mix(folder / "old")
     damaged = write_run(folder / "damaged", {1: [said("Hello")]})
     with open(damaged / "metrics.jsonl", "a") as log:
         log.write("this is no line of metrics\n")
@@ -58,3 +59,11 @@ def make_all(folder):
     lines = [{"step": step, "reward": 0.5} for step in range(2, 1001)]
     with open(long / "metrics.jsonl", "a") as log:
         log.writelines(f"{json.dumps(line)}\n" for line in lines)
+
+
+def add_parts_of_a_mix(folder):
+    """One step more, of which each part of a mix has its own metrics."""
+    parts = {"maze/num_groups": 2, "maze/reward": 0.25, "echo/num_groups": 2, "echo/reward": 0.75}
+    evaluated = {"eval/maze/greedy/reward": 0.5, "eval/echo/greedy/reward": 1.0}
+    line = {"step": NUM_STEPS + 1, "reward": 0.5, **parts, **evaluated}
+    MetricsLog(folder / "metrics.jsonl").append(line)

@@ -195,6 +195,15 @@ def test_the_legend_hides_runs_and_kinds_of_curves(visitor):
     expect(values).to_have_text(["0.25"])
 
 
+def test_the_environments_of_a_mix_have_curves_of_their_own(visitor):
+    visitor.open("run/old/learn")
+    group = visitor.at(".group", has_text="How does it do in maze?")
+    expect(group.locator("[data-metric='maze/reward'] .chart-values span")).to_have_text(
+        ["0.25", "0.5"]  # training, greedy evaluation
+    )
+    expect(visitor.at("[data-metric='eval/maze/greedy/reward']")).to_have_count(0)
+
+
 def test_the_axes_are_chosen_and_no_label_is_cut(visitor):
     visitor.open("run/long/learn")
     expect(visitor.at("[data-metric=reward] canvas")).to_be_visible()

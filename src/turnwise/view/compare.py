@@ -82,7 +82,9 @@ def _hash_rows(runs: Sequence[ViewedRun], named_otherwise: set[str]) -> Iterator
     hashes = [run.facts("identity") for run in runs]
     for name in dict.fromkeys(name for one in hashes for name in one):
         values = [one.get(name) for one in hashes]
-        setting, note = _HASHED.get(name, (name, "changed"))
+        setting, note = _HASHED.get(name, (name, ""))
+        if not note:  # of a mix: "environment of maze"
+            note = _HASHED.get(name.partition(" of ")[0], (name, "changed"))[1]
         if setting not in named_otherwise:  # of another reward function the code is another, too
             texts = [None if value is None else str(value)[:8] for value in values]
             yield _row("code", name, texts, [value is not None for value in values], note)

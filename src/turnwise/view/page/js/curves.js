@@ -26,10 +26,10 @@ export const KINDS = [
   { name: "sampled", title: "sampled evaluation", dash: [6, 3] },
 ];
 
-// The kind of a curve by its metric's name: "eval/greedy/reward" is of the greedy evaluation.
+// The kind of a curve by its metric's name: "eval/greedy/reward" and, of an environment in a mix,
+// "eval/maze/greedy/reward" are of the greedy evaluation.
 export function kindOf(name) {
-  const [first, second] = name.split("/");
-  return first === "eval" && KINDS.some((kind) => kind.name === second) ? second : "training";
+  return name.match(/^eval\/(?:[^/]+\/)?(greedy|sampled)\//)?.[1] ?? "training";
 }
 
 const kindNamed = (name) => KINDS.find((kind) => kind.name === name);

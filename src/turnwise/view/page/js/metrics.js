@@ -96,8 +96,16 @@ export const TITLES = {
   reward_per_turn: "reward per turn",
 };
 
-// The evaluation of a metric is drawn in the same chart.
-const EVALUATIONS = ["eval/greedy", "eval/sampled"];
+// The evaluations of a metric are drawn in its chart; those of an environment in a mix are named
+// "eval/maze/greedy/reward", its training is "maze/reward".
+const EVALUATIONS = ["greedy", "sampled"];
+const OF_EACH_PART = ["reward", "success", "turns", "tokens_per_episode", "truncated", "errors"];
+
+function evaluationsOf(name, parts) {
+  const part = parts.find((one) => name.startsWith(`${one}/`));
+  const rest = part === undefined ? name : name.slice(part.length + 1);
+  return EVALUATIONS.map((kind) => ["eval", part, kind, rest].filter((one) => one).join("/"));
+}
 
 // With one optimiser step a batch the policy that learns is the one that sampled: what is left is
 // rounding, which is no curve to begin with.
@@ -121,22 +129,33 @@ const NO_CURVE = new Set(["step", "epoch"]);
 export function chartGroups(columns) {
   const left = new Set(columns.flatMap((series) => Object.keys(series)));
   NO_CURVE.forEach((name) => left.delete(name));
+  const parts = [...left]
+    .filter((name) => /^[^/]+\/num_groups$/.test(name))
+    .map((name) => name.split("/")[0])
+    .sort();
   const isRounding = (name) =>
     Object.hasOwn(ROUNDING, name) &&
     columns.every((series) =>
       (series[name] ?? []).every((value) => Math.abs(value ?? 0) < ROUNDING[name]),
     );
   const take = (name) => {
-    const beside = EVALUATIONS.map((kind) => `${kind}/${name}`).filter((one) => left.delete(one));
+    const beside = evaluationsOf(name, parts).filter((one) => left.delete(one));
     left.delete(name);
     return { name, title: TITLES[name] ?? name, beside };
   };
+  // Those of a mix first: what stands below "reward/" may be of an environment of that name.
+  const mixed = parts.map((part) => ({
+    title: `How does it do in ${part}?`,
+    charts: OF_EACH_PART.map((name) => `${part}/${name}`)
+      .filter((name) => left.has(name))
+      .map((name) => ({ ...take(name), title: TITLES[name.slice(part.length + 1)] })),
+  }));
   const groups = GROUPS.map(([title, wanted]) => {
     const charts = [];
     for (const pattern of wanted) {
       if (pattern === "time") {
-        const parts = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
-        if (parts.length) charts.push({ name: "time", title: TITLES.time, parts });
+        const found = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
+        if (found.length) charts.push({ name: "time", title: TITLES.time, parts: found });
       } else if (pattern.endsWith("*")) {
         const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
         charts.push(...found.sort().map(take));
@@ -144,7 +163,9 @@ export function chartGroups(columns) {
     }
     return { title, charts };
   });
-  const checked = (name) => name.replace(/^eval\/(greedy|sampled)\//, "");
+  groups.splice(1, 0, ...mixed);
+  const checked = (name) =>
+    name.replace(/^eval\/(?:([^/]+)\/)?(?:greedy|sampled)\//, (_, part) => (part ? `${part}/` : ""));
   const rest = [...left]
     .sort()
     .filter((name) => checked(name) === name || !left.has(checked(name)))
