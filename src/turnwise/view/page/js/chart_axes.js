@@ -87,7 +87,8 @@ function decades(plot, splits) {
 }
 
 function yLabel(spec, value, isLog) {
-  if (isShare(spec)) return percent(value, value && value < 0.01 ? 2 : 0);
+  if (isShare(spec) && value && value < 0.01) return `${num(100 * value, 2)}%`;
+  if (isShare(spec)) return percent(value);
   if (isLog && (value < 1e-3 || value >= 1e5))
     return value.toExponential(0).replace("e+", "e").replaceAll("-", "−");
   return num(value, 4);

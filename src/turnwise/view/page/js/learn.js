@@ -197,8 +197,10 @@ export function learnView(host, app) {
       route = next;
       state = readState(route, app);
       if (isNew) body.scrollTop = 0;
-      if (isNew || before !== state.keys.join(",") || !shown) load();
-      else {
+      if (isNew || before !== state.keys.join(",") || !shown) {
+        load();
+        if (isNew) rail.querySelector(".is-main")?.scrollIntoView({ block: "nearest" });
+      } else {
         showRail();
         draw();
       }
