@@ -135,7 +135,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
     training, stop = config.training, StopRequest(print)
     with RayPPOTrainer(config, resume="never") as trainer:
         parts = trainer.machinery
-        rollout = trainer._rollout(1)
+        rollout = trainer._rollout()
         num_steps, last = 0, (1, 0.0)
         for batch in imitation_batches(
             str(training.warm_start),

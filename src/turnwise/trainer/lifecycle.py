@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, EngineStalled, error_message
@@ -15,6 +15,7 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.epochs import Epochs, FitPlan
 from turnwise.trainer.recording import identity
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
@@ -22,6 +23,14 @@ from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.training_step import BrokenSteps
+
+
+class OpenRun(NamedTuple):
+    """What the training loop works with while its run folder is open."""
+
+    records: Records
+    stop: StopRequest
+    plan: FitPlan
 
 
 class RunLifecycle:
@@ -56,6 +65,9 @@ class RunLifecycle:
         self._machinery: Machinery | None = None
         self._is_loaded = False
         """Whether the weights are others than those that a run in the folder would resume from."""
+        self._epochs = Epochs()
+        self._num_fits = 0
+        """Calls of `fit` so far, in this process."""
         self._broken_steps = BrokenSteps()
         self._num_imitated = 0
         """Steps of the warm start that are done."""
@@ -99,7 +111,7 @@ class RunLifecycle:
                 yield f"{part.name}/", part.curriculum
 
     @contextlib.contextmanager
-    def _run(self, num_steps: int) -> Iterator[tuple[Records, StopRequest]]:
+    def _run(self, num_epochs: int, steps_per_epoch: int) -> Iterator[OpenRun]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
         self.__dict__.pop("_record", None)
         stop = StopRequest(self._reporter.say)
@@ -114,26 +126,36 @@ class RunLifecycle:
             stack.enter_context(stop.listening())
             self._record.settle_in(folder.path)
             records = Records(folder, self._recorded, self._name, self._reporter, self._record)
-            records.begin(num_steps, resumes=resumes or self.run_folder is not None)
+            records.begin(resumes=resumes or self.run_folder is not None)
             if resumes:
-                self._take_up(records)
+                self._take_up(records, steps_per_epoch)
             elif self.run_folder is not None:
                 records.rewind(self.step)
             elif not self._is_loaded:
                 seed_generators(self.config.training.seed)
             self.run_folder = folder.path
+            plan = self._epochs.plan(
+                self._num_fits,
+                num_epochs,
+                steps_per_epoch,
+                self.config.checkpoint.save_interval,
+                step=self.step,
+                is_waiting=self._unwritten is not None,
+            )
+            self._num_fits += 1
+            records.num_steps = plan.num_steps
             self._reporter.begin(
                 RunInfo(
                     folder.path,
                     self._name,
                     self.config.model.local_path or self.config.model.model_name,
-                    num_steps,
+                    plan.num_steps,
                     self.step,
                     tuple(self.metrics_history),
                 )
             )
             try:
-                yield records, stop
+                yield OpenRun(records, stop, plan)
             except Interrupted:
                 pass
             except (KeyboardInterrupt, SystemExit):
@@ -145,10 +167,12 @@ class RunLifecycle:
             except BaseException as error:
                 records.end(f"stopped: {error_message(error)}", self.step, None)
                 raise
-            is_over = self.step >= num_steps and self._unwritten is None
-            outcome = "finished" if is_over else "interrupted"
+            outcome = "finished" if self._is_over(plan) else "interrupted"
             records.end(outcome, self.step, self._write_state)
             stop.leave()
+
+    def _is_over(self, plan: FitPlan) -> bool:
+        return self._epochs.num_done >= plan.last_epoch and self._unwritten is None
 
     def _folder(self) -> tuple[RunFolder, bool]:
         if self.run_folder is not None:
@@ -165,7 +189,7 @@ class RunLifecycle:
             )
         return folder, resumes
 
-    def _take_up(self, records: Records) -> None:
+    def _take_up(self, records: Records, steps_per_epoch: int) -> None:
         """Go on where the run in the folder stopped."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
@@ -173,7 +197,7 @@ class RunLifecycle:
             records.note_changes(0, None)
             seed_generators(self.config.training.seed)
             return
-        self._take(checkpoint)
+        self._take(checkpoint, steps_per_epoch)
         changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
         if any(change.name == "training.kl_coef" for change in changes):
             self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
@@ -185,6 +209,7 @@ class RunLifecycle:
     def _write_state(self, folder: Path) -> None:
         progress: dict[str, Any] = {
             "step": self.step,
+            "epochs": self._epochs.state_dict(),
             "weight_version": self.machinery.engine.weight_version,
             "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
             "num_broken_steps": self._broken_steps.num_in_a_row,
@@ -195,7 +220,7 @@ class RunLifecycle:
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.machinery.learner, self._recorded, progress)
 
-    def _take(self, checkpoint: Checkpoint) -> None:
+    def _take(self, checkpoint: Checkpoint, steps_per_epoch: int) -> None:
         parts = self.machinery
         progress = read_state(checkpoint, parts.learner)
         parts.publish_weights()
@@ -205,6 +230,11 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._unwritten = progress["unwritten"]
+        if "epochs" in progress:
+            self._epochs = Epochs.from_state_dict(progress["epochs"])
+        else:  # a checkpoint of an older version
+            is_waiting = self._unwritten is not None
+            self._epochs = Epochs.of_steps(self.step, steps_per_epoch, is_waiting=is_waiting)
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:
                 curriculum.load_state_dict(progress[f"{prefix}curriculum"])

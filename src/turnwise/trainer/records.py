@@ -56,7 +56,8 @@ class Records:
         self._doctor = Doctor()
         self._news: list[Finding] = []
         """What the doctor said of the last step."""
-        self._num_steps = 0
+        self.num_steps = 0
+        """Steps of the whole run, as it is planned now."""
         self._saved_step = -1
         self._seconds: Metrics = {}
         self._last: Metrics = {}
@@ -69,9 +70,8 @@ class Records:
                 config.logging.sinks, folder.path, folder.path.name, dataclasses.asdict(config)
             )
 
-    def begin(self, num_steps: int, *, resumes: bool = False) -> None:
+    def begin(self, *, resumes: bool = False) -> None:
         """Write down what the run is; of one that is resumed, what it was begun with stays."""
-        self._num_steps = num_steps
         remove_abandoned(self._folder.path)
         if resumes:
             self._facts |= _kept_facts(self._folder.status)
@@ -220,7 +220,7 @@ class Records:
         self._folder.write_status(
             status=status,
             step=step,
-            num_steps=self._num_steps,
+            num_steps=self.num_steps,
             environment=self._environment,
             turnwise=__version__,
             **self._facts,

@@ -21,6 +21,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.trainer.curriculum import Curriculum, Task
+from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, run_unless_stopped
 
 Rows: TypeAlias = Sequence[Task]
@@ -51,15 +52,12 @@ class Rollout:
         rows: Rows | None = None,
         curriculum: Curriculum | None = None,
         *,
-        num_steps: int | None = None,
-        save_every: int | None = None,
+        plan: FitPlan | None = None,
         mix: Sequence[TaskSource] = (),
     ) -> None:
         self.collector = collector
-        self.num_steps = num_steps
-        """Steps that there will be, for who plays ahead of them."""
-        self.save_every = save_every
-        """Steps between two checkpoints: nobody plays ahead across one, so resuming is exact."""
+        self.plan = plan
+        """Where the run ends and is saved, for who plays ahead; None: nobody does."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
         self.zero_variance: float | None = None

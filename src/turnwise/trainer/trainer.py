@@ -22,6 +22,7 @@ from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
 from turnwise.trainer.lifecycle import RunLifecycle
@@ -116,55 +117,58 @@ class RayPPOTrainer(RunLifecycle):
         """Train; the metrics of every step. Called again, it trains for as long once more.
 
         Without numbers they are those of the settings; an epoch is one pass over the dataset, or
-        `training.steps_per_epoch` steps where there is none.
+        `training.steps_per_epoch` steps where there is none. Each call begins a new epoch. In a
+        script that is started again, the calls that were over return at once, and the one that
+        was interrupted is resumed.
         """
         refuse_during_import("starts training")
         per_epoch = num_iters_per_epoch or self._steps_per_epoch()
-        num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
         with (
-            self._run(num_steps) as (records, stop),
-            self._rollout(num_steps, per_epoch) as rollout,
+            self._run(num_epochs or self.config.training.num_epochs, per_epoch) as run,
+            self._rollout(run.plan) as rollout,
         ):
+            records, stop, plan = run
             stop.can_save = True
             learner = self.machinery.learner
             records.keep_tokenizer(self.machinery.tokenizer)
             is_start = self.step == 0 and not self._num_imitated
             records.add_facts(model_facts(self.machinery, self.config, is_start=is_start))
-            learner.options = dataclasses.replace(learner.options, total_steps=num_steps)
+            learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
             self._warm_start(rollout, records, stop)
-            while not stop.is_wanted and (self.step < num_steps or self._unwritten):
+            while not (stop.is_wanted or self._is_over(plan)):
+                ends_epoch = self._unwritten is not None  # a step that waits for its evaluation
                 if self._unwritten is None:
                     clock = Stopwatch()
                     metrics, played, columns = self._train_step(rollout, stop, clock)
                     self.step += 1
+                    self._epochs.num_steps += 1
+                    ends_epoch = self._epochs.num_steps >= per_epoch
                     records.keep_episodes(self.step, played, columns, clock)
                     self._unwritten = {
                         "step": self.step,
-                        "epoch": -(-self.step // per_epoch),
+                        "epoch": self._epochs.num_done + 1,
                         **_finite(metrics),
                     }
-                ends_epoch = self.step % per_epoch == 0
-                if (ends_epoch or self.step == num_steps) and self._why_stop is None:
+                if ends_epoch and self._why_stop is None:
                     self._unwritten |= self._evaluator().after_epoch(self.step, records, stop)
                 metrics, self._unwritten = self._unwritten, None
                 self.metrics_history.append(metrics)
                 records.keep(metrics)
                 self._stop_if_hopeless()
-                epoch = self.step // per_epoch
-                if ends_epoch and epoch % self.config.checkpoint.save_interval == 0:
-                    records.save(self.step, self._write_state)
+                if ends_epoch:
+                    self._epochs.end_epoch()
+                    if self._epochs.num_done % self.config.checkpoint.save_interval == 0:
+                        records.save(self.step, self._write_state)
         return self.metrics_history
 
-    def _rollout(self, num_steps: int, per_epoch: int | None = None) -> Rollout:
+    def _rollout(self, plan: FitPlan | None = None) -> Rollout:
         parts = self.machinery
-        save_interval = self.config.checkpoint.save_interval
         return parts.rollout(
             parts.collector,
             self.config,
             self._rows,
             self._curriculum,
-            num_steps=num_steps,
-            save_every=None if per_epoch is None else per_epoch * save_interval,
+            plan=plan,
             mix=[part.source for part in self._parts.mix],
         )
 
@@ -211,7 +215,7 @@ class RayPPOTrainer(RunLifecycle):
         """Play the episodes of the next step; they are scored, and not yet learned from."""
         if self._machinery is None and not self._is_loaded:
             seed_generators(self.config.training.seed)
-        with self._rollout(self.step + 1) as rollout:
+        with self._rollout() as rollout:
             self._by_hand = self._play_step(rollout, StopRequest(self._reporter.say))
         self._stop_if_hopeless()
         return self._by_hand.played
@@ -239,8 +243,10 @@ class RayPPOTrainer(RunLifecycle):
         # What was learned here is not to be replaced by a run that lies in the folder.
         self._by_hand, self._is_loaded = None, True
         self.step += 1
-        epoch = -(-self.step // self._steps_per_epoch())
-        metrics = {"step": self.step, "epoch": epoch, **_finite(figures)}
+        metrics = {"step": self.step, "epoch": self._epochs.num_done + 1, **_finite(figures)}
+        self._epochs.num_steps += 1
+        if self._epochs.num_steps >= self._steps_per_epoch():
+            self._epochs.end_epoch()
         self.metrics_history.append(metrics)
         return metrics
 
@@ -306,7 +312,8 @@ class RayPPOTrainer(RunLifecycle):
 
         Training goes on from its step; what this run has of later ones is forgotten.
         """
-        self._take(open_checkpoint(Path(path)))
+        self._take(open_checkpoint(Path(path)), self._steps_per_epoch())
+        self._num_fits = len(self._epochs.starts)  # the next one is not one of the checkpoint's
         self._is_loaded = True
         self.metrics_history = [m for m in self.metrics_history if m["step"] <= self.step]
 

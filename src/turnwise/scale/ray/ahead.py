@@ -33,9 +33,9 @@ class AheadRollout(Rollout):
             self.num_resampled = ahead.rollout.num_resampled
             self.zero_variance = ahead.rollout.zero_variance
             self._starts = ahead.rollout._starts
-        is_last = self.num_steps is not None and step + 1 >= self.num_steps
-        is_saved = self.save_every is not None and (step + 1) % self.save_every == 0
-        if not (is_last or is_saved):
+        # Nobody plays ahead across a checkpoint, so that resuming from it is exact.
+        is_last = self.plan is None or step + 1 >= self.plan.num_steps
+        if not is_last and not self.plan.is_saved_after(step + 1):
             self._ahead = Ahead(self._as_it_is_now(), step + 1)
         return played
 

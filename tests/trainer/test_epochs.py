@@ -1,0 +1,112 @@
+"""Epochs are counted over all calls of `fit`, whatever the length of each one's epochs."""
+
+import contextlib
+import json
+
+import pytest
+
+from trainer.runs import Listener, assert_same_run, metrics_of
+from trainer.worlds import Echo, small_trainer
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.epochs import Epochs
+
+SMALL = (
+    "training.warm_start=null",
+    "training.batch_size=2",
+    "training.eval_episodes=1",
+    "training.lr_schedule=linear",
+    "inference.max_tokens=1",
+    "checkpoint.save_interval=2",
+    "checkpoint.keep_last_n=9",
+)
+
+
+def two_fits(folder, stop_at=lambda what, number: False):
+    """A script that trains twice, with epochs of 4 and of 3 steps."""
+    listener = Listener(stop_at)
+    with (
+        small_trainer(folder, Echo, *SMALL, reporter=listener) as trainer,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        trainer.fit(1, 4)
+        trainer.fit(2, 3)
+    return trainer.run_folder, listener
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return two_fits(tmp_path_factory.mktemp("whole"))[0]
+
+
+def test_a_second_fit_counts_on_from_the_first(whole):
+    history = metrics_of(whole)
+    assert [m["step"] for m in history] == [*range(1, 11)]
+    assert [m["epoch"] for m in history] == [1] * 4 + [2] * 3 + [3] * 3
+    assert [m["step"] for m in history if "eval/greedy/reward" in m] == [4, 7, 10]
+    saved = [found.step for found in CheckpointStore(RunFolder(whole).checkpoints).list()]
+    assert saved == [4, 7, 10]  # the end of each fit, and every second epoch
+    assert RunFolder(whole).status["num_steps"] == 10
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_script_that_was_stopped_resumes_the_fit_that_was_under_way(tmp_path, whole, step):
+    _, stopped = two_fits(tmp_path, lambda what, number: what == "step" and number == step)
+    assert stopped.outcomes[-1] == "interrupted"
+    parts, _ = two_fits(tmp_path)
+    assert_same_run(whole, parts)
+
+
+def test_one_that_was_stopped_in_an_evaluation_resumes_there(tmp_path, whole):
+    _, stopped = two_fits(tmp_path, lambda what, number: what == "evaluation" and number == 1)
+    assert stopped.outcomes == ["interrupted"]
+    parts, _ = two_fits(tmp_path)
+    assert_same_run(whole, parts)
+
+
+def test_other_steps_per_epoch_from_a_resume_on(tmp_path):
+    settings = (*SMALL, "checkpoint.run_name=mine", "training.num_epochs=3")
+    listener = Listener(lambda what, number: what == "step" and number == 3)
+    two = (*settings, "training.steps_per_epoch=2")
+    with (
+        small_trainer(tmp_path, Echo, *two, reporter=listener) as trainer,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        trainer.fit()
+    with small_trainer(tmp_path, Echo, *settings, "training.steps_per_epoch=3") as trainer:
+        history = trainer.fit()
+    assert [m["epoch"] for m in history] == [1, 1, 2, 2, 2, 3, 3, 3]
+    assert [m["step"] for m in history if "eval/greedy/reward" in m] == [2, 5, 8]
+    newest = CheckpointStore(RunFolder(trainer.run_folder).checkpoints).newest()
+    state = json.loads(newest.file("state.json").read_text())
+    assert state["progress"]["epochs"] == {"num_done": 3, "num_steps": 0, "starts": [0]}
+
+
+class TestCount:
+    def plan(self, epochs, number, num_epochs, per_epoch, step, is_waiting=False):
+        return epochs.plan(number, num_epochs, per_epoch, 1, step=step, is_waiting=is_waiting)
+
+    @pytest.mark.parametrize(
+        ("step", "is_waiting", "expected"),
+        [(0, False, (0, 0)), (5, False, (1, 1)), (8, False, (2, 0)), (8, True, (1, 4))],
+    )
+    def test_a_checkpoint_that_has_only_its_steps(self, step, is_waiting, expected):
+        epochs = Epochs.of_steps(step, 4, is_waiting=is_waiting)
+        assert (epochs.num_done, epochs.num_steps) == expected
+        assert self.plan(epochs, 0, 5, 4, step, is_waiting).num_steps == 20
+
+    def test_an_epoch_that_was_broken_off_counts_as_one(self):
+        epochs = Epochs(num_done=1, num_steps=3, starts=[0])
+        plan = self.plan(epochs, 1, 2, 5, step=8)
+        assert (epochs.num_done, epochs.num_steps, epochs.starts) == (2, 0, [0, 2])
+        assert (plan.last_epoch, plan.num_steps) == (4, 18)
+
+    def test_an_epoch_that_is_longer_than_it_should_be_ends_with_its_next_step(self):
+        epochs = Epochs(num_done=1, num_steps=6, starts=[0])
+        plan = self.plan(epochs, 0, 3, 4, step=10)
+        assert plan.num_steps == 15  # one more for the second epoch, four for the third
+        assert [step for step in range(10, 16) if plan.is_saved_after(step)] == [11, 15]
+
+    def test_a_fit_that_is_over_has_nothing_left(self):
+        epochs = Epochs(num_done=3, num_steps=1, starts=[0, 1])
+        assert self.plan(epochs, 0, 1, 4, step=11).num_steps == 11
