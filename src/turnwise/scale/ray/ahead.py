@@ -34,9 +34,9 @@ class AheadRollout(Rollout):
             self.zero_variance = ahead.rollout.zero_variance
             self._starts = ahead.rollout._starts
         # Nobody plays ahead across a checkpoint, so that resuming from it is exact.
-        is_last = self.plan is None or step + 1 >= self.plan.num_steps
-        if not is_last and not self.plan.is_saved_after(step + 1):
-            self._ahead = Ahead(self._as_it_is_now(), step + 1)
+        plan, next_step = self.plan, step + 1
+        if plan is not None and next_step < plan.num_steps and not plan.is_saved_after(next_step):
+            self._ahead = Ahead(self._as_it_is_now(), next_step)
         return played
 
     def close(self) -> None:
