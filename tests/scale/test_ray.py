@@ -23,8 +23,8 @@ from scale.rayed import (
     train,
 )
 from trainer.runs import Listener, episodes, metrics_of
-from trainer.worlds import Memory, small_trainer
-from turnwise import RewardBatch
+from trainer.worlds import Echo, Memory, small_trainer
+from turnwise import Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import importable_there
 
@@ -109,6 +109,40 @@ def test_a_reward_function_of_batches_is_called_here_with_all_workers_episodes(t
         assert trainer.train_step(played)["reward"] == 2.5
     assert [result.reward.total for result in played] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert calls == [os.getpid()]
+
+
+def one_more(data: RewardBatch) -> list[float]:
+    return [sum(one.rewards) + 1 for one in data.non_tensor_batch["trajectory"]]
+
+
+def test_a_mix_of_environments_is_what_one_process_plays(tmp_path):
+    def mix():
+        levels = Levels([{"number": 1}, {"number": 2}], up=0.1, down=0.0)
+        return [
+            {"environment": Memory, "weight": 2, "curriculum": levels},
+            {"environment": Echo, "reward": one_more, "system_prompt": "Say it."},
+        ]
+
+    settings = ("training.adv_estimator=grpo", "training.group_size=2", "training.batch_size=3")
+    alone = train(tmp_path / "alone", None, *settings, environments=mix())
+    run = train(tmp_path / "ray", None, *settings, *ON_RAY, environments=mix())
+    assert_same_training(run, alone)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    assert [m["Memory/num_groups"] for m in metrics_of(run[2])] == [2, 2, 2]
+    assert all(1 <= m["Echo/reward"] <= 2 for m in metrics_of(run[2]))
+    ahead = train(
+        tmp_path / "ahead",
+        None,
+        *settings,
+        *("ray.use_ray=true", "ray.mode=one_step_off"),
+        environments=mix(),
+    )
+    parts = {
+        step: [episode["part"] for episode in played] for step, played in episodes(run[2]).items()
+    }
+    assert parts == {
+        step: [episode["part"] for episode in played] for step, played in episodes(ahead[2]).items()
+    }
 
 
 def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
