@@ -594,6 +594,8 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
     if value is not None and not isinstance(value, str) and _takes_text(path):
         value = raw  # model.model_name=123 names a model
     place = data
+    if path[0] == "environments" and len(path) > 1:
+        place, path = _item_of(data, path, override)
     for part in path[:-1]:
         inner = place.get(part)
         if inner is None:
@@ -602,6 +604,22 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"cannot apply {override!r}: {part!r} is a value, not a section")
         place = inner
     place[path[-1]] = value
+
+
+def _item_of(
+    data: dict[str, Any], path: list[str], override: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The environment of a mix that `environments.0.weight` means, and what of it."""
+    items = data.get("environments")
+    number = len(items) if isinstance(items, list) else 0
+    if len(path) < 3 or not path[1].isdecimal() or int(path[1]) >= number:
+        raise ConfigError(
+            f"cannot apply {override!r}: the file has {number} environments. Write the number of "
+            "one, counted from 0, and its setting: environments.0.weight=2"
+        )
+    assert isinstance(items, list)
+    found = items[int(path[1])] = _item_data(items[int(path[1])])
+    return found, path[2:]
 
 
 def _takes_text(path: list[str]) -> bool:
