@@ -14,6 +14,7 @@ from turnwise.cli.run_parts import (
     DatasetOption,
     ModelOption,
     ParserOption,
+    PartOption,
     RewardOption,
     Supplied,
     SystemPromptOption,
@@ -57,6 +58,7 @@ def play(
     parser: ParserOption = None,
     system_prompt: SystemPromptOption = None,
     model: ModelOption = None,
+    part: PartOption = None,
     checkpoint: CheckpointOption = "last",
     greedy: Annotated[
         bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
@@ -96,7 +98,9 @@ def play(
     if as_json and player == "human":
         raise ConfigError("--json is for others than a human: --player expert, random or a run")
     first_seed = random.randrange(10_000) if seed is None else seed
-    supplied = Supplied(None, param, max_steps, reward, dataset, tool, parser, system_prompt, model)
+    supplied = Supplied(
+        None, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
+    )
     stage = find_stage(env, player, checkpoint, supplied, trust_remote_code)
     is_brief = player != "human" and episodes > 1
     screen = Screen(make_console(quiet=as_json), stage.name, is_brief=is_brief)

@@ -222,11 +222,17 @@ def settings_of(source: Path) -> ConfigStore:
 
 
 def restore(
-    config: ConfigStore, source: Path | None, supplied: Supplied, *, takes_mix: bool = False
+    config: ConfigStore,
+    source: Path | None,
+    supplied: Supplied,
+    *,
+    takes_mix: bool = False,
+    is_checked: bool = True,
 ) -> None:
     """Put in what is supplied, find the code that is named, and import it.
 
-    A mix of environments is refused unless the command `takes_mix`.
+    A mix of environments is refused unless the command `takes_mix`. Without `is_checked` the code
+    is only found: the command reports by itself what fails.
     """
     from turnwise.cli.settings import check_code, find_code, run_folders
 
@@ -239,7 +245,8 @@ def restore(
         )
     # A run lies somewhere below the folder in which its environment was found.
     find_code(config, [] if source is None else run_folders(run_of(source)))
-    check_code(config)
+    if is_checked:
+        check_code(config)
 
 
 def load_with_settings(

@@ -105,7 +105,11 @@ class Stage:
 
 
 def find_stage(
-    env: str | None, player: str, checkpoint: str, supplied: Supplied, trust_remote_code: bool
+    env: str | None,
+    player: str,
+    checkpoint: str,
+    supplied: Supplied,
+    trust_remote_code: bool,
 ) -> Stage:
     """Return what the words of the command mean."""
     player_run = None if player in IN_THE_TERMINAL else source_of(player, checkpoint)

@@ -128,6 +128,13 @@ def marked_tools(owner: object) -> list[Tool]:
     return [FunctionTool(getattr(owner, name), mark) for name, mark in marks.items()]
 
 
+def has_marked_tools(cls: type) -> bool:
+    """Whether objects of a class have tools of their own: methods that are marked `@tool`."""
+    return any(
+        mark_of(attribute) is not None for base in cls.__mro__ for attribute in vars(base).values()
+    )
+
+
 def _own_doc(cls: type) -> str:
     doc = cls.__doc__  # not inspect.getdoc: that would find the docstring of Tool itself
     return inspect.cleandoc(doc) if doc else ""

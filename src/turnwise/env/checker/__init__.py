@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,9 @@ from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, environm
 from turnwise.env.checker import conduct, interface, repeatable
 from turnwise.env.checker.report import CheckReport, Finding
 from turnwise.env.checker.rig import BrokenCallError, Rig, explain, timed_out
+from turnwise.env.checker.tool_steps import ToolSteps
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
+from turnwise.tools import ActionParser, Tool, ToolRegistry
 
 __all__ = ["CheckReport", "Finding", "check_env"]
 
@@ -63,6 +65,9 @@ def check_env(
     env: EnvironmentSource,
     config: EnvironmentConfig | Mapping[str, Any] | None = None,
     *,
+    dataset: Sequence[Mapping[str, Any]] | None = None,
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
+    parser: ActionParser | str = "auto",
     raise_on_error: bool = False,
     num_episodes: int = 5,
     seed: int = 0,
@@ -72,9 +77,10 @@ def check_env(
     """Check that an environment is fit for training; every finding says the cure.
 
     `env` is what a trainer takes: a class, a factory, an instance (copies of it are checked) or
-    a name. `slow_after` is the mean time in seconds above which steps count as slow, `timeout`
-    the time after which a call counts as hanging. With `raise_on_error`, errors are raised as
-    one `EnvironmentFault`.
+    a name. `dataset` has the tasks of its episodes (`self.task`), if it needs any; `tools` and
+    `parser` are those of the agent besides the environment's own. `slow_after` is the mean time in
+    seconds above which steps count as slow, `timeout` the time after which a call counts as
+    hanging. With `raise_on_error`, errors are raised as one `EnvironmentFault`.
 
     >>> from turnwise.env import BaseEnvironment
     >>> class Door(BaseEnvironment):
@@ -102,11 +108,19 @@ def check_env(
             slow_after=slow_after,
             timeout=timeout,
             spawns_instance=isinstance(env, BaseEnvironment),
+            tasks=dataset,
+            tool_steps=ToolSteps(_registry(tools), parser),
         )
         _run_checks(rig, report)
     if raise_on_error and not report.ok:
         raise EnvironmentFault(str(report))
     return report
+
+
+def _registry(
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None,
+) -> ToolRegistry | None:
+    return tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools)
 
 
 def _load(

@@ -4,10 +4,11 @@ call comes out as a finding."""
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +17,8 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.checker.global_random import GlobalRandom
 from turnwise.env.checker.report import Finding
-from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.env.checker.tool_steps import ToolSteps
+from turnwise.env.driver import StepResult, reset_environment
 from turnwise.errors import EnvironmentFault
 
 T = TypeVar("T")
@@ -84,8 +86,13 @@ class Rig:
         slow_after: float,
         timeout: float,
         spawns_instance: bool,
+        tasks: Sequence[Mapping[str, Any]] | None = None,
+        tool_steps: ToolSteps | None = None,
     ) -> None:
         self.factory = factory
+        self.tasks = tasks
+        """Rows of a dataset; an episode plays the one that its seed counts to."""
+        self._tool_steps = tool_steps or ToolSteps()
         self.seeds = range(seed, seed + num_episodes)
         self.seed = seed
         self.num_episodes = num_episodes
@@ -126,13 +133,24 @@ class Rig:
 
     def reset(self, env: BaseEnvironment, seed: int) -> str:
         reset = self._timed(self.reset_seconds)
-        return self.call("reset()", lambda: reset(reset_environment(env, seed)))
+        if self.tasks:
+            env.task = dict(self.tasks[seed % len(self.tasks)])
+        try:
+            return self.call("reset()", lambda: reset(self._begin(env, seed)))
+        except BrokenCallError as broken:
+            if self.tasks or env.task is not None or not _reads_task(env):
+                raise
+            raise BrokenCallError(_no_task(broken.finding.message), broken.error) from None
+
+    async def _begin(self, env: BaseEnvironment, seed: int) -> str:
+        await self._tool_steps.begin(env)
+        return await reset_environment(env, seed)
 
     def step(self, env: BaseEnvironment, choice: Choice) -> StepResult:
         step = self._timed(self.step_seconds)
         what = f"step({shorten(choice.action)})"
         try:
-            return self.call(what, lambda: step(step_environment(env, choice.action)))
+            return self.call(what, lambda: step(self._tool_steps.step(env, choice.action)))
         except BrokenCallError as broken:
             if not choice.trusted and broken.finding.check == "exceptions":
                 raise BrokenCallError(odd_action(broken.finding.message), broken.error) from None
@@ -185,6 +203,9 @@ class Rig:
     def close_all(self) -> list[Finding]:
         """Close what was made, twice, as it may happen in training."""
         environments, self.made = self.made, []
+        self.call(
+            "closing the tools", lambda: self._loop.run_until_complete(self._tool_steps.close())
+        )
         for time_called in ("", " the second time"):
             for env in environments:
                 try:
@@ -205,6 +226,23 @@ class Rig:
             return result
 
         return run
+
+
+def _reads_task(env: BaseEnvironment) -> bool:
+    try:
+        return "self.task" in inspect.getsource(type(env))
+    except (OSError, TypeError):  # typed at a prompt
+        return False
+
+
+def _no_task(message: str) -> Finding:
+    return Finding(
+        "error",
+        "task",
+        f"{message}; the environment reads self.task, and there is no dataset",
+        "Give the rows that it is to play: `turnwise check-env ... --dataset rows.jsonl`, or in "
+        "Python check_env(..., dataset=rows).",
+    )
 
 
 def shorten(value: object, width: int = 60) -> str:

@@ -1,0 +1,101 @@
+"""What an agent's words do while an environment is checked: tool calls where there are tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.driver import StepResult, step_environment
+from turnwise.errors import EnvironmentFault
+from turnwise.tools.base import marked_tools
+from turnwise.tools.context import ToolContext
+from turnwise.tools.parsers import ActionParser, get_parser
+from turnwise.tools.registry import ToolRegistry
+from turnwise.tools.results import ToolFailure, ToolResult
+
+_WRONG_CALL = (ToolFailure.UNKNOWN_TOOL, ToolFailure.BAD_ARGUMENTS)
+
+
+@dataclass(frozen=True)
+class _Open:
+    """The tools of one environment in one episode."""
+
+    environment: BaseEnvironment
+    registry: ToolRegistry
+    parser: ActionParser
+    context: ToolContext
+
+
+class ToolSteps:
+    """Acts in environments as an episode does: calls are carried out, other words are a step.
+
+    `tools` join the environment's own `@tool` methods. A call that cannot be read, or that names
+    no tool, is an invalid action.
+    """
+
+    def __init__(
+        self,
+        tools: ToolRegistry | None = None,
+        parser: ActionParser | str = "auto",
+        template: str | None = None,
+    ) -> None:
+        self._tools = tools
+        self._parser = parser
+        self._template = template
+        self._open: dict[int, _Open] = {}
+
+    async def begin(self, env: BaseEnvironment) -> None:
+        """The environment was reset: its tools begin anew."""
+        before = self._open.pop(id(env), None)
+        if before is not None:
+            await before.context.aclose()
+
+    async def step(self, env: BaseEnvironment, text: str) -> StepResult:
+        """Do what the text says."""
+        found = self._open.get(id(env)) or self._opened(env)
+        if found is None:
+            return await step_environment(env, text)
+        parsed = found.parser.parse(text)
+        if parsed.is_empty:
+            return await step_environment(env, text)
+        done = StepResult("", 0.0, terminated=False, truncated=False, info={})
+        answers = []
+        for call in parsed.calls:
+            result = await found.registry.execute_async(call, found.context)
+            answers.append(result.text)
+            _take(done, result)
+            if done.done:
+                break
+        if parsed.malformed is not None:
+            answers.append(f"A call could not be read: {parsed.malformed}")
+            done.info = {**done.info, "invalid_action": True}
+        done.observation = "\n\n".join(answers)
+        done.terminated = done.terminated or env.done
+        return done
+
+    async def close(self) -> None:
+        """End what the tools hold."""
+        while self._open:
+            await self._open.popitem()[1].context.aclose()
+
+    def _opened(self, env: BaseEnvironment) -> _Open | None:
+        if self._tools is None and not marked_tools(env):
+            return None
+        registry = (ToolRegistry() if self._tools is None else self._tools).bind(env)
+        parser = self._parser
+        if isinstance(parser, str):
+            parser = get_parser(parser, template=self._template, definitions=registry.definitions)
+        found = _Open(env, registry, parser, registry.open_context(env))
+        self._open[id(env)] = found
+        return found
+
+
+def _take(done: StepResult, result: ToolResult) -> None:
+    if result.failure is ToolFailure.ENVIRONMENT:
+        raise EnvironmentFault(result.text)
+    if result.failure in _WRONG_CALL:
+        done.info = {**done.info, "invalid_action": True}
+    if result.step is not None:
+        done.reward += result.step.reward
+        done.info = {**done.info, **result.step.info}
+        done.terminated, done.truncated = result.step.terminated, result.step.truncated
