@@ -82,9 +82,9 @@ def test_nothing_that_exists_is_overwritten(turnwise, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", "out"], "nowhere is neither a run nor a checkpoint"),
+        (["nowhere", "out"], "there is no run nowhere: expected the folder of a run"),
         ([".", "out", "--checkpoint", "newest"], "--checkpoint got 'newest'"),
-        ([".", "file/out"], ". is neither a run nor a checkpoint"),
+        ([".", "file/out"], ". is not a run: it has neither"),
     ],
 )
 def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, arguments, message):

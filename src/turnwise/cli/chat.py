@@ -6,12 +6,14 @@ import contextlib
 import random
 import sys
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import legible, make_console
+from turnwise.cli.common import legible, make_console, say
+from turnwise.cli.run_parts import CheckpointOption, ParserOption, Supplied, ToolOption
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from turnwise.chat import ChatFormat
     from turnwise.cli.talk import Answer, Talk
+    from turnwise.tools import ToolCall
 
 HELP = (
     "/reset begins anew, /stats counts, /quit leaves (so does Ctrl-D). Ctrl-C ends an answer. "
@@ -38,8 +41,9 @@ def chat(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL",
-            help="tiny, smollm2-135m, a folder, a Hugging Face id, or a server's URL.",
+            metavar="RUN_OR_MODEL",
+            help="A run's folder, a checkpoint, tiny, smollm2-135m, a folder, a Hugging Face id, "
+            "or a server's URL.",
             show_default=False,
             autocompletion=completion.runs_and_models,
         ),
@@ -48,13 +52,35 @@ def chat(
         BackendName, typer.Option(help="The engine that generates.")
     ] = BackendName.local,
     system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="What the model is told first.")
+        str | None,
+        typer.Option(
+            "--system",
+            "--system-prompt",
+            metavar="TEXT",
+            help="What the model is told first.",
+            show_default="the run's own, if any",
+        ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
-    top_p: Annotated[float, typer.Option(help="Sample from the likeliest with this mass.")] = 0.9,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
+    tool: ToolOption = None,
+    parser: ParserOption = None,
+    checkpoint: CheckpointOption = "last",
+    temperature: Annotated[
+        float | None,
+        typer.Option(min=0, help="0 is greedy.", show_default="0.7, or the run's own"),
+    ] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(
+            help="Sample from the likeliest with this mass.", show_default="0.9, or the run's own"
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Most tokens of an answer.", show_default="256, or the run's own"),
+    ] = None,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="The same gives the same.", show_default="random")
+        int | None,
+        typer.Option(min=0, help="Seed for reproducible sampling.", show_default="random"),
     ] = None,
     template: Annotated[
         str | None,
@@ -73,7 +99,10 @@ def chat(
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
 ) -> None:
-    """Talk to a model, a folder or a checkpoint.
+    """Talk to the model of a run or a checkpoint, or to any other model.
+
+    A run is asked with its own system prompt, tools, parser and sampling; its environment takes no
+    part in a talk (`turnwise play --player RUN` watches it there).
 
     While you talk, [bold]/reset[/bold] begins anew, [bold]/stats[/bold] counts and
     [bold]/quit[/bold] leaves; Ctrl-C ends an answer. Piped input is answered line by line.
@@ -81,25 +110,67 @@ def chat(
     [bold]Examples[/bold]
 
     turnwise chat smollm2-135m
-    turnwise chat runs/mine/model --system "You are a pirate." --temperature 0
+    turnwise chat runs/mine
+    turnwise chat models/mine --system "You are a pirate." --temperature 0
+    turnwise chat smollm2-135m --tool calculator
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
+    from turnwise.cli.run_parts import source_of
+    from turnwise.cli.run_place import not_a_run, runs_in
+
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
     said = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
     config = {name: value for name, value in said.items() if value not in ("auto", False)}
-    with console.status(f"loading {model}") if is_terminal else contextlib.nullcontext():
-        from turnwise.cli.talk import Talk
-        from turnwise.inference import SamplingParams, create_inference_engine
+    source = source_of(model, checkpoint)
+    if source is None and runs_in(Path(model).expanduser()):
+        raise not_a_run(model)
+    supplied = Supplied(tools=tool, parser=parser, system_prompt=system)
+    supplied.allow_code()
+    with contextlib.ExitStack() as closing:
+        with console.status(f"loading {model}") if is_terminal else contextlib.nullcontext():
+            from turnwise.cli.chat_parts import ChatParts
+            from turnwise.cli.talk import Talk
 
-        sampling = SamplingParams(temperature, top_p=top_p)
-        engine = create_inference_engine(model, backend.value, config, tokenizer=tokenizer)
-    with engine:
-        first_seed = random.randrange(2**31) if seed is None else seed
-        chat_format = _format(engine.tokenizer, model, template)
-        talk = Talk(engine, chat_format, system, sampling, max_tokens, first_seed)
-        _converse(talk, ChatScreen(console, is_terminal))
+            if source is None:
+                parts = ChatParts.of_model(model, backend.value, config, tokenizer, supplied)
+            else:
+                _check_run_options(model, backend, dtype, device, tokenizer)
+                parts = ChatParts.of_run(
+                    source, checkpoint, backend.value, supplied, trust_remote_code
+                )
+            closing.enter_context(parts.engine)
+            closing.enter_context(parts.closing)
+        chat_format = _format(parts.engine.tokenizer, model, template or parts.template)
+        talk = Talk(
+            parts.engine,
+            chat_format,
+            parts.system_prompt,
+            parts.sampling(temperature, top_p),
+            max_tokens or parts.max_tokens,
+            random.randrange(2**31) if seed is None else seed,
+            parts.tools(chat_format),
+        )
+        screen = ChatScreen(console, is_terminal)
+        if parts.about is not None:
+            screen.remark(parts.about)
+        _converse(talk, screen)
+
+
+def _check_run_options(
+    model: str, backend: BackendName, dtype: str, device: str, tokenizer: str | None
+) -> None:
+    if backend not in (BackendName.local, BackendName.transformers):
+        raise ConfigError(
+            f"--backend {backend} cannot load the checkpoint of {model}. Export it first: "
+            f"turnwise export {model} FOLDER, then turnwise chat FOLDER --backend {backend}"
+        )
+    if (dtype, device, tokenizer) != ("auto", "auto", None):
+        raise ConfigError(
+            f"--dtype, --device and --tokenizer are for a model, and {model} is a run, which has "
+            "its own. Leave them out."
+        )
 
 
 def _format(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
@@ -133,9 +204,8 @@ def _converse(talk: Talk, screen: ChatScreen) -> None:
         elif command.startswith("/") and not command.startswith("//"):
             screen.tell(f"There is no command {legible(command)}. {HELP}")
         else:
-            answer = talk.say(
-                line.replace("//", "/", 1) if command[0] == "/" else line, screen.show
-            )
+            text = line.replace("//", "/", 1) if command[0] == "/" else line
+            answer = talk.say(text, screen.show, screen.call)
             screen.ending(answer, talk)
 
 
@@ -180,6 +250,14 @@ class ChatScreen:
 
         self.console.print(Text(legible(piece)), end="", soft_wrap=True)
 
+    def call(self, call: ToolCall) -> None:
+        """A tool call of an answer, and its result."""
+        from rich.text import Text
+
+        given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+        line = f"  {call.name}({given}) -> {call.result}"
+        self.console.print(Text(legible(f"\n{line}"), "magenta" if call.success else "red"))
+
     def ending(self, answer: Answer, talk: Talk) -> None:
         from turnwise.inference import FinishReason
 
@@ -197,6 +275,13 @@ class ChatScreen:
                 make_console(stderr=True).print(full)
             if answer.reason is FinishReason.ABORTED:
                 raise KeyboardInterrupt
+
+    def remark(self, text: str) -> None:
+        """A line about the conversation, which is not part of it."""
+        if self.is_terminal:
+            self.note(legible(text))
+        else:
+            say(text, err=True)
 
     def tell(self, text: str) -> None:
         self.console.print(text)

@@ -14,7 +14,7 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import AsJson, legible, make_console
-from turnwise.cli.run_place import metrics_file
+from turnwise.cli.run_place import metrics_file, run_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def doctor(
         str | None,
         typer.Argument(
             metavar="[RUN]",
-            help="The folder of a run, or its metrics.jsonl.",
+            help="The folder of a run, a checkpoint in it, or its metrics.jsonl.",
             show_default=False,
             autocompletion=completion.runs,
         ),
@@ -135,8 +135,9 @@ def _show_run(
     console.print(Text(f"{legible(run)}: {_summary(steps)}", "bold"))
     codes = ", ".join(finding.code for finding in present)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
-    if present and (Path(run).expanduser() / "config.yaml").is_file():
-        console.print(_how_to_resume(run, present), soft_wrap=True)
+    folder = run_of(Path(run).expanduser())
+    if present and (folder / "config.yaml").is_file():
+        console.print(_how_to_resume(str(folder), present), soft_wrap=True)
 
 
 def _how_to_resume(run: str, present: Sequence[Finding]) -> str:

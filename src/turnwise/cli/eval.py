@@ -192,7 +192,8 @@ def _check_names(
         )
     if source is not None or (name is None and environment is not None):
         return
-    if name is not None and environment is None and runs_in(Path(name).expanduser()):
+    is_folder_of_runs = name is not None and bool(runs_in(Path(name).expanduser()))
+    if name is not None and environment is None and (agent is not None or is_folder_of_runs):
         raise not_a_run(name)
     if environment is None:
         who = f"{name} is not a run, so it" if name is not None else f"--agent {agent}"

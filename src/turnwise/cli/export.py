@@ -14,6 +14,8 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, say, working
+from turnwise.cli.run_parts import CheckpointOption, ModelOption, source_of
+from turnwise.cli.run_place import require_run
 from turnwise.errors import ConfigError
 
 
@@ -31,7 +33,8 @@ def export(
         str,
         typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
     ],
-    checkpoint: Annotated[str, typer.Option(metavar="WHICH", help="best or last.")] = "last",
+    checkpoint: CheckpointOption = "last",
+    model: ModelOption = None,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
@@ -43,11 +46,11 @@ def export(
 
     turnwise export runs/mine models/mine
     turnwise export runs/mine models/mine --checkpoint best
+    turnwise export runs/mine/checkpoints/step-00000010 models/early
     turnwise chat models/mine
     vllm serve models/mine
     """
-    if checkpoint not in ("best", "last"):
-        raise ConfigError(f"--checkpoint got {checkpoint!r}, expected best or last")
+    source = source_of(run, checkpoint) or require_run(run)
     place = Path(out).expanduser()
     _check_free(place)
     from turnwise.cli.model_card import model_card
@@ -56,8 +59,10 @@ def export(
     from turnwise.whole_files import honour_umask
 
     with working(f"loading {run}"):
-        found = find_checkpoint(run, "best" if checkpoint == "best" else "last")
-        loaded, config = load_trained_model(found.path, trust_remote_code=trust_remote_code)
+        found = find_checkpoint(source, "best" if checkpoint == "best" else "last")
+        loaded, config = load_trained_model(
+            found.path, trust_remote_code=trust_remote_code, model=model
+        )
     if not loaded.tokenizer.chat_template:  # the run wrote its conversations in this one
         from turnwise.chat import TEMPLATES
 
@@ -67,7 +72,7 @@ def export(
         with without_progress_bars():
             loaded.model.save_pretrained(folder)
             loaded.tokenizer.save_pretrained(folder)
-        card = model_card(Path(run), found.step, config, place.name, loaded.model.num_parameters())
+        card = model_card(source, found.step, config, place.name, loaded.model.num_parameters())
         (folder / "README.md").write_text(card, encoding="utf-8")
         honour_umask(folder)
 

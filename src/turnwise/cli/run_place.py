@@ -20,7 +20,8 @@ def run_of(folder: Path) -> Path:
     """Return the run that a checkpoint belongs to; a run, or a checkpoint by itself, as it is."""
     if not is_checkpoint(folder):
         return folder
-    for parent in folder.absolute().parents[:2]:
+    parents = folder.parents if len(folder.parents) > 2 else folder.absolute().parents
+    for parent in parents[:2]:
         if _is_run(parent):
             return parent
     return folder
@@ -38,7 +39,7 @@ def metrics_file(name: str | Path) -> Path:
     """Return the metrics of a run, of which the folder, a checkpoint or the file is named."""
     path = Path(name).expanduser()
     file = run_of(path) / METRICS if path.is_dir() else path
-    if file.name.endswith(".jsonl") and file.is_file():
+    if file.is_file() and (file.name == METRICS or _has_steps(file)):
         return file
     if _is_run(path) or is_checkpoint(path):
         raise ConfigError(f"{path} has no {METRICS}: no step of this run was finished yet")
@@ -80,6 +81,15 @@ def runs_in(folder: Path) -> list[Path]:
 def is_checkpoint(folder: Path) -> bool:
     """Whether a folder is a checkpoint of turnwise."""
     return (folder / "state.json").is_file()
+
+
+def _has_steps(file: Path) -> bool:
+    """Whether a file under another name holds the metrics of a run."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return '"step":' in lines.readline(2**20)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _is_run(folder: Path) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from turnwise.chat import ChatFormat, Conversation, Message
+from turnwise.cli.talk_tools import MOST_ROUNDS, TalkTools
 from turnwise.inference import (
     BaseInferenceEngine,
     FinishReason,
@@ -16,6 +18,7 @@ from turnwise.inference import (
     GenerationResult,
     SamplingParams,
 )
+from turnwise.tools import ToolCall
 
 # An answer is asked for in pieces, so that it can be read while it grows, and so that what was
 # read of an interrupted one is kept. The engine keeps what it has computed for the session.
@@ -41,6 +44,7 @@ class Talk:
     sampling: SamplingParams
     max_tokens: int
     seed: int
+    tools: TalkTools | None = None
     answers: list[Answer] = field(default_factory=list)
     conversation: Conversation | None = None
 
@@ -53,13 +57,39 @@ class Talk:
         self.engine.end_session(self._session)
         self._session = object()
         self.conversation = None
+        if self.tools is not None:
+            self.tools.reset()
 
-    def say(self, text: str, show: Callable[[str], None]) -> Answer:
+    def say(
+        self,
+        text: str,
+        show: Callable[[str], None],
+        show_call: Callable[[ToolCall], None] = lambda call: None,
+    ) -> Answer:
         """Say something; the answer is shown piece by piece as it comes.
 
+        Where it calls tools, the calls are carried out and shown, and the model answers again.
         Ctrl-C ends the answer where it is.
         """
         conversation = self._heard(text)
+        for _ in range(MOST_ROUNDS):
+            answer = self._answer(conversation, show)
+            if self.tools is None or answer.reason is not FinishReason.STOP:
+                break
+            start, end = conversation.stream.turns[-1]
+            keep = self.tools.parser.special_tokens
+            said = self.format.decode(conversation.stream.ids[start:end], keep)
+            try:
+                results = self.tools.carry_out(said, show_call)
+            except KeyboardInterrupt:
+                return dataclasses.replace(answer, reason=FinishReason.ABORTED)
+            if not results:
+                break
+            conversation.add(results)
+        return answer
+
+    def _answer(self, conversation: Conversation, show: Callable[[str], None]) -> Answer:
+        """Sample one turn."""
         ids: list[int] = []
         log_probs: list[float] = []
         started = time.monotonic()
@@ -91,9 +121,12 @@ class Talk:
             self.conversation.add([message])
             return self.conversation
         opening: list[Message] = [message]
-        if self.system is not None:
+        if self.tools is not None:
+            opening = self.tools.opening(self.system, text)
+        elif self.system is not None:
             opening.insert(0, {"role": "system", "content": self.system})
-        self.conversation = Conversation(self.format, opening)
+        tools = None if self.tools is None else self.tools.for_template
+        self.conversation = Conversation(self.format, opening, tools)
         return self.conversation
 
     def _request(self, conversation: Conversation, ids: Sequence[int]) -> GenerationRequest:

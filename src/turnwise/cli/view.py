@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from turnwise.cli import completion
+from turnwise.cli.run_place import run_of
+
 
 def view(
     runs: Annotated[
@@ -14,6 +17,7 @@ def view(
         typer.Argument(
             metavar="[RUN]...",
             help="Folders of runs, or folders with runs in them.",
+            autocompletion=completion.runs,
             show_default="runs",
         ),
     ] = None,
@@ -46,4 +50,4 @@ def view(
     from turnwise.view.server import serve
 
     places = runs or [Path(ConfigStore().checkpoint.output_dir)]
-    serve([place.expanduser() for place in places], port, not no_open, say, read_only)
+    serve([run_of(place.expanduser()) for place in places], port, not no_open, say, read_only)

@@ -1,0 +1,165 @@
+"""Every command says what was named instead of a run; a checkpoint stands for its run; `chat`
+uses a run's prompt and tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from turnwise import inference
+from turnwise.cli import completion, main
+from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
+from turnwise.models import load_tokenizer
+
+COMMANDS = {
+    "eval": ["eval", "RUN", "--episodes", "1", "--agent", "expert"],
+    "play": ["play", "RUN", "--player", "expert", "--json"],
+    "check-env": ["check-env", "RUN", "--episodes", "1"],
+    "chat": ["chat", "RUN", "--max-tokens", "2"],
+    "export": ["export", "RUN", "exported", "--json"],
+    "doctor": ["doctor", "RUN"],
+    "plot": ["plot", "RUN", "-o", "curve.svg", "--json"],
+}
+
+
+@pytest.fixture
+def runs(three_runs, monkeypatch):
+    monkeypatch.chdir(three_runs.folder)
+    return three_runs
+
+
+def command(name: str, run: object) -> list[str]:
+    return [str(run) if word == "RUN" else word for word in COMMANDS[name]]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_checkpoint_stands_for_its_run(turnwise, runs, tmp_path, monkeypatch, name):
+    ran = turnwise(*command(name, runs.checkpoint.relative_to(runs.folder)), typed="Hello\n")
+    assert ran.code == 0, ran.err
+    if name == "export":
+        assert json.loads(ran.out)["step"] == 1
+        assert "| reward in training |" in Path("exported/README.md").read_text()
+        monkeypatch.chdir(tmp_path)
+        assert turnwise(*command(name, runs.checkpoint)).code == 0
+    if name == "doctor":
+        assert ": 1 steps, reward" in ran.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.usefixtures("runs")
+def test_what_is_no_run_is_named_with_what_to_name(turnwise, name):
+    Path("bare").mkdir(exist_ok=True)
+    holds = turnwise(*command(name, "runs"))
+    assert (holds.code, holds.out) == (2, "")
+    assert "runs is not a run, it holds runs. Name one of them: runs/" in holds.err
+    for wrong in ("runs/none", "rows.jsonl", "bare"):
+        ran = turnwise(*command(name, wrong))
+        assert (ran.code, ran.out) == (2, ""), wrong
+        assert wrong in ran.err
+        assert "Traceback" not in ran.err
+        told = ("expected", "A model is", "is written", "holds no model")
+        assert any(words in ran.err for words in told), ran.err
+
+
+@pytest.mark.parametrize("name", ["export", "doctor", "plot"])
+@pytest.mark.usefixtures("runs")
+def test_a_model_is_no_run(turnwise, name):
+    ran = turnwise(*command(name, "tiny"))
+    assert (ran.code, ran.out) == (2, "")
+    assert "tiny is a model, expected the folder of a run" in ran.err
+
+
+def test_the_shell_offers_runs_checkpoints_and_players(runs):
+    offered = [word for word, _ in completion.players("runs/")]
+    assert offered == ["runs/gym", "runs/script", "runs/tools"]
+    assert dict(completion.players("expe")) == {"expert": "the environment's own"}
+    (checkpoint,) = completion.runs("runs/tools/checkpoints/")
+    assert checkpoint[1] == "checkpoint"
+    assert "runs/" in [word for word, _ in completion.environments_and_runs("ru")]
+    assert "hermes" in [word for word, _ in completion.parsers("her")]
+
+
+# ---- chat ----
+
+
+class Reader(ScriptedEngine):
+    """Says the answers of a list, and keeps what it was asked."""
+
+    def __init__(self, *answers: str) -> None:
+        super().__init__(load_tokenizer("tiny"))
+        self.answers = list(answers)
+        self.heard: list[str] = []
+
+    async def sample(self, request):
+        self.heard.append(self.tokenizer.decode(request.prompt_ids))
+        self.sampling = request.sampling
+        ids = [*self.tokenizer.encode(self.answers.pop(0)), self.tokenizer.eos_token_id]
+        return GenerationResult(ids, [-1.0] * len(ids), FinishReason.STOP, 0)
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    def install(*answers: str) -> Reader:
+        engine = Reader(*answers)
+        monkeypatch.setattr(inference, "create_inference_engine", lambda *_, **__: engine)
+        return engine
+
+    return install
+
+
+def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
+    engine = reads('{"name": "look_up", "arguments": {"kind": "tree"}}', "It is oak.", "Bye.")
+    ran = turnwise("chat", str(runs.tools), typed="Which tree?\nThank you\n")
+    assert ran.code == 0, ran.err
+    assert ran.err == (
+        "the model after step 1, with its system prompt and the tools look_up; its environment "
+        "greenhouse.py:Greenhouse takes no part\n"
+    )
+    assert ran.out == (
+        '{"name": "look_up", "arguments": {"kind": "tree"}}\n'
+        "  look_up(kind='tree') -> oak\n"
+        "It is oak.\nBye.\n"
+    )
+    assert "You are a gardener." in engine.heard[0]
+    assert "look_up(kind: string): Find the word of a kind." in engine.heard[0]
+    assert engine.heard[1].startswith(engine.heard[0])
+    assert "oak<|im_end|>" in engine.heard[1]
+    assert (engine.sampling.temperature, engine.sampling.top_p) == (1.0, 1.0)
+
+
+def test_a_run_without_tools_and_a_model_with_some(turnwise, runs, reads):
+    engine = reads("One.", "Two.")
+    ran = turnwise("chat", str(runs.script), "--system", "Be brief.", typed="Hello\n")
+    assert "with its system prompt and no tools; its environment coins.py:Coins" in ran.err
+    assert "Be brief." in engine.heard[0]
+    engine = reads('{"name": "calculator", "arguments": {"expression": "6 * 7"}}', "42.")
+    ran = turnwise("chat", "tiny", "--tool", "calculator", typed="What is 6 times 7?\n")
+    assert "  calculator(expression='6 * 7') -> 42\n42.\n" in ran.out
+
+
+def test_a_server_cannot_load_a_run(turnwise, runs):
+    ran = turnwise("chat", str(runs.script), "--backend", "vllm", typed="Hello\n")
+    assert ran.code == 2
+    assert f"turnwise export {runs.script} FOLDER" in ran.err
+    ran = turnwise("chat", str(runs.script), "--device", "cpu", typed="Hello\n")
+    assert "is a run, which has its own" in ran.err
+
+
+def test_a_run_from_somebody_else_runs_none_of_its_tools(runs, tmp_path, monkeypatch, capsys):
+    from turnwise.user_code import trust
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(trust, "_remembered", set())
+    for words in (
+        ["chat", str(runs.tools)],
+        ["play", str(runs.tools), "--player", "expert"],
+        ["play", "--player", str(runs.tools)],
+        ["check-env", str(runs.tools)],
+        ["eval", str(runs.tools), "--agent", "expert"],
+    ):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 2, words
+        assert "name code that would be run" in capsys.readouterr().err, words
