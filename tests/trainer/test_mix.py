@@ -170,6 +170,26 @@ def test_the_baselines_of_remax_are_of_the_same_part(tmp_path):
         assert metrics["num_groups"] == 4
 
 
+def test_python_takes_what_yaml_takes(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"letter": "a"}\n')
+    part = {
+        "environment": Asked,
+        "reward": f"{__file__}:twice",
+        "dataset": {"path": str(tmp_path / "rows.jsonl"), "max_rows": 1},
+        "tools": ["calculator"],
+        "system_prompt": "",
+    }
+    with small_trainer(
+        tmp_path, None, environments=[part, Echo], system_prompt="Play.", tools=[]
+    ) as trainer:
+        asked, echo = trainer._parts.mix
+        assert asked.parts.dataset[0]["letter"] == "a"
+        assert asked.parts.reward_fn.__name__ == "twice"
+        assert (asked.parts.system_prompt, echo.parts.system_prompt) == ("", "Play.")
+        collector = trainer.machinery.collector
+        assert [len(collector.part(name).setup.tools) for name in ("Asked", "Echo")] == [1, 0]
+
+
 class TestRefused:
     @pytest.mark.parametrize(
         ("environments", "message"),

@@ -53,7 +53,10 @@ class GivenPart:
             )
         if "environment" not in given:
             raise ConfigError(f"environments got {dict(given)!r:.200}, expected an 'environment'")
-        source, tools = given["environment"], given.get("tools")
+        source = given["environment"]
+        named = {key for key in _OBJECTS if _is_named(key, given.get(key))}
+        objects = {key: given.get(key) for key in _OBJECTS if key not in named}
+        tools = objects.get("tools")
         if tools is not None and not isinstance(tools, ToolRegistry):
             tools = ToolRegistry(tools)
         if isinstance(source, BaseEnvironment) and {"max_steps", "params"} & set(given):
@@ -62,19 +65,28 @@ class GivenPart:
                 "an instance, which has its settings already. Pass the class, or only the instance."
             )
         label = source if isinstance(source, str) else reference_to(source).label
-        own = {key: given[key] for key in _SETTINGS if given.get(key) is not None}
+        own = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
         return cls(
             EnvironmentItem(label, **own),
             UserParts(
                 source,
-                given.get("reward"),
-                given.get("dataset"),
-                given.get("eval_dataset"),
+                objects.get("reward"),
+                objects.get("dataset"),
+                objects.get("eval_dataset"),
                 tools,
-                system_prompt=given.get("system_prompt"),
+                system_prompt=objects.get("system_prompt"),
             ),
-            given.get("curriculum"),
+            objects.get("curriculum"),
         )
+
+
+def _is_named(key: str, value: Any) -> bool:
+    """Whether a value is written as YAML would have it: the name of code, a mapping of settings."""
+    if key in ("dataset", "eval_dataset"):
+        return isinstance(value, Mapping)
+    if isinstance(value, list) and key in ("reward", "tools"):
+        return all(isinstance(entry, str | Mapping) for entry in value)
+    return key == "reward" and isinstance(value, str)
 
 
 def given_parts(
