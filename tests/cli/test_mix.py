@@ -109,3 +109,12 @@ def test_what_a_mix_cannot_be_trained_with(turnwise, there, arguments, message):
     ran = turnwise("train", "mix.yaml", *arguments)
     assert ran.code == 2
     assert message in ran.err
+
+
+@pytest.mark.parametrize("command", [["check-env"], ["play", "--player", "expert"]])
+def test_commands_that_play_in_one_environment_ask_which(turnwise, there, command):
+    ran = turnwise(command[0], there, *command[1:])
+    assert ran.code == 2
+    assert "plays in one of them: Coins, told. Name it: --part Coins" in ran.err
+    ran = turnwise(command[0], there, *command[1:], "--part", "told")
+    assert ran.code == 0, ran.err

@@ -213,7 +213,10 @@ def _about_the_demo(config: ConfigStore) -> str:
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """What was reached, and what to do next."""
     run = shlex.quote(legible(folder))
-    plays = [_play_command(part.environment) for part in config.parts().values()]
+    plays = [
+        f"turnwise play {run} --part {name}" if name else _play_command(part.environment)
+        for name, part in config.parts().items()
+    ]
     commands = {
         f"turnwise eval {run}": "how good it is, beside the expert and chance",
         f"turnwise eval {run} --show 3": "read what it says",
