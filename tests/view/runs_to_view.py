@@ -55,6 +55,7 @@ def said(
     asked="Begin.",
     task=None,
     success=None,
+    part="",
 ):
     """An episode in which the model was asked something and said these texts, and called a tool in
     each of the first turns."""
@@ -80,7 +81,7 @@ def said(
     agent.trajectory.task = task
     seconds = {"engine": 0.25 * len(texts), "total": 0.5 * len(texts) + 0.25}
     return EpisodeResult(
-        seed, group, 0, status, error, agents=[agent], seconds=seconds, started=1000.5
+        seed, group, 0, status, error, agents=[agent], seconds=seconds, started=1000.5, part=part
     )
 
 

@@ -271,6 +271,18 @@ class TestTasks:
         assert "3 plus 3" in found["snippet"]["text"]
         assert self.ids(ask(text="8", **{"in": "answer"})) == {"train-1-1"}
 
+    def test_the_environments_of_a_mix_have_tasks_of_their_own(self, tmp_path):
+        mixed = [said("a", seed=1, part="chess"), said("b", seed=1, part="go/9"), said("c", seed=1)]
+        run = open_library(write_run(tmp_path / "mix", {1: mixed})).get("mix")
+        assert run.detail()["parts"] == {"chess": 1, "go/9": 1}
+        with run.index.connection() as db:
+            from turnwise.view.query import EpisodeQuery
+
+            every = EpisodeQuery.parse([]).run(db)["episodes"]
+            (one,) = EpisodeQuery.parse([("part", "go/9")]).run(db)["episodes"]
+        assert (one["id"], one["part"]) == ("train-1-1", "go/9")
+        assert len({episode["task_key"] for episode in every}) == 3
+
     def test_any_kind_of_error(self, ask):
         assert self.ids(ask(status="error")) == {"train-2-2"}
 

@@ -21,7 +21,7 @@ from turnwise.view.summaries import COLUMNS
 
 _LOG = logging.getLogger("turnwise")
 
-VERSION = 2
+VERSION = 3
 """Of the tables below. An index of another version is made anew."""
 _APPLICATION = 0x7475726E
 _DAYS_KEPT = 60

@@ -27,7 +27,7 @@ SORTS = {
     "index": "place",
 }
 _RANGES = ("reward", "turns", "tokens", "step")
-_WORDS = ("kind", "status", "tool", "task")
+_WORDS = ("kind", "status", "tool", "task", "part")
 _PAGING = ("sort", "limit", "offset", "text", "in", "seed", "step", "success")
 _PARTS = {"anything": 0, "task": TASK, "answer": ANSWER}
 _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
@@ -55,7 +55,7 @@ _AROUND = 60
 
 _COLUMNS = (
     "id, kind, step, place, seed, grp, member, status, reward, turns, tokens, sampled_tokens, "
-    "tool_calls, seconds, success, task"
+    "tool_calls, seconds, success, task, part"
 )
 
 
@@ -151,7 +151,7 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
     told = db.execute("SELECT task, answer, tools FROM shown WHERE id = ?", (key,)).fetchone()
     task, answer, tools = told if told is not None else ("", "", "")
-    *rest, success, task_key = rest
+    *rest, success, task_key, part = rest
     return {
         "id": f"{kind}-{step}-{place}",
         "kind": kind,
@@ -163,6 +163,7 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
         "tools": tools.split("\n") if tools else [],
         "task": task,
         "task_key": task_key,
+        "part": part,
         "answer": answer,
     }
 
@@ -208,7 +209,7 @@ def overview(db: Connection) -> Mapping[str, Any]:
     """What there is to choose from."""
     counts = {
         name: dict(db.execute(f"SELECT {name}, count(*) FROM episodes GROUP BY {name}"))
-        for name in ("kind", "status")
+        for name in ("kind", "status", "part")
     }
     tools = dict(db.execute("SELECT tool, count(*) FROM called GROUP BY tool"))
     steps = [step for (step,) in db.execute("SELECT DISTINCT step FROM files ORDER BY step")]
@@ -224,6 +225,7 @@ def overview(db: Connection) -> Mapping[str, Any]:
         "kinds": kinds,
         "statuses": counts["status"],
         "successes": successes,
+        "parts": {name: count for name, count in counts["part"].items() if name},
         "tools": tools,
     }
 

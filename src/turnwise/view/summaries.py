@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -48,6 +49,7 @@ COLUMNS = (
     "seconds",
     "success",
     "task",
+    "part",
 )
 
 
@@ -80,6 +82,7 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
         finite(episode["seconds"].get("total")),
         _success(episode),
         task_key(episode),
+        clean(episode.get("part") or ""),
     )
     task, answer = _task(agents), _answer(agents)
     texts = {clean(text[:_MAX_TEXT]): 0 for text in _texts(episode) if text}
@@ -90,8 +93,15 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
 
 
 def task_key(episode: Mapping[str, Any]) -> str:
-    """What episodes of the same task share: the row of the dataset, else the environment's seed."""
-    return clean(str(episode.get("task_id") or f"seed-{episode['seed']}"))
+    """What episodes of the same task share: the row of the dataset, else the environment's seed.
+
+    In a mix, each environment has its own tasks.
+    """
+    key = str(episode.get("task_id") or f"seed-{episode['seed']}")
+    if part := episode.get("part"):
+        named = json.dumps([part, key]).encode()
+        key = hashlib.blake2b(named, digest_size=8).hexdigest()
+    return clean(key)
 
 
 def _success(episode: Mapping[str, Any]) -> int | None:

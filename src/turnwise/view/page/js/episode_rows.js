@@ -39,6 +39,7 @@ export function card(episode, run, href, isHere) {
         { class: "row-facts num" },
         episode.kind === "train" ? null : h("span", { class: "chip is-accent" }, episode.kind),
         isWell(episode) ? null : statusChip(episode),
+        episode.part ? h("span", { class: "row-part" }, visible(episode.part)) : null,
         `step ${num(episode.step)}`,
         h("i"),
         plural(episode.turns, "turn"),
@@ -110,7 +111,8 @@ function statusChip(episode) {
 // What was found stands in place of the line that it was found in; elsewhere of the answer.
 function taskWords(episode) {
   const words = episode.found === "task" ? found(episode.snippet) : visible(flat(episode.task));
-  return h("span", { class: "row-task", dir: "auto", title: episode.task }, words);
+  const part = episode.part ? h("span", { class: "row-part is-wide" }, visible(episode.part)) : null;
+  return h("span", { class: "row-task", dir: "auto", title: episode.task }, part, words);
 }
 
 function answerWords(episode) {

@@ -8,6 +8,7 @@ export const FILTERS = [
   "kind",
   "status",
   "success",
+  "part",
   "task",
   "tool",
   "min_reward",
@@ -76,6 +77,10 @@ function statuses(run) {
     ...counts.map(([status, count]) => [status, `${statusWord(status)} (${num(count)})`]),
     ...(errors.length > 1 ? [["error", `any error (${num(failed)})`]] : []),
   ];
+}
+
+function parts(run) {
+  return Object.entries(run?.parts ?? {}).map(([part, count]) => [part, `${part} (${num(count)})`]);
 }
 
 function successes(run) {
@@ -166,6 +171,9 @@ export class Filters {
         "all kinds",
         (run?.kinds ?? []).map((kind) => [kind, kind]),
       ),
+      Object.keys(run?.parts ?? {}).length || params.get("part")
+        ? this.select("part", "all environments", parts(run), "environment")
+        : null,
       this.select("status", "any status", statuses(run)),
       Object.keys(run?.successes ?? {}).length || params.get("success")
         ? this.select("success", "any success", successes(run))
@@ -239,7 +247,7 @@ export class Filters {
   drawChips() {
     const active = FILTERS.filter(
       (name) =>
-        !["text", "in", "kind", "status", "success"].includes(name) && this.params.get(name),
+        !["text", "in", "kind", "part", "status", "success"].includes(name) && this.params.get(name),
     );
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");
     const any = isFiltered(this.params);

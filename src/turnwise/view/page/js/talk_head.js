@@ -102,6 +102,7 @@ export function talkHead(episode, agent, route, run) {
           num(episode.step),
         ),
       ),
+      episode.part ? fact("environment", episode.part) : null,
       fact("seed", h("span", { title: String(episode.seed) }, seedText(episode.seed))),
       fact("group, member", `${num(episode.group)}, ${num(episode.member)}`),
       fact("turns", num(agent?.turns.length ?? 0)),
