@@ -6,8 +6,10 @@ import pytest
 from playwright.sync_api import expect
 
 from browser.browsing import LAPTOP, Visitor
+from trainer.worlds import Echo, small_trainer
+from turnwise.errors import TrainingStopped
 from turnwise.types import EpisodeStatus
-from view.runs_to_view import said, write_run
+from view.runs_to_view import SMALL, said, write_run
 from view.serving import serving
 
 WHY = (
@@ -32,6 +34,14 @@ def sums(step):
         )
         for n, (row, answer) in enumerate(zip(rows, answers, strict=True))
     ]
+
+
+class Plants(Echo):
+    """An environment with a mistake in it."""
+
+    def step(self, action):
+        level, reward = None
+        return level, reward, True, {}
 
 
 def broken(seed):
@@ -62,7 +72,14 @@ def test_from_no_run_to_tasks_and_to_a_run_that_failed(visitor, tmp_path):
     look_at_the_table(visitor)
     look_at_one_task(visitor)
 
-    write_run(tmp_path / "runs" / "plants", {1: [broken(n) for n in range(4)]}, status=WHY)
+    settings = [one for one in SMALL if "run_name" not in one]
+    with (
+        pytest.raises(TrainingStopped),
+        small_trainer(
+            tmp_path / "runs", Plants, "checkpoint.run_name=plants", *settings
+        ) as trainer,
+    ):
+        trainer.fit()
     look_at_a_failed_run(visitor)
 
 
@@ -127,13 +144,13 @@ def look_at_a_failed_run(visitor):
     expect(banner).to_contain_text("every episode of the first step failed in the same way")
     expect(banner.locator("pre")).to_be_hidden()
     banner.locator("summary").click()
-    expect(banner.locator("pre")).to_contain_text("plants.py:31 in step")
+    expect(banner.locator("pre")).to_contain_text("level, reward = None")
     expect(visitor.at(".live")).to_contain_text("stopped")
     expect(visitor.at(".live")).not_to_contain_text("every episode")
     banner.get_by_role("link", name="4 failed episodes").click()
     expect(visitor.page).to_have_url(re.compile(r"plants/episodes.*status=error"))
     expect(visitor.at(".list .row")).to_have_count(4)
-    expect(visitor.at(".problem")).to_contain_text("cannot unpack None")
+    expect(visitor.at(".problem")).to_contain_text("cannot unpack non-iterable NoneType")
     visitor.open("run/sums/learn")
     expect(visitor.at(".chart").first).to_be_visible()
     expect(banner).to_be_hidden()

@@ -1,4 +1,4 @@
-"""`turnwise export`: a run's model as a folder that transformers, vLLM and others load."""
+"""`turnwise export`: a run's model as a folder that others load, or the run as one page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 from turnwise.cli import completion
 from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, say, working
 from turnwise.cli.run_parts import CheckpointOption, ModelOption, source_of
-from turnwise.cli.run_place import require_run
+from turnwise.cli.run_place import require_run, run_of
 from turnwise.errors import ConfigError
 
 
@@ -31,27 +31,40 @@ def export(
     ],
     out: Annotated[
         str,
-        typer.Argument(metavar="OUT", help="The folder to make.", show_default=False),
+        typer.Argument(
+            metavar="OUT",
+            help="The folder to make; with a name that ends in .html, a page about the run.",
+            show_default=False,
+        ),
     ],
     checkpoint: CheckpointOption = "last",
     model: ModelOption = None,
+    episodes: Annotated[
+        int,
+        typer.Option(min=0, max=500, help="Episodes that a page shows as whole conversations."),
+    ] = 12,
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
 
-    LoRA adapters are merged into the weights. Nothing that exists is overwritten.
+    LoRA adapters are merged into the weights. Nothing that exists is overwritten. With a name that
+    ends in .html, write the whole run as one page instead: curves, findings, settings, episodes.
 
     [bold]Examples[/bold]
 
     turnwise export runs/mine models/mine
     turnwise export runs/mine models/mine --checkpoint best
     turnwise export runs/mine/checkpoints/step-00000010 models/early
+    turnwise export runs/mine mine.html
     turnwise chat models/mine
     vllm serve models/mine
     """
-    source = source_of(run, checkpoint) or require_run(run)
     place = Path(out).expanduser()
+    if place.suffix.lower() in (".html", ".htm"):
+        _export_page(run, place, episodes, as_json)
+        return
+    source = source_of(run, checkpoint) or require_run(run)
     _check_free(place)
     from turnwise.cli.model_card import model_card
     from turnwise.models.load import without_progress_bars
@@ -83,6 +96,30 @@ def export(
         print_json({"folder": out, "run": run, "step": found.step, "files": files})
         return
     say(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
+
+
+def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> None:
+    from turnwise.view.report import export_run
+    from turnwise.view.runs import Library
+    from turnwise.whole_files import write_whole
+
+    library = Library([run_of(require_run(run))])
+    library.find()
+    if not library.runs:
+        raise ConfigError(
+            f"{run} has checkpoints, but neither run.json nor metrics.jsonl: there is nothing to "
+            "show. Name the folder of the whole run, for example runs/mine."
+        )
+    _check_free(place)
+    with working(f"writing {place}"):
+        page = export_run(library.runs[0], num_episodes).encode()
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(place, page)
+    library.close()
+    if as_json:
+        print_json({"file": str(place), "run": run, "bytes": len(page)})
+        return
+    say(f"{place} holds the run, {len(page) / 2**20:.1f} MiB. Open it in any browser.")
 
 
 def _check_free(place: Path) -> None:

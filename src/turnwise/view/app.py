@@ -29,6 +29,7 @@ from turnwise.view.indexing import Watcher
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
 from turnwise.view.query import EpisodeQuery, neighbours, same_seed, same_task
+from turnwise.view.report import export_run
 from turnwise.view.runs import Library, NotFound, ViewedRun, legible_path
 from turnwise.view.security import Guard
 from turnwise.view.timeline import timeline
@@ -132,6 +133,14 @@ class Viewer:
             headers={"content-disposition": f'attachment; filename="{name}"'},
         )
 
+    def export_run(self, request: Request) -> Response:
+        run = self._run(request)
+        return Response(
+            export_run(run),
+            media_type="text/html; charset=utf-8",
+            headers={"content-disposition": f'attachment; filename="{run.key}.html"'},
+        )
+
     def changes(self) -> bytes:
         """What is said when something changed."""
         runs = self.library.runs
@@ -191,6 +200,7 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         Route(f"{run}/tasks/{{key}}", _answer(viewer, Viewer.task)),
         Route(f"{run}/steps/{{step:int}}/timeline", _answer(viewer, Viewer.timeline)),
         Route("/export/{run}/{id}.html", _answer(viewer, Viewer.export)),
+        Route("/export/{run}.html", _answer(viewer, Viewer.export_run)),
     ]
     app = Starlette(
         routes=routes,

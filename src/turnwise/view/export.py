@@ -17,7 +17,7 @@ from turnwise.view.payloads import episode_payload, tokens_payload
 from turnwise.view.summaries import words_of
 from turnwise.view.token_texts import TokenTexts
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 # What each column is called, in the order of the buttons.
 _NAMES = {
@@ -42,7 +42,7 @@ def export_episode(
     title = visible_html(f"{run}: {payload['id']}")
     parts = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
         f"<title>{title}</title><style>{style(columns)}</style></head><body>",
@@ -52,7 +52,7 @@ def export_episode(
     for number, (agent, audit) in enumerate(zip(payload["agents"], tokens, strict=True)):
         if len(tokens) > 1:
             parts.append(f"<h2>Agent {visible_html(str(agent['name']))}</h2>")
-        parts += ["<h2>What was said</h2>", *_conversation(agent)]
+        parts += ["<h2>What was said</h2>", *conversation(agent)]
         parts += ["<h2>What was trained on</h2>", *_audit(audit, columns, number)]
     parts.append("</body></html>\n")
     return "\n".join(parts)
@@ -82,7 +82,7 @@ def _facts(facts: Mapping[str, str]) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _conversation(agent: Mapping[str, Any]) -> Iterator[str]:
+def conversation(agent: Mapping[str, Any]) -> Iterator[str]:
     """Every message, and after what the model said, what came of it.
 
     The last turns are those of the last messages: an opening may hold words of the model that it

@@ -76,6 +76,10 @@ export function runPath(run, ...rest) {
     .join("/");
 }
 
+export function runExportAddress(run) {
+  return `/export/${encodeURIComponent(run)}.html`;
+}
+
 export function exportAddress(run, id) {
   return `/export/${encodeURIComponent(run)}/${encodeURIComponent(id)}.html`;
 }

@@ -75,7 +75,7 @@ function statuses(run) {
   const failed = errors.reduce((sum, [, count]) => sum + count, 0);
   return [
     ...counts.map(([status, count]) => [status, `${statusWord(status)} (${num(count)})`]),
-    ...(errors.length > 1 ? [["error", `any error (${num(failed)})`]] : []),
+    ...(errors.length ? [["error", `any error (${num(failed)})`]] : []),
   ];
 }
 

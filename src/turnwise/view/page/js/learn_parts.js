@@ -1,6 +1,7 @@
 // What stands around the curves: how the run stands, the doctor, the settings, the log.
 
-import { button, fill, h } from "./dom.js";
+import { runExportAddress } from "./api.js";
+import { button, fill, h, link } from "./dom.js";
 import { num, percent, plural, seconds, words } from "./format.js";
 import { icon } from "./icons.js";
 import { notesLine } from "./notes.js";
@@ -29,6 +30,17 @@ export function drawHead(head, run, state, app) {
       h("h1", null, run.name ?? run.key),
       h("span", { class: "faint" }, run.environment === run.name ? "" : (run.environment ?? "")),
       h("span", { class: "mono path" }, run.path ?? ""),
+      link(
+        runExportAddress(run.key),
+        {
+          class: "button",
+          title: "Save the whole run as one HTML file",
+          download: "",
+          data: { action: "export-run" },
+        },
+        icon("save"),
+        "Export",
+      ),
     ),
     state ? notesLine(app, state) : null,
     h(

@@ -36,7 +36,7 @@ function draw(place, run, failed) {
     h(
       "div",
       { class: "failure-words" },
-      h("strong", null, "This run stopped. "),
+      h("strong", null, "This run stopped: "),
       h("span", null, visible(first)),
       rest.length
         ? h(

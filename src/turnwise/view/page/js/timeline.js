@@ -104,7 +104,8 @@ export class Timeline {
 
   ticks() {
     const [from, to] = this.range();
-    const rough = (to - from) / 8;
+    // So few that their labels do not touch.
+    const rough = (to - from) / Math.max(2, Math.min(8, (this.x(to) - this.x(from)) / 62));
     const power = 10 ** Math.floor(Math.log10(rough));
     const every = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
     const found = [];

@@ -1,0 +1,130 @@
+"""The episodes of an exported run: a table of many, and a few as whole conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from turnwise.view.export import conversation
+from turnwise.view.index import Connection
+from turnwise.view.legible import visible_attribute, visible_html
+from turnwise.view.payloads import episode_payload
+from turnwise.view.query import EpisodeQuery
+from turnwise.view.runs import ViewedRun
+
+MOST_ROWS = 1000
+"""Of the table: the episodes of as many steps as that allows, spread over the training."""
+_FAILED_SHARE = 4
+"""One in so many of the whole episodes may be one that failed."""
+
+
+class Chosen(NamedTuple):
+    """An episode that is shown whole, and why."""
+
+    episode: Mapping[str, Any]
+    why: str
+
+
+def choose(db: Connection, steps: Sequence[int], number: int) -> list[Chosen]:
+    """The best and the worst episode of steps spread over the training, and some that failed."""
+    failed = _ask(db, status="error", limit=max(1, number // _FAILED_SHARE))[:number]
+    found = {one["id"]: Chosen(one, "failed") for one in failed}
+    for step in spread(steps, max((number - len(found)) // 2, 1)):
+        for sort, why in (("-reward", "best"), ("reward", "worst")):
+            ranked = _ask(db, step=step, kind="train", sort=sort, limit=1)
+            for one in ranked:
+                if one["reward"] is not None and len(found) < number:
+                    found.setdefault(one["id"], Chosen(one, f"{why} reward of step {step}"))
+    for step in spread(steps, number):  # few steps, or all alike in a step: any others
+        for one in _ask(db, step=step, limit=number - len(found)) if len(found) < number else ():
+            found.setdefault(one["id"], Chosen(one, f"from step {step}"))
+    chosen = list(found.values())[:number]
+    return sorted(chosen, key=lambda one: (one.episode["step"], one.episode["index"]))
+
+
+def listed(db: Connection, steps: Sequence[int]) -> tuple[list[dict[str, Any]], int]:
+    """The episodes of the table, and how many there are in all."""
+    total = int(EpisodeQuery.parse([("limit", "1")]).run(db)["total"])
+    wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
+    rows: list[dict[str, Any]] = []
+    for step in spread(steps, wanted):
+        rows += _ask(db, step=step, sort="index", limit=500)
+    return rows[:MOST_ROWS], total
+
+
+def _ask(db: Connection, **query: object) -> list[dict[str, Any]]:
+    items = [(name, str(value)) for name, value in query.items()]
+    found: list[dict[str, Any]] = EpisodeQuery.parse(items).run(db)["episodes"]
+    return found
+
+
+def spread(steps: Sequence[int], number: int) -> list[int]:
+    """So many of the steps, the first and the last among them.
+
+    >>> spread(range(1, 101), 3), spread([4, 9], 5)
+    ([1, 50, 100], [4, 9])
+    """
+    if number >= len(steps):
+        return list(steps)
+    if number == 1:
+        return [steps[-1]]
+    places = (n * (len(steps) - 1) // (number - 1) for n in range(number))
+    return [steps[place] for place in places]
+
+
+def table(rows: Sequence[Mapping[str, Any]], whole: set[str], reports: bool) -> Iterator[str]:
+    """One line an episode; those that are shown whole are linked."""
+    has_parts = any(row["part"] for row in rows)
+    heads = ["episode", *(["environment"] if has_parts else []), "task", "answer"]
+    heads += [*(["success"] if reports else []), "reward", "status", "turns", "tokens"]
+    yield '<div class="wide"><table><thead><tr>'
+    yield "".join(f"<th>{head}</th>" for head in heads)
+    yield "</tr></thead><tbody>"
+    for row in rows:
+        name = row["id"]
+        cells = [f'<a href="#{name}">{name}</a>' if name in whole else name]
+        cells += [visible_html(row["part"])] if has_parts else []
+        cells += [_cut(row["task"], 90), _cut(row["answer"], 90)]
+        cells += [_success(row)] if reports else []
+        reward = "–" if row["reward"] is None else f"{row['reward']:.4g}"
+        status = row["status"].replace("_", " ")
+        cells += [reward, status, str(row["turns"]), str(row["tokens"])]
+        bad = ' class="bad"' if row["status"].endswith("_error") else ""
+        yield f"<tr{bad}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    yield "</tbody></table></div>"
+
+
+def _success(row: Mapping[str, Any]) -> str:
+    if row["status"].endswith("_error"):
+        return "–"
+    return "yes" if row["success"] else "no"
+
+
+def _cut(text: str, length: int) -> str:
+    if len(text) <= length:
+        return visible_html(text)
+    return f'<span title="{visible_attribute(text)}">{visible_html(text[:length])}…</span>'
+
+
+def whole_episode(run: ViewedRun, chosen: Chosen) -> str:
+    """The conversation of an episode, with what was called, earned and reported."""
+    key, place, episode = run.episode(chosen.episode["id"])
+    payload = episode_payload(*key, place, episode)
+    reward = chosen.episode["reward"]
+    facts = [chosen.why, f"status {payload['status'].replace('_', ' ')}"]
+    facts += [] if reward is None else [f"reward {reward:.6g}"]
+    facts += [f"environment {payload['part']}"] if payload["part"] else []
+    facts.append(f"seed {payload['seed']}")
+    parts = [
+        f'<article class="episode" id="{payload["id"]}"><h3>{payload["id"]}</h3>',
+        f'<p class="legend">{visible_html(" · ".join(facts))}</p>',
+    ]
+    if payload["error"]:
+        told = "\n".join(filter(None, (str(payload["error"]), episode.traceback)))
+        parts.append(f'<pre class="bad">{visible_html(told)}</pre>')
+    for agent in payload["agents"]:
+        if len(payload["agents"]) > 1:
+            parts.append(f"<h4>Agent {visible_html(str(agent['name']))}</h4>")
+        parts += conversation(agent)
+    parts.append("</article>")
+    return "\n".join(parts)
