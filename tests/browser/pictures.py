@@ -123,9 +123,12 @@ def take(visitor, client):
 
     best = client.get("/api/runs/open-the-safe/episodes", kind="train", min_reward=0.5, limit=1)
     episode = best["episodes"][0]
-    visitor.open("run/guess-number/learn?with=guess-fast&smooth=0.6")
+    visitor.open("run/guess-number/learn?smooth=0.6")
     expect(visitor.at("[data-metric=entropy] canvas")).to_have_count(1)
     picture("learn")
+    visitor.open("run/guess-number/learn?with=guess-fast&smooth=0.6&axis=tokens")
+    expect(visitor.at("[data-metric=entropy] canvas")).to_have_count(1)
+    picture("compare")
     visitor.open(f"run/open-the-safe/episodes/{episode['id']}?text=dial&min_reward=0.5&kind=train")
     expect(visitor.at(".turn").first).to_be_visible()
     picture("episodes")

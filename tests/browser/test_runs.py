@@ -80,6 +80,17 @@ def test_runs_are_sorted_and_filtered_and_the_address_keeps_it(visitor):
     expect(visitor.at(".state")).to_contain_text("No runs match these filters")
     visitor.page.get_by_role("button", name="Clear the filters").click()
     expect(names(visitor)).to_have_count(5)
+    visitor.page.set_viewport_size({"width": 800, "height": 280})
+    box = visitor.page.get_by_label("Choose damaged")
+    box.scroll_into_view_if_needed()
+    visitor.page.mouse.move(300, 250)
+    visitor.page.mouse.wheel(0, 60)
+    expect(visitor.at(".runs-table")).to_have_js_property("scrollTop", 60)
+    box.focus()
+    visitor.press("Space")  # draws the table anew, which neither jumps nor loses the focus
+    expect(visitor.page).to_have_url(re.compile("runs=damaged"))
+    expect(box).to_be_focused()
+    assert visitor.page.evaluate("document.querySelector('.runs-table').scrollTop") == 60
     visitor.page.get_by_label("Show archived (1)").check()
     expect(visitor.at("tr[data-run=old] .chip", has_text="archived")).to_be_visible()
 

@@ -33,6 +33,7 @@ class MetricsReader:
     def _forget(self) -> None:
         self._age += 1
         self.steps: list[dict[str, Any]] = []
+        self._latest: dict[str, Any] = {}
         self._findings: list[dict[str, Any]] = []
         self._inode = -1
         self._offset = 0
@@ -87,7 +88,9 @@ class MetricsReader:
     def _add_line(self, path: Path, line: bytes) -> None:
         self._num_lines += 1
         try:
-            self.steps.append(decode_metrics(line))
+            found = decode_metrics(line)
+            self.steps.append(found)
+            self._latest |= found
         except ConfigError as error:
             self._num_bad_lines += 1
             if self._first_problem is None:
@@ -102,7 +105,8 @@ class MetricsReader:
 
     def latest(self, name: str) -> float | None:
         """The last value of a metric that not every step has, such as an evaluation's."""
-        return next((s[name] for s in reversed(self.steps) if _is_number(s.get(name))), None)
+        value = self._latest.get(name)
+        return value if _is_number(value) else None
 
     def at(self, step: int) -> dict[str, Any]:
         """The metrics of a step; empty if there are none."""

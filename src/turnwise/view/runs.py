@@ -189,7 +189,7 @@ class ViewedRun:
             "last": last,
             "is_live": is_live,
             "indexed": self.indexed(),
-            "notes": self.notes(),
+            "notes": self._last_notes(),
             "problems": self.problems,
         }
 
@@ -256,6 +256,11 @@ class ViewedRun:
         """The user's own tags and note, and whether the run is archived."""
         found = self._read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
         return {name: found[name] for name in NO_NOTES}
+
+    def _last_notes(self) -> dict[str, Any]:
+        """Those of the last look, as with the status."""
+        seen = self._files_seen.get(NOTES_FILE)
+        return self.notes() if seen is None else {name: seen.value[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Save some of the notes, and return all of them."""

@@ -17,7 +17,7 @@ const GROUPS = {
 
 export function drawComparison(place, { compared, runs, colors, showsAll, change, remove, main }) {
   const isOpen = place.querySelector("details")?.open ?? true;
-  const scroll = place.querySelector(".compare-scroll")?.scrollTop ?? 0;
+  const { scrollTop = 0, scrollLeft = 0 } = place.querySelector(".compare-scroll") ?? {};
   const numDiffering = compared.rows.filter((row) => row.differs).length;
   fill(
     place,
@@ -60,7 +60,7 @@ export function drawComparison(place, { compared, runs, colors, showsAll, change
       ),
     ),
   );
-  place.querySelector(".compare-scroll").scrollTop = scroll;
+  Object.assign(place.querySelector(".compare-scroll"), { scrollTop, scrollLeft });
 }
 
 function summary(number) {

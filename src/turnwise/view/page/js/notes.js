@@ -28,10 +28,17 @@ export function splitTags(text) {
   ];
 }
 
+// The list of runs may have been read again meanwhile: the run is looked up afterwards.
+async function save(app, key, changes) {
+  const notes = await saveNotes(key, changes, app.writeToken);
+  const run = app.run(key);
+  if (run) run.notes = notes;
+}
+
 // Changes the notes of some runs, one after the other; what is refused is said.
 export async function changeNotes(app, runs, changes) {
   try {
-    for (const run of runs) run.notes = await saveNotes(run.key, changes, app.writeToken);
+    for (const run of runs) await save(app, run.key, changes);
   } catch (error) {
     say(error.message);
   }
@@ -95,7 +102,7 @@ export function editNotes(app, run) {
   noteField.value = note;
   const box = h("input", { type: "checkbox", id: "note-archived", checked: archived });
   const problem = h("p", { class: "dialog-problem", role: "alert" });
-  const save = button("Save", { class: "button is-strong", type: "submit" });
+  const submit = button("Save", { class: "button is-strong", type: "submit" });
   const dialog = h("dialog", { class: "dialog", "aria-label": `Notes on ${run.key}` });
   const form = h(
     "form",
@@ -103,22 +110,18 @@ export function editNotes(app, run) {
       method: "dialog",
       onsubmit: async (event) => {
         event.preventDefault();
-        save.disabled = true;
+        submit.disabled = true;
         try {
-          run.notes = await saveNotes(
-            run.key,
-            {
-              tags: splitTags(tagField.value),
-              note: noteField.value.trim(),
-              archived: box.checked,
-            },
-            app.writeToken,
-          );
+          await save(app, run.key, {
+            tags: splitTags(tagField.value),
+            note: noteField.value.trim(),
+            archived: box.checked,
+          });
           dialog.close();
           app.redraw();
         } catch (error) {
           fill(problem, error.message);
-          save.disabled = false;
+          submit.disabled = false;
         }
       },
     },
@@ -148,7 +151,7 @@ export function editNotes(app, run) {
       { class: "dialog-end" },
       h("span", { class: "faint" }, "Saved as notes.json in the run's folder"),
       button("Cancel", { class: "button", onclick: () => dialog.close() }),
-      save,
+      submit,
     ),
   );
   dialog.append(form);

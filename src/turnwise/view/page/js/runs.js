@@ -53,6 +53,10 @@ export function runsView(host, app) {
       route.params.get("sort") ?? "-updated",
     );
     drawBar(current, found, wanted, showsArchived);
+    keepPlace(place, () => drawTable(current, found, showsArchived));
+  }
+
+  function drawTable(current, found, showsArchived) {
     if (!found.length) fill(place, nothing(current, showsArchived));
     else
       fill(
@@ -276,4 +280,18 @@ export function runsView(host, app) {
     },
     destroy: () => setText.cancel(),
   };
+}
+
+// A table that is drawn anew, because a run went on or a box was ticked, stays where it was scrolled
+// to, and so does the focus.
+function keepPlace(place, draw) {
+  const { scrollTop, scrollLeft } = place;
+  const active = place.contains(document.activeElement) ? document.activeElement : null;
+  const name = active?.getAttribute("aria-label");
+  const sort = active?.dataset.sort;
+  draw();
+  place.scrollTop = scrollTop;
+  place.scrollLeft = scrollLeft;
+  if (sort) place.querySelector(`[data-sort="${CSS.escape(sort)}"]`)?.focus({ preventScroll: true });
+  else if (name) place.querySelector(`[aria-label="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
 }
