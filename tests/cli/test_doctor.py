@@ -72,11 +72,11 @@ def test_a_sick_run(turnwise, tmp_path):
     ran = turnwise("doctor", str(run))
     assert ran.code == 0
     first, second, third = ran.out.splitlines()[:3]
-    assert first == "step 5     too-hard"
-    assert second.startswith("  All episodes earned the same for 5 steps, with success 0%")
-    assert third.startswith("  cure: Begin with an easier task")
+    assert first == "step 5     constant-reward"
+    assert second.startswith("  All episodes of the last 5 steps earned exactly 0, whatever")
+    assert third.startswith("  cure: First look at the reward")
     assert f"{run}: 30 steps, reward 0 (best 0 at step 30), success 0%\n" in ran.out
-    assert ran.out.endswith("As of the last step: too-hard.\n")
+    assert ran.out.endswith("As of the last step: constant-reward.\n")
 
 
 def test_it_says_how_its_advice_can_be_followed(turnwise, tmp_path):
@@ -87,6 +87,31 @@ def test_it_says_how_its_advice_can_be_followed(turnwise, tmp_path):
         f"Change settings and resume: turnwise train '{run}' section.name=value "
         "(only in a new run: environment.params, training.warm_start)"
     )
+
+
+def test_causes_with_what_follows_from_them(turnwise, tmp_path):
+    run = write_run(tmp_path / "mine", cut_turns=1.0, tokens_per_turn=16.0)
+    lines = turnwise("doctor", str(run)).out.splitlines()
+    assert lines[0] == "step 5     cut-turns"
+    assert lines[1].startswith("  100% of the model's turns were cut by the limit of tokens")
+    assert lines[2].startswith("  because of this: constant-reward. All episodes of the last 5")
+    assert lines[3].startswith("  cure: Raise inference.max_tokens")
+    assert lines[-1] == "As of the last step: cut-turns."
+    (now,) = json.loads(turnwise("doctor", str(run), "--json").out)["now"]
+    assert [one["code"] for one in now["consequences"]] == ["constant-reward"]
+
+
+def test_a_run_that_stopped_in_its_first_step(turnwise, tmp_path):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    status = {"status": "stopped: every episode failed\nTraceback", "step": 0, "num_steps": 3}
+    (folder / "run.json").write_text(json.dumps(status))
+    ran = turnwise("doctor", str(folder))
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert lines[0] == "stopped"
+    assert lines[1] == "  After step 0 the run stopped: every episode failed"
+    assert lines[-2:] == [f"{folder}: no step was finished", "As of the last step: stopped."]
 
 
 def test_a_sound_run(turnwise, tmp_path):
@@ -100,10 +125,10 @@ def test_a_run_for_programs(turnwise, tmp_path):
     ran = turnwise("doctor", str(write_run(tmp_path / "mine", num_steps=60)), "--json")
     told = json.loads(ran.out)
     assert [(found["step"], found["code"]) for found in told["findings"]] == [
-        (5, "too-hard"),
-        (55, "too-hard"),
+        (5, "constant-reward"),
+        (55, "constant-reward"),
     ]
-    assert [finding["code"] for finding in told["now"]] == ["too-hard"]
+    assert [finding["code"] for finding in told["now"]] == ["constant-reward"]
     assert told["num_steps"] == 60
     assert told["last"]["step"] == 60
 

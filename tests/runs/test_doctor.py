@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from turnwise.config import ConfigStore
-from turnwise.runs.doctor import CHECKS, Doctor, diagnose
+from turnwise.runs.doctor import CHECKS, STOPPED, Doctor, diagnose, present
 
 NUM_EPISODES = 32
 
@@ -86,7 +86,7 @@ FLAT |= {"invalid_actions": 0.1, "entropy": 1.0}
 
 # What goes wrong, the finding, the step at which it is said, and a piece of its words.
 SICK = [
-    ({"success": 0.0, "reward": -0.5, "reward_std": 0.0}, "too-hard", 5, "reward -0.5"),
+    ({"success": 0.0, "reward": 0.0, "reward_std": 0.0}, "constant-reward", 5, "exactly 0, "),
     (
         {"success": 0.0, "reward": 0.01, "reward_std": 0.1, "zero_variance": 0.9},
         "too-hard",
@@ -94,8 +94,13 @@ SICK = [
         "90% of the groups",
     ),
     ({"success": 1.0, "reward": 1.0, "reward_std": 0.0}, "too-easy", 5, "success 100%"),
-    ({"success": 0.3, "reward": 2.0, "reward_std": 0.0}, "constant-reward", 5, "earned 2 for"),
-    ({"success": 0.0, "reward": 1.0, "reward_std": 0.0}, "constant-reward", 5, "success 0%"),
+    ({"success": 0.3, "reward": 2.0, "reward_std": 0.0}, "constant-reward", 5, "exactly 2, "),
+    (
+        {"success": 0.0, "reward": 1.0, "reward_std": 0.0},
+        "constant-reward",
+        5,
+        "none of them succeeded",
+    ),
     ({"success": 0.4, "zero_variance": 0.85}, "alike-groups", 5, "85% of the groups"),
     ({"entropy": after(20, 0.02, 1.0)}, "entropy-collapse", 24, "from 1 to 0.02 at a success of"),
     ({"entropy": after(20, 3.0, 1.0)}, "entropy-explosion", 22, "from 1 to 2.2"),
@@ -109,7 +114,28 @@ SICK = [
     ({"truncated__tool_calls": after(20, 0.7, 0.0)}, "out-of-tool-calls", 37, "as many tool calls"),
     ({"explained_variance": after(10, -0.3, 0.5)}, "value-useless", 30, "variance -0.3"),
     ({"gap_kl": after(20, 0.05, 1e-9)}, "sampler-gap", 21, "divergence 0.05"),
-    ({"gap_max": after(20, 7.0, 1e-6)}, "sampler-gap", 21, "worst log-prob 7 apart"),
+    ({"gap_max": 7.0}, "sampler-gap", 3, "worst log-prob 7 apart"),
+    ({"gap_max": after(20, 0.7, 1e-6)}, "stale-engine", 21, "up to 0.7 apart"),
+    (
+        {"unread_calls": 0.6, "unread_calls__kimi": 0.6, "tool_calls": 0.0},
+        "unread-calls",
+        3,
+        "60% of the turns hold a tool call in the format 'kimi'",
+    ),
+    ({"reward_if_success": 0.1, "reward_if_failure": 0.3}, "success-unpaid", 5, "earn 0.1"),
+    ({"misplaced_reward": 1.0}, "misplaced-reward", 5, "In 100% of the successful episodes"),
+    (
+        {"success": 1.0, "answers_shown": 1.0, "zero_variance": 1.0},
+        "answer-shown",
+        3,
+        "100% of the episodes succeed with their first action",
+    ),
+    (
+        {"grad_norm": lambda step: {1: 2.0, 2: 40.0}.get(step, 12860.0)},
+        "learning-rate-too-high",
+        3,
+        "norm of the gradient went from 2 to 12,860 (step 3)",
+    ),
     (
         {"errors": after(20, 0.2, 0.0), "errors__tool": after(20, 0.2, 0.0)},
         "errors",
@@ -160,6 +186,13 @@ def test_reward_without_success_is_suspect():
     assert [code for _, code in said] == ["reward-hacking"]
 
 
+def test_causes_stand_before_what_they_explain_and_all_are_known():
+    known = [check.code for check in CHECKS]
+    for check in CHECKS:
+        assert set(check.explains) <= set(known)
+        assert check.code not in check.explains
+
+
 def test_every_finding_is_tested():
     others = {"not-rising", "forgetting", "reward-hacking"}
     assert {check.code for check in CHECKS} == {code for _, code, _, _ in SICK} | others
@@ -172,15 +205,60 @@ def test_what_a_step_leaves_out_counts_as_none():
     assert codes(run) == [(24, "tools-unused")]
 
 
-def test_cut_turns_are_named_where_they_explain_the_bad_calls():
-    run = healthy_run(40, **FLAT | {"malformed_calls": 0.9, "cut_turns": 0.8})
-    texts = {finding.code: finding.text for _, finding in diagnose(run)}
-    assert "80% were cut by the token limit" in texts["malformed-calls"]
+def explained(run):
+    """Each finding of the last step, and those that it explains."""
+    found = present(run)
+    return {finding.code: [one.code for one in finding.consequences] for finding in found}
+
+
+LOST = {"success": after(3, 0.0, 0.4), "reward": after(3, 0.0, 0.4)}
+LOST |= {"reward_std": after(3, 0.0, 0.5), "cut_turns": after(3, 1.0, 0.1)}
+EXPLODES = {"grad_norm": lambda step: 2.0 if step < 3 else 12860.0, "learning_rate": 0.01}
+
+
+def test_what_another_finding_explains_stands_under_it():
+    """A gradient norm that goes from 2 to 12,860 is a learning rate, not a task too hard."""
+    run = healthy_run(12, **FLAT | LOST | EXPLODES)
+    assert explained(run) == {"learning-rate-too-high": ["cut-turns", "constant-reward"]}
+    assert codes(run) == [(3, "learning-rate-too-high")]
+    (finding,) = present(run)
+    assert "a learning rate of 0.01, and the reward fell from 0.4 to 0" in finding.text
+    assert "Because of this: cut-turns, constant-reward." in str(finding)
+
+
+def test_what_was_so_before_the_first_update_is_not_explained_by_updates():
+    from_the_start = {"success": 0.0, "reward": 0.0, "reward_std": 0.0}
+    run = healthy_run(12, **FLAT | from_the_start | EXPLODES)
+    assert explained(run) == {"learning-rate-too-high": [], "constant-reward": []}
+
+
+def test_a_constant_reward_of_successful_episodes_is_the_rewards_own_fault():
+    run = healthy_run(25, **FLAT | {"cut_turns": 1.0, "reward": 0.0, "reward_std": 0.0})
+    assert explained(run) == {"cut-turns": [], "constant-reward": []}
+
+
+def test_a_gradient_that_follows_an_extreme_reward_is_no_learning_rate():
+    rewards = {"reward_max": lambda step: 1.0 if step < 3 else 900.0, "reward_min": 0.0}
+    assert "learning-rate-too-high" not in explained(healthy_run(9, **FLAT | rewards | EXPLODES))
+
+
+def test_a_reward_that_all_have_learned_to_earn_is_solved_though_success_is_not_reported():
+    ways = {"success": 0.0, "reward": lambda step: min(0.2 * step, 1.0), "reward_max": 1.0}
+    ways |= {"reward_std": after(5, 0.0, 0.3), "entropy": after(5, 0.001, 1.0)}
+    assert explained(healthy_run(30, **FLAT | ways)) == {"too-easy": []}
+
+
+def test_a_consequence_is_not_reported_while_its_cause_is_there():
+    run = healthy_run(60, **FLAT | {"malformed_calls": 0.9, "cut_turns": 0.8})
+    assert codes(run) == [(20, "cut-turns")]
+    assert explained(run) == {"cut-turns": ["malformed-calls", "not-rising"]}
+    run = healthy_run(60, **FLAT | {"malformed_calls": 0.9, "cut_turns": after(35, 0.1, 0.8)})
+    assert [code for _, code in codes(run)] == ["cut-turns", "malformed-calls"]
 
 
 def test_a_lasting_finding_is_said_again_every_fifty_steps():
     run = healthy_run(120, **FLAT | {"success": 0.0, "reward": 0.0, "reward_std": 0.0})
-    assert codes(run) == [(5, "too-hard"), (55, "too-hard"), (105, "too-hard")]
+    assert codes(run) == [(step, "constant-reward") for step in (5, 55, 105)]
 
 
 @pytest.mark.parametrize(("num_gone", "again"), [(9, []), (10, [32])])
@@ -231,13 +309,10 @@ def test_no_metrics_whatever_upset_it(run):
 def test_the_guide_explains_every_finding():
     guide = (Path(__file__).parents[2] / "docs" / "debugging.md").read_text()
     told = re.findall(r"^\| `([a-z-]+)` \|", guide, re.M)
-    assert sorted(told) == sorted(check.code for check in CHECKS)
-    settings_named = set(re.findall(r"\b(?:training|inference|model|environment)\.[a-z_]+", guide))
-    settings_named |= {
-        name
-        for check in CHECKS
-        for name in re.findall(r"\b(?:training|inference|model|environment)\.[a-z_]+", check.cure)
-    }
+    assert sorted(told) == sorted([STOPPED, *(check.code for check in CHECKS)])
+    a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
+    settings_named = set(re.findall(a_setting, guide))
+    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.cure)}
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name

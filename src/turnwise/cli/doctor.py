@@ -14,7 +14,7 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import AsJson, legible, make_console
-from turnwise.cli.run_place import metrics_file, run_of
+from turnwise.cli.run_place import find_run, metrics_file, run_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,27 +88,29 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
 
 
 def _look_at_run(run: str, as_json: bool) -> None:
-    from turnwise.runs.doctor import Doctor
+    from turnwise.runs.doctor import diagnose, findings, present
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
+    from turnwise.runs.run_folder import RunFolder
 
-    file = metrics_file(run)
-    steps = [numbers_of(line) for line in MetricsLog(file).read()]
-    if not steps:
-        raise ConfigError(f"{file} is empty: no step of this run was finished yet")
-    doctor = Doctor()
-    said = [
-        (int(metrics.get("step", number)), finding)
-        for number, metrics in enumerate(steps, 1)
-        for finding in doctor.look(metrics)
-    ]
-    present = doctor.present()
+    folder = find_run(run)
+    # A run that stopped in its first step has no metrics, and a reason.
+    now = None if folder is None else findings(run_of(folder))
+    steps: list[dict[str, float]] = []
+    if not now or RunFolder(run_of(folder or Path())).metrics_file.is_file():
+        file = metrics_file(run)
+        steps = [numbers_of(line) for line in MetricsLog(file).read()]
+        if not now and not steps:
+            raise ConfigError(f"{file} is empty: no step of this run was finished yet")
+    said = diagnose(steps)
+    if now is None:  # a file by itself, without the folder that it was in
+        now = present(steps)
     if as_json:
         found = [{"step": step, **dataclasses.asdict(finding)} for step, finding in said]
-        now = [dataclasses.asdict(finding) for finding in present]
-        facts = {"run": run, "num_steps": len(steps), "last": steps[-1]}
-        typer.echo(json.dumps({**facts, "findings": found, "now": now}, indent=1))
+        facts = {"run": run, "num_steps": len(steps), "last": steps[-1] if steps else {}}
+        rows = [dataclasses.asdict(finding) for finding in now]
+        typer.echo(json.dumps({**facts, "findings": found, "now": rows}, indent=1))
     else:
-        _show_run(make_console(), run, steps, said, present)
+        _show_run(make_console(), run, steps, said, now)
 
 
 def _show_run(
@@ -116,28 +118,47 @@ def _show_run(
     run: str,
     steps: Sequence[Mapping[str, Any]],
     said: Sequence[tuple[int, Finding]],
-    present: Sequence[Finding],
+    now: Sequence[Finding],
 ) -> None:
+    from rich.text import Text
+
+    lasting = {finding.code: finding for finding in now}
+    for step, finding in said:
+        # What lasts is shown with what has come of it since.
+        is_last = finding.code not in {later.code for when, later in said if when > step}
+        last = lasting.get(finding.code) if is_last else None
+        _show_finding(console, f"step {step:<6}", finding, last or finding, run)
+    for finding in now:
+        if finding.code not in {one.code for _, one in said}:
+            _show_finding(console, "", finding, finding, run)
+    if said or now:
+        console.print()
+    console.print(Text(f"{legible(run)}: {_summary(steps)}", "bold"))
+    codes = ", ".join(finding.code for finding in now)
+    console.print(f"As of the last step: {codes or 'nothing wrong'}.")
+    folder = run_of(Path(run).expanduser())
+    if now and (folder / "config.yaml").is_file():
+        console.print(_how_to_resume(str(folder), now), soft_wrap=True)
+
+
+def _show_finding(console: Console, when: str, finding: Finding, last: Finding, run: str) -> None:
+    """What was seen when it began, and what is known of it now."""
     from rich.padding import Padding
     from rich.text import Text
 
-    for step, finding in said:
-        console.print(
-            Text.assemble(
-                (f"step {step:<6}", "bold"), (finding.code, "bold yellow"), overflow="fold"
-            )
-        )
-        cure = Text.assemble(("cure: ", "bold green"), finding.cure)
-        for text in (Text(finding.text), cure):
-            console.print(Padding(text, (0, 0, 0, 2), expand=False))
-    if said:
-        console.print()
-    console.print(Text(f"{legible(run)}: {_summary(steps)}", "bold"))
-    codes = ", ".join(finding.code for finding in present)
-    console.print(f"As of the last step: {codes or 'nothing wrong'}.")
-    folder = run_of(Path(run).expanduser())
-    if present and (folder / "config.yaml").is_file():
-        console.print(_how_to_resume(str(folder), present), soft_wrap=True)
+    title = Text.assemble((when, "bold"), (finding.code, "bold yellow"), overflow="fold")
+    console.print(title)
+    lines = [Text(legible(finding.text))]
+    for one in last.consequences:
+        lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
+    lines.append(Text.assemble(("cure: ", "bold green"), finding.cure))
+    if last.example is not None:
+        folder = run_of(Path(run).expanduser())
+        address = f"#/run/{folder.resolve().name}/episodes/{last.example}"
+        place = legible(f"turnwise view {shlex.quote(str(folder))}, {address}")
+        lines.append(Text.assemble(("look at: ", "bold"), place))
+    for line in lines:
+        console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
 def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
@@ -154,6 +175,8 @@ def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
 
 def _summary(steps: Sequence[Mapping[str, Any]]) -> str:
     """How far a run has come, and how well it went."""
+    if not steps:
+        return "no step was finished"
     last = steps[-1]
     words = [f"{len(steps)} steps"]
     rewards = [(metrics["reward"], metrics.get("step")) for metrics in steps if "reward" in metrics]

@@ -26,6 +26,7 @@ from turnwise.tools import (
     get_parser,
 )
 from turnwise.tools.base import marked_tools
+from turnwise.tools.parsers import other_format
 from turnwise.types import EpisodeStatus
 
 ParserChoice: TypeAlias = ActionParser | str
@@ -53,6 +54,8 @@ class Outcome:
     calls: Sequence[ToolCall] = ()
     results: Sequence[ToolResult] = ()
     malformed: str | None = None
+    other_format: str | None = None
+    """The format of a call that the parser does not read."""
 
 
 class Actions:
@@ -111,9 +114,16 @@ class Actions:
             return await self._step(text, answer)
         with self._parts.part("tools"):
             parsed = self.parser.parse(text)
+            unread = None
+            if not parsed.calls:
+                unread = other_format(text, self.parser, self.definitions)
         if parsed.is_empty:
-            return await self._step(text, answer)
-        outcome = Outcome(state=await self._state(), malformed=parsed.malformed)
+            outcome = await self._step(text, answer)
+            outcome.other_format = unread
+            return outcome
+        outcome = Outcome(
+            state=await self._state(), malformed=parsed.malformed, other_format=unread
+        )
         calls: list[ToolCall] = []
         results: list[ToolResult] = []
         answers: list[tuple[str, str]] = []

@@ -218,7 +218,8 @@ class Episode:
         """Write down what came of a turn, and see whether the episode goes on."""
         turn.state, turn.observation = outcome.state, outcome.observation
         turn.calls, turn.tool_results = outcome.calls, outcome.results
-        turn.malformed, turn.info, turn.done = outcome.malformed, outcome.info, outcome.done
+        turn.malformed, turn.other_format = outcome.malformed, outcome.other_format
+        turn.info, turn.done = outcome.info, outcome.done
         turn.reward = outcome.reward + agent.unplaced_reward
         turn.seconds = self._parts.turn
         agent.unplaced_reward = 0.0

@@ -35,6 +35,8 @@ class TurnRecord:
     """Of the calls that were carried out."""
     malformed: str | None = None
     """What was wrong with a call that could not be read."""
+    other_format: str | None = None
+    """The format of a call to one of the tools that the parser of this run does not read."""
     observation: str = ""
     """What the agent was told then; after the last turn nobody reads it."""
     reward: float = 0.0

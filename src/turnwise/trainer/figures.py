@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,7 @@ def episode_figures(collection: Collection) -> Metrics:
         "num_episodes": len(results),
         "num_groups": len({result.group for result in results}),
         **_rewards(agents),
+        **_credit(agents),
         **_lengths(agents, turns, len(collection)),
         **_endings(results, turns),
         **_tools(turns, len(collection)),
@@ -48,6 +50,32 @@ def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
     if num_turns:
         figures["reward_per_turn"] = sum(totals) / num_turns
     return figures
+
+
+def _credit(agents: Sequence[AgentRecord]) -> Metrics:
+    """Whether the reward follows success, stands on the turn that brought it, and was earned."""
+    scored = [agent for agent in agents if agent.reward is not None and agent.turns]
+    solved = [agent for agent in scored if agent.trajectory.success]
+    failed = [agent for agent in scored if not agent.trajectory.success]
+    shown = [agent for agent in solved if _repeats_the_opening(agent)]
+    figures: Metrics = {"answers_shown": len(shown) / len(scored)} if shown else {}
+    if not solved or not failed:
+        return figures
+    figures["reward_if_success"] = statistics.fmean(sum(agent.turn_rewards) for agent in solved)
+    figures["reward_if_failure"] = statistics.fmean(sum(agent.turn_rewards) for agent in failed)
+    if all(len(agent.turns) > 1 for agent in solved) and any(len(a.turns) > 1 for a in failed):
+        early = _share(a.turn_rewards[-1] <= 0 < max(a.turn_rewards) for a in solved)
+        by_others = _share(max(a.turn_rewards[:-1], default=0.0) > 0 for a in failed)
+        figures["misplaced_reward"] = max(early - by_others, 0.0)
+    return figures
+
+
+def _repeats_the_opening(agent: AgentRecord) -> bool:
+    """Whether its first action ended the episode, and stands in what it was shown before."""
+    trajectory = agent.trajectory
+    action = trajectory.actions[0].strip() if len(trajectory.actions) == 1 else ""
+    shown = "\n".join([*trajectory.prompts, *trajectory.states[:1]])
+    return bool(action) and re.search(rf"(?<!\w){re.escape(action)}(?!\w)", shown) is not None
 
 
 def _lengths(
@@ -87,9 +115,14 @@ def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> M
 def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
     results = [result for turn in turns for result in turn.tool_results]
     malformed = [turn.malformed is not None for turn in turns]
-    if not results and not any(malformed):
+    unread = Counter(turn.other_format for turn in turns if turn.other_format is not None)
+    if not results and not any(malformed) and not unread:
         return {}
     figures = {"malformed_calls": _share(malformed), "tool_calls": len(results) / num_episodes}
+    if unread:
+        figures["unread_calls"] = unread.total() / len(turns)
+    for name, number in sorted(unread.items()):
+        figures[f"unread_calls/{name}"] = number / len(turns)
     # A name that no tool has is the model's invention, and there is no end of those.
     known = [r.name for r in results if r.failure is not ToolFailure.UNKNOWN_TOOL]
     for name, number in sorted(Counter(known).items()):

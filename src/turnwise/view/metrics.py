@@ -157,7 +157,7 @@ def _told(step: float, finding: Finding) -> dict[str, Any]:
         "step": step,
         "name": finding.code,
         "severity": "warning",
-        "text": finding.text,
+        "text": f"{finding.text} {finding.because}".rstrip(),
         "cure": finding.cure,
     }
 

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 NUM_KEPT = 64
@@ -15,8 +16,30 @@ NUM_RECENT = 5
 NUM_STEADY = 10
 """Steps over which a level counts as lasting, and a mean as more than luck."""
 
-COUNTED = ("truncated", "errors", "tool_calls", "malformed_calls", "cut_turns", "invalid_actions")
+COUNTED = (
+    *("truncated", "errors", "tool_calls", "malformed_calls", "unread_calls", "cut_turns"),
+    *("invalid_actions", "answers_shown"),
+)
 """Metrics that a step leaves out when there was nothing to count."""
+
+WRITTEN = ("cut_turns", "malformed_calls", "invalid_actions")
+"""Shares of turns that say how well the model writes."""
+
+_FACTOR = 10.0
+"""By what factor an update that rewrites the policy changes the entropy. The chance of a batch of
+eight episodes makes up to 3."""
+_RISE = 0.7
+"""By how much it raises a share of `WRITTEN`."""
+
+
+@dataclass(frozen=True)
+class Jump:
+    """One update that changed a metric by far more than others do."""
+
+    name: str
+    step: int
+    before: float
+    after: float
 
 
 class History:
@@ -25,21 +48,58 @@ class History:
     def __init__(self) -> None:
         self.num_steps = 0
         self.steps: deque[Mapping[str, float]] = deque(maxlen=NUM_KEPT)
+        self.first: dict[str, float] = {}
+        """The first value of each metric."""
+        self.first_jump: Jump | None = None
+        """The first update that changed the entropy, or how well the model writes, at once."""
+        self.gradient_peak: Jump | None = None
+        """From the first norm of the gradient that was not 0 to the largest."""
+        self.highest_reward = -math.inf
+        """Of any single episode."""
         self._first: dict[str, list[float]] = {}
         self._best: dict[str, tuple[float, int]] = {}
 
     def add(self, metrics: Mapping[str, float]) -> None:
         self.num_steps += 1
         finite = {name: value for name, value in metrics.items() if _is_finite(value)}
+        self._note_jumps(finite)
         self.steps.append(finite)
-        for name in ("entropy", "reward"):
+        self.first = {**finite, **self.first}
+        for name in ("entropy", "reward", "answers_shown"):
             first = self._first.setdefault(name, [])
-            if name in finite and len(first) < NUM_RECENT:
-                first.append(finite[name])
+            if len(first) < NUM_RECENT and (name in finite or name in COUNTED):
+                first.append(finite.get(name, 0.0))
         for name in ("reward", "tool_calls"):
             level = self.mean(name, NUM_STEADY)
             if level is not None and level > self._best.get(name, (-math.inf, 0))[0]:
                 self._best[name] = level, self.num_steps
+
+    def _note_jumps(self, metrics: Mapping[str, float]) -> None:
+        step = int(metrics.get("step", self.num_steps))
+        if self.first_jump is None and self.steps:
+            self.first_jump = self._entropy_jump(metrics, step) or self._written_jump(metrics, step)
+        norm, peak = metrics.get("grad_norm", 0.0), self.gradient_peak
+        if norm > 0 and (peak is None or norm > peak.after):
+            before = norm if peak is None else peak.before
+            self.gradient_peak = Jump("norm of the gradient", step, before, norm)
+        self.highest_reward = max(self.highest_reward, metrics.get("reward_max", -math.inf))
+
+    def _entropy_jump(self, metrics: Mapping[str, float], step: int) -> Jump | None:
+        usual, after = self.known("entropy", NUM_RECENT), metrics.get("entropy")
+        if not usual or after is None:
+            return None
+        before = statistics.median(usual)
+        # A policy that is nearly certain has single tokens of any entropy, by chance.
+        has_fallen = before >= 0.1 and after <= before / _FACTOR
+        has_risen = after >= max(before * _FACTOR, 1.0)
+        return Jump("entropy", step, before, after) if has_fallen or has_risen else None
+
+    def _written_jump(self, metrics: Mapping[str, float], step: int) -> Jump | None:
+        for name in WRITTEN:
+            before, after = self.steps[-1].get(name, 0.0), metrics.get(name, 0.0)
+            if after - before >= _RISE:
+                return Jump(f"share of {name.replace('_', ' ')}", step, before, after)
+        return None
 
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
         """The values of so many steps, up to `ago` steps before the last; [] if one is missing."""
@@ -59,10 +119,15 @@ class History:
         values = self.last(name, num)
         return statistics.median(values) if values else None
 
-    def start(self, name: str) -> float | None:
-        """The mean of the metric's first steps."""
-        first = self._first.get(name, [])
-        return statistics.fmean(first) if len(first) == NUM_RECENT else None
+    def known(self, name: str, num: int = NUM_STEADY) -> list[float]:
+        """The values among the last `num` steps, of a metric that many steps do not have."""
+        recent = islice(self.steps, max(len(self.steps) - num, 0), None)
+        return [step[name] for step in recent if name in step]
+
+    def start(self, name: str, num: int = NUM_RECENT) -> float | None:
+        """The mean of the metric's first steps, at most five."""
+        first = self._first.get(name, [])[:num]
+        return statistics.fmean(first) if len(first) == num else None
 
     def best(self, name: str) -> tuple[float, int]:
         """The highest mean of ten steps, and how many steps ago it ended."""
@@ -83,12 +148,38 @@ class History:
         rise = self.rise("reward", NUM_STEADY)
         return rise is not None and rise[0] > max(rise[1], 1e-9)
 
-    def success(self) -> float:
-        return self.mean("success") or 0.0
+    def success(self, num: int = NUM_RECENT) -> float:
+        return self.mean("success", num) or 0.0
+
+    def has_fallen(self) -> bool:
+        """Whether the reward of the last three steps is clearly below that of the first one."""
+        now = self.mean("reward", 3)
+        least = max(0.25 * self.first.get("reward_std", 0.0), 1e-6)
+        return now is not None and now <= self.first["reward"] - least
+
+    def is_at_its_highest(self) -> bool:
+        """Whether all earn about as much as the best episode so far did, and once earned less."""
+        now, first = self.mean("reward"), self.first.get("reward", math.inf)
+        return (
+            now is not None and now > first and now >= first + 0.95 * (self.highest_reward - first)
+        )
+
+    def has_no_spread(self) -> bool:
+        """Whether all rewards of a step were the same for five steps: nothing can be learned."""
+        spreads, rewards = self.last("reward_std"), self.last("reward")
+        pairs = zip(spreads, rewards, strict=False)
+        return bool(spreads) and all(s <= 1e-6 * max(1.0, abs(r)) for s, r in pairs)
 
     def stays_high(self, name: str, level: float) -> float | None:
-        """The present value of a share that has been at `level` or above, and does not fall: what
-        a run begins with is no fault while it gets better."""
+        """The present value of a share that has been at `level` or above, and does not fall.
+
+        What a run begins with is no fault while it gets better, which takes twenty steps to see;
+        where there is nothing to learn from, it does not get better.
+        """
+        recent = self.last(name)
+        is_hopeless = self.has_no_spread() and not self.success()
+        if recent and min(recent) >= max(level, 0.9) and is_hopeless:
+            return statistics.fmean(recent)
         before = self.mean(name, NUM_STEADY, ago=NUM_STEADY)
         now = self.mean(name, NUM_STEADY)
         if before is None or now is None or min(before, now) < level:

@@ -12,7 +12,7 @@ from turnwise.tools.parsers.llama import LlamaParser
 from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
 from turnwise.tools.parsers.qwen_coder import QwenCoderParser
 from turnwise.tools.parsers.react import ReActActionParser
-from turnwise.tools.parsers.table import PARSERS, get_parser, parser_for
+from turnwise.tools.parsers.table import PARSERS, get_parser, other_format, parser_for
 
 __all__ = [
     "PARSERS",
@@ -33,5 +33,6 @@ __all__ = [
     "QwenCoderParser",
     "ReActActionParser",
     "get_parser",
+    "other_format",
     "parser_for",
 ]

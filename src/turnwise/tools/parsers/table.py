@@ -99,6 +99,36 @@ def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ())
     return PARSERS[name](definitions)
 
 
+def other_format(
+    text: str, parser: ActionParser, definitions: Iterable[ToolDefinition]
+) -> str | None:
+    """The format in which a turn calls one of the tools, if it is not the parser's own.
+
+    >>> look = ToolDefinition("look", "Look around.")
+    >>> turn = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    >>> other_format(turn, get_parser("react"), [look])
+    'hermes'
+    """
+    tools = list(definitions)
+    names = {definition.name for definition in tools}
+    if not any(name in text for name in names):  # as most turns without a call
+        return None
+    for format_name in _BY_MARKS:
+        kind = PARSERS[format_name]
+        if not isinstance(parser, kind):
+            calls = kind(tools).parse(text).calls
+            if any(call.name in names for call in calls):
+                return format_name
+    return None
+
+
+# What is surest first: plain JSON, which the last ones read too, is found inside of most others.
+_BY_MARKS = (
+    *dict.fromkeys(name for name, _ in _MARKS if name != "llama"),
+    *("react", "json", "openai", "llama"),
+)
+
+
 @cache
 def _report_unknown(template: str) -> None:
     """Once for each template, however many episodes it writes."""

@@ -1,0 +1,79 @@
+"""What else a run folder has to say: why the run stopped, and an episode that shows a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from turnwise.errors import ConfigError
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.run_folder import RunFolder
+
+EpisodeText: TypeAlias = Mapping[str, Any]
+"""An episode as it is stored: `episode_schema.Episode`."""
+
+_STOPPED = "stopped: "
+
+
+def why_stopped(folder: RunFolder) -> tuple[int, str] | None:
+    """The steps that were done and the reason, of a run that an error ended."""
+    try:
+        status = folder.status
+    except (ConfigError, OSError):  # the metrics have something to say all the same
+        return None
+    text = str(status.get("status", ""))
+    if not text.startswith(_STOPPED):
+        return None
+    return int(status.get("step", 0)), text.removeprefix(_STOPPED)
+
+
+def example_of(folder: RunFolder, code: str) -> str | None:
+    """The viewer's name of an episode of the last step in which the finding can be seen."""
+    shows = _SHOWS.get(code)
+    store = EpisodeStore(folder.episodes, 0)
+    steps = store.steps() if shows is not None else []
+    if shows is None or not steps:
+        return None
+    try:
+        episodes, _ = store.read_text(steps[-1])
+    except (ConfigError, OSError):
+        return None
+    for place, episode in enumerate(episodes):
+        if any(shows(episode, agent) for agent in episode["agents"]):
+            return f"train-{steps[-1]}-{place}"
+    return None
+
+
+def _any_turn(shows: Callable[[Mapping[str, Any]], object]) -> Any:
+    return lambda episode, agent: any(shows(turn) for turn in agent["turns"])
+
+
+def _has_status(status: str) -> Any:
+    return lambda episode, agent: str(episode["status"]).endswith(status)
+
+
+def _rewards(agent: Mapping[str, Any]) -> Sequence[float]:
+    return (agent.get("reward") or {}).get("per_turn") or [0.0]
+
+
+def _is_success(agent: Mapping[str, Any]) -> bool:
+    return bool(agent["turns"] and agent["turns"][-1].get("info", {}).get("success"))
+
+
+_SHOWS: Mapping[str, Callable[[EpisodeText, Mapping[str, Any]], object]] = {
+    "errors": _has_status("_error"),
+    "cut-turns": _any_turn(lambda turn: turn["finish_reason"] == "length"),
+    "malformed-calls": _any_turn(lambda turn: turn.get("malformed")),
+    "unread-calls": _any_turn(lambda turn: not turn.get("calls")),
+    "invalid-actions": _any_turn(lambda turn: turn.get("info", {}).get("invalid_action")),
+    "misplaced-reward": lambda episode, agent: _rewards(agent)[-1] <= 0 < max(_rewards(agent)),
+    "success-unpaid": lambda episode, agent: _is_success(agent),
+    "answer-shown": lambda episode, agent: _is_success(agent),
+    "constant-reward": lambda episode, agent: True,
+    "alike-groups": lambda episode, agent: True,
+    "too-hard": lambda episode, agent: True,
+    "out-of-turns": _has_status("by_turns"),
+    "out-of-tokens": _has_status("by_tokens"),
+    "out-of-time": _has_status("by_time"),
+    "out-of-tool-calls": _has_status("by_tool_calls"),
+}

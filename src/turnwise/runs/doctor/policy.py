@@ -1,0 +1,130 @@
+"""What can be wrong with the updates of the policy."""
+
+from __future__ import annotations
+
+import statistics
+
+from turnwise.runs.doctor.history import NUM_STEADY, History, Jump
+
+LARGE_NORM = 10.0
+"""A norm of the gradient below it is no sign of anything, whatever it was before."""
+FIXED = 0.005
+"""Nats a token below which a policy hardly ever says anything else."""
+
+
+def learning_rate_too_high(history: History) -> str | None:
+    """Updates that rewrite the policy: the gradient explodes, or the entropy jumps, and the reward
+    is lost."""
+    if history.num_steps < 3 or history.success(3) >= 0.9 or history.is_rising():
+        return None
+    jumps = [_exploding_gradient(history), history.first_jump if history.has_fallen() else None]
+    seen = [
+        f"the {jump.name} went from {_number(jump.before)} to {_number(jump.after)} "
+        f"(step {jump.step})"
+        for jump in jumps
+        if jump is not None
+    ]
+    if not seen:
+        return None
+    rate = history.steps[-1].get("learning_rate")
+    at = "" if rate is None else f" at a learning rate of {rate:.3g}"
+    lost = ""
+    if history.has_fallen():
+        now = history.mean("reward", 3) or 0.0
+        lost = f", and the reward fell from {history.first['reward']:.3g} to {now:.3g}"
+    words = " and ".join(seen)
+    return f"{words[0].upper()}{words[1:]}{at}{lost}: single updates rewrite the policy."
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _exploding_gradient(history: History) -> Jump | None:
+    peak = history.gradient_peak
+    if peak is None or peak.after < max(50 * peak.before, LARGE_NORM):
+        return None
+    norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
+    if sum(norm >= 10 * peak.before for norm in norms) < 2:
+        return None  # once is chance
+    rewards = [abs(step.get(name, 0.0)) for step in history.steps for name in _EXTREMES]
+    if max(rewards) >= 10 * max(*(abs(history.first.get(name, 0.0)) for name in _EXTREMES), 1.0):
+        return None  # a reward of another size explains it
+    return peak
+
+
+_EXTREMES = ("reward_min", "reward_max")
+
+
+def entropy_collapse(history: History) -> str | None:
+    start, now = history.start("entropy"), history.mean("entropy")
+    if start is None or now is None or history.num_steps < NUM_STEADY:
+        return None
+    if history.success() >= 0.8 or history.is_rising() or history.is_at_its_highest():
+        return None
+    if now > max(0.1 * start, FIXED):
+        return None
+    if start <= FIXED:
+        how = f"The entropy is {now:.2g}, as it was from the first step on ({start:.2g}),"
+    else:
+        how = f"The entropy fell from {start:.3g} to {now:.2g}"
+    return (
+        f"{how} at a success of {history.success():.0%}: the model says the same each time and "
+        "tries nothing new."
+    )
+
+
+def entropy_explosion(history: History) -> str | None:
+    start, now = history.start("entropy"), history.mean("entropy")
+    if start is None or now is None or now < max(2 * start, start + 0.5) or history.is_rising():
+        return None
+    return f"The entropy rose from {start:.3g} to {now:.3g}: the model is drifting into noise."
+
+
+def gradient_jump(history: History) -> str | None:
+    norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
+    if len(norms) <= NUM_STEADY or "grad_norm" not in history.steps[-1]:
+        return None
+    usual = statistics.median(norms[:-1])
+    if norms[-1] < max(20 * usual, 5.0):
+        return None
+    return f"The gradient's norm jumped to {norms[-1]:.3g}, where {usual:.3g} is usual."
+
+
+def steps_too_large(history: History) -> str | None:
+    moved, clipped = history.median("kl"), history.median("clip_fraction")
+    if (moved or 0.0) < 0.1 and (clipped or 0.0) < 0.4:
+        return None
+    if history.num_steps < 2 * NUM_STEADY or history.is_rising() or history.success() >= 0.9:
+        return None
+    return (
+        f"The policy moves too far in one update: KL {moved or 0.0:.2g}, "
+        f"{clipped or 0.0:.0%} of the tokens clipped."
+    )
+
+
+def steps_too_small(history: History) -> str | None:
+    moved, clipped = history.median("kl", 20), history.median("clip_fraction", 20)
+    # With a single step of the optimiser nothing has moved yet when it is measured.
+    if moved is None or min(history.last("num_steps", 20), default=0.0) < 2:
+        return None
+    if abs(moved) > 1e-5 or (clipped or 0.0) > 0.001 or history.has_no_spread():
+        return None
+    if history.is_rising() or history.success() >= 0.9:
+        return None
+    return f"The policy hardly moves (KL {moved:.1g} an update), and the reward does not rise."
+
+
+def value_useless(history: History) -> str | None:
+    num = 2 * NUM_STEADY
+    explained = history.median("explained_variance", num)
+    if explained is None or explained > 0 or history.num_steps < 3 * NUM_STEADY:
+        return None
+    has_spread = min(history.last("reward_std", num), default=1.0) > 1e-6
+    is_solved = (history.median("success", num) or 0.0) > 0.9
+    if not has_spread or is_solved or history.is_rising():
+        return None  # nothing to explain, or not needed
+    return (
+        f"The value function explains nothing of the returns (explained variance {explained:.2g} "
+        f"over {num} steps; 1 is perfect, 0 a constant)."
+    )

@@ -1,0 +1,76 @@
+"""What can be wrong with what the model writes."""
+
+from __future__ import annotations
+
+from turnwise.runs.doctor.history import History
+
+
+def unread_calls(history: History) -> str | None:
+    """A format is not learned within three steps, and nothing is gained by waiting for it."""
+    share = history.mean("unread_calls", 3)
+    if share is None or share < 0.3:
+        return None
+    names = sorted({name for step in history.steps for name in step if name.startswith(_UNREAD)})
+    most = max(names, key=lambda name: history.mean(name, 3) or 0.0, default=None)
+    written = f"in the format {most.removeprefix(_UNREAD)!r}" if most else "in another format"
+    return (
+        f"{share:.0%} of the turns hold a tool call {written}, which the parser of this run does "
+        "not read: the calls reach the environment as plain text."
+    )
+
+
+_UNREAD = "unread_calls/"
+
+
+def malformed_calls(history: History) -> str | None:
+    share = history.stays_high("malformed_calls", 0.5)
+    if share is None:
+        return None
+    return f"{share:.0%} of the turns hold a tool call that cannot be read."
+
+
+def invalid_actions(history: History) -> str | None:
+    share = history.stays_high("invalid_actions", 0.5)
+    if share is None:
+        return None
+    return f"The environment did not understand {share:.0%} of the actions."
+
+
+def cut_turns(history: History) -> str | None:
+    share = history.stays_high("cut_turns", 0.5)
+    if share is None or history.success() >= 0.9:
+        return None
+    length = history.mean("tokens_per_turn")
+    at = "" if length is None else f" ({length:.3g} tokens a turn on average)"
+    return f"{share:.0%} of the model's turns were cut by the limit of tokens in a turn{at}."
+
+
+def tools_unused(history: History) -> str | None:
+    now, (best, _) = history.mean("tool_calls"), history.best("tool_calls")
+    if now is None or best < 0.5 or now > 0.1 * best or history.success() >= 0.9:
+        return None
+    return f"The tools are no longer used: {now:.2g} calls an episode, once {best:.2g}."
+
+
+def _truncated(history: History, by: str, words: str) -> str | None:
+    share = history.stays_high(f"truncated/{by}", 0.5)
+    # Where the point is to last until the end, the cut is the success.
+    if share is None or history.success() >= 0.5:
+        return None
+    return f"{share:.0%} of the episodes {words}."
+
+
+def out_of_turns(history: History) -> str | None:
+    return _truncated(history, "turns", "ran out of turns before they were over")
+
+
+def out_of_tokens(history: History) -> str | None:
+    return _truncated(history, "tokens", "were longer than the model's context or the token limit")
+
+
+def out_of_time(history: History) -> str | None:
+    return _truncated(history, "time", "ran out of time")
+
+
+def out_of_tool_calls(history: History) -> str | None:
+    return _truncated(history, "tool_calls", "made as many tool calls as are allowed")

@@ -1,0 +1,101 @@
+"""Worlds and a model for runs that go wrong in a known way, each in a second or so."""
+
+import contextlib
+import copy
+import functools
+import tempfile
+
+from trainer.worlds import Echo, small_config, small_trainer
+from turnwise import RayPPOTrainer, TrainingStopped, tool
+from turnwise.models.tiny import make_tiny_tokenizer
+
+QUICK = (
+    "training.warm_start=null",
+    "training.batch_size=8",
+    "training.num_epochs=1",
+    "training.eval_episodes=0",
+    "inference.max_tokens=3",
+)
+
+
+class ByLuck(Echo):
+    """What an episode earns follows from its seed, whatever the agent does."""
+
+    def step(self, action):
+        self._done = True
+        is_lucky = self.letter in "ab"
+        return "", float(is_lucky), True, {"success": is_lucky}
+
+
+class Trap(Echo):
+    """One word pays nearly as much as the right one does, and always."""
+
+    def step(self, action):
+        self._done = True
+        right = action == self.letter
+        return "", 1.0 if right else 0.95 * (action == "a"), True, {"success": right}
+
+
+class Password(Echo):
+    """The password is to be found out, and stands in the first observation."""
+
+    letters = "a"
+
+    def reset(self):
+        return f"Say the password ({super().reset()})"
+
+
+class Long(Echo):
+    """The answer is longer than a turn may be."""
+
+    letters = "a"
+
+    def step(self, action):
+        self._done = True
+        right = action == self.letter * 9
+        return "", float(right), True, {"success": right}
+
+    def sample_action(self, rng):
+        return rng.choice(self.letters) * 9
+
+
+@tool
+def look() -> str:
+    """Look around."""
+    return "a wall"
+
+
+class Tooled(Echo):
+    """Asks for a tool; its expert writes the call as JSON."""
+
+    def expert_action(self):
+        return '{"name": "look"}'
+
+
+@functools.cache
+def speaking_model(environment=Echo, who="random", **options):
+    """A model that has learned from the world's players how to speak, but not what is right."""
+    steps = ("training.steps_per_epoch=1", "training.num_epochs=1", "training.eval_episodes=0")
+    batch = 16 if environment is Echo else 4  # the others say the same each time
+    slow = ("training.learning_rate=1e-9", f"training.batch_size={batch}")
+    slow = (*slow, f"training.warm_start={who}", "training.warm_start_steps=24")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        small_trainer(folder, environment, *slow, *steps, **options) as trainer,
+    ):
+        trainer.fit()
+        return trainer.machinery.learner.model.policy
+
+
+def train(folder, environment, *overrides, steps=6, model=None, prepare=None, **options):
+    """Train for a few steps; the run folder. A run that stops itself leaves one, too."""
+    model = copy.deepcopy(model or speaking_model())
+    overrides = (*QUICK, f"training.steps_per_epoch={steps}", *overrides)
+    config = small_config(folder, *overrides)
+    tokenizer = make_tiny_tokenizer()
+    with RayPPOTrainer(config, environment, model=model, tokenizer=tokenizer, **options) as trainer:
+        if prepare is not None:
+            prepare(trainer)
+        with contextlib.suppress(TrainingStopped):
+            trainer.fit()
+    return trainer.run_folder
