@@ -27,13 +27,11 @@ class ByLuck(Echo):
         return "", float(is_lucky), True, {"success": is_lucky}
 
 
-class Trap(Echo):
-    """One word pays nearly as much as the right one does, and always."""
+class Drilled(Echo):
+    """Its players say one word whatever they read: who imitates them for long says no other."""
 
-    def step(self, action):
-        self._done = True
-        right = action == self.letter
-        return "", 1.0 if right else 0.95 * (action == "a"), True, {"success": right}
+    def sample_action(self, rng):
+        return "a"
 
 
 class Password(Echo):

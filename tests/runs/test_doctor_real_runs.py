@@ -6,10 +6,10 @@ import pytest
 
 from runs.sick_worlds import (
     ByLuck,
+    Drilled,
     Long,
     Password,
     Tooled,
-    Trap,
     look,
     speaking_model,
     train,
@@ -105,9 +105,9 @@ def test_groups_without_variance(tmp_path):
 
 
 def test_a_collapsed_entropy(tmp_path):
-    overrides = ("training.learning_rate=1e-2", "training.batch_size=16")
-    folder = train(tmp_path, Trap, *overrides, steps=22)
-    the_finding(folder, "entropy-collapse", "The entropy fell from", "says the same each time")
+    slow = "training.learning_rate=1e-5"
+    folder = train(tmp_path, Drilled, slow, model=speaking_model(Drilled), steps=11)
+    the_finding(folder, "entropy-collapse", "from the first step on", "says the same each time")
 
 
 def keep_old_weights(trainer):

@@ -220,7 +220,8 @@ CHECKS: tuple[Check, ...] = (
         policy.entropy_collapse,
         "Set training.entropy_coef (0.01), lower training.learning_rate, raise "
         "inference.temperature, or hold the model with training.kl_loss_coef; go back to a "
-        "checkpoint from before.",
+        "checkpoint from before. If it was so from the first step on, the warm start was too long "
+        "(training.warm_start_steps).",
         explains=("constant-reward", "forgetting", "tools-unused", *_NOTHING_LEARNED),
         is_of_updates=True,
     ),
