@@ -163,6 +163,19 @@ async def call_with_deadline(
     )
 
 
+def result_within(
+    future: concurrent.futures.Future[T], seconds: float, waiting_for: str, fix: str
+) -> T:
+    """What another thread works out; `DeadlineExceeded` after so many seconds."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():  # the work's own, such as a socket's; or it has just ended
+            return future.result()
+    future.cancel()
+    raise DeadlineExceeded(f"{waiting_for} took longer than {seconds:g} s. {fix}")
+
+
 def is_interrupt(error: BaseException) -> bool:
     """Whether an exception is addressed to whoever runs here, not raised by what they called.
 

@@ -323,6 +323,32 @@ def test_a_template_that_loops_is_a_clear_error(loop, monkeypatch):
     assert sys.gettrace() is TRACE  # a debugger's or a coverage tool's is put back
 
 
+BOMBS = [
+    "{{ 'x' * 10**10 }}",
+    "{{ 'x' * (messages|length * 99999999) }}",
+    "{{ [0] * 10**8 }}",
+    "{{ 10 ** (10 ** 9) }}",
+    "{% set n = namespace(x='x') %}{% for i in range(60) %}{% set n.x = n.x + n.x %}{% endfor %}",
+    "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ 'x'.ljust(10**10) }}",
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_template_whose_operators_fill_the_memory_is_a_clear_error(bomb):
+    chat = ChatFormat(make_tiny_tokenizer(), bomb + "{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match="the chat template computes too much"):
+        chat.prompt_ids([user("q")])
+
+
+def test_operators_of_ordinary_size_compute_as_ever():
+    made = "{{ '-' * 20 + '%02d' % (2**3 * messages|length) }}"
+    tokenizer = make_tiny_tokenizer()
+    chat = ChatFormat(tokenizer, made + "{{ messages[0].content }}")
+    assert tokenizer.decode(chat.prompt_ids([user("q")])) == "-" * 20 + "08q"
+
+
 def test_a_long_conversation_is_no_loop():
     messages = [user("q"), assistant("a")] * 500 + [user("q")]
     for name in ("qwen3", "harmony"):

@@ -1,12 +1,16 @@
 """Engines for people: strings in, strings and all that is known of them out."""
 
 import asyncio
+import copy
+import json
+import threading
 
 import numpy as np
 import pytest
 import torch
 
 from turnwise import ConfigError, InferenceEngine, create_inference_engine, load_model
+from turnwise.errors import DeadlineExceeded
 from turnwise.inference import FinishReason, GenerationOutput, sampling_log_probs
 from turnwise.inference.sampling import SamplingParams
 
@@ -67,6 +71,35 @@ def test_tokens_are_one_array_padded_on_the_right(engine, loaded):
         assert set(row[len(ids) :].tolist()) <= {loaded.tokenizer.pad_token_id}
         assert reason is (FinishReason.STOP if ids[-1] == end else FinishReason.LENGTH)
         assert end not in ids[:-1]
+
+
+@pytest.mark.parametrize("backend", ["local", "transformers", "scripted"])
+def test_every_configured_end_token_ends_an_answer(loaded, tmp_path, backend):
+    tokenizer = copy.copy(loaded.tokenizer)
+    model = "tiny" if backend == "scripted" else loaded.model
+    with create_inference_engine(model, backend, tokenizer=tokenizer) as engine:
+        (ids,) = engine.generate("Hello", max_tokens=8, seed=1).token_ids
+    place = next(i for i in range(2, 8) if ids[i] not in ids[:i])
+    ends = {"eos_token_id": [tokenizer.eos_token_id, ids[place]]}
+    (tmp_path / "generation_config.json").write_text(json.dumps(ends))
+    tokenizer.name_or_path = str(tmp_path)
+    with create_inference_engine(model, backend, tokenizer=tokenizer) as engine:
+        output = engine.generate("Hello", max_tokens=8, seed=1)
+    assert output.token_ids == [ids[: place + 1]]
+    assert output.finish_reasons == [FinishReason.STOP]
+    assert output[0] == tokenizer.decode(ids[:place], skip_special_tokens=True)
+
+
+def test_an_engine_that_hangs_does_not_hold_up_new_weights_for_ever(engine, monkeypatch):
+    monkeypatch.setattr(engine, "update_timeout", 0.05)
+    release = threading.Event()
+    engine._in_thread(release.wait, drained=False)
+    with pytest.raises(DeadlineExceeded, match=r"taking new weights took longer than 0\.05 s"):
+        engine.update_weights(None)
+    release.set()
+    monkeypatch.undo()
+    version = engine.weight_version
+    assert engine.update_weights(None) > version
 
 
 def test_an_answer_that_ends_itself_has_its_end_in_the_tokens_and_not_in_the_text():

@@ -1,6 +1,8 @@
 """Ctrl-C, SIGTERM and kill -9 on a real process that trains."""
 
 import asyncio
+import contextlib
+import multiprocessing
 import random
 import signal
 import threading
@@ -115,6 +117,53 @@ class TestSignals:
         assert child.end() == KEYBOARD_INTERRUPT
         assert "KeyboardInterrupt" in child.lines[-1]
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
+
+
+def ignore_second_signal(said):
+    """A main thread that swallows what the second signal raises in it, and goes on."""
+    stopping._REMINDER_SECONDS = 0.2
+    stop = StopRequest(said.send)
+    with stop.listening():
+        stop.can_save = True
+        for _ in range(2):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except SystemExit:
+                break
+        threading.Event().wait(60)
+
+
+def leave_a_thread_behind(said):
+    """A program that ends after `fit`, with a thread of the user's that does not."""
+    stopping._EXIT_SECONDS = 0.2
+    stop = StopRequest(said.send)
+    with stop.listening():
+        stop.can_save = True
+        signal.raise_signal(signal.SIGTERM)
+    threading.Thread(target=threading.Event().wait, args=(60,), name="the user's").start()
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        (ignore_second_signal, "the main thread does not react, and the process ends"),
+        (leave_a_thread_behind, "does not wait for its other threads: the user's"),
+    ],
+)
+def test_a_process_that_does_not_end_by_itself_is_ended(program, words):
+    processes = multiprocessing.get_context("fork")
+    ours, theirs = processes.Pipe(duplex=False)
+    child = processes.Process(target=program, args=(theirs,))
+    child.start()
+    theirs.close()
+    child.join(30)
+    child.kill()  # nothing, if it has ended
+    assert child.exitcode == 143
+    said = []
+    with contextlib.suppress(EOFError):
+        while True:
+            said.append(ours.recv())
+    assert words in said[-1]
 
 
 class TestKilled:

@@ -127,9 +127,17 @@ class Renderer:
         return f"call{number % 100_000:05}"  # Mistral takes nine letters or digits, no other ids
 
     def _render(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
+        from turnwise.chat.sandbox import TooLarge, bound_templates  # as late as transformers
+
+        bound_templates()
         try:
             with _limited():
                 text = self._apply(messages, tools, generation_prompt)
+        except TooLarge as error:
+            raise ConfigError(
+                f"the chat template computes too much: {error}. Give another with "
+                "ChatFormat(tokenizer, template)."
+            ) from error
         except _TooLong as error:
             raise ConfigError(
                 f"the chat template did not come to an end: {error}. It probably loops; "

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias
 
 import torch
 
-from turnwise.deadlines import run_sync
+from turnwise.chat.control import configured_ends
+from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError
 from turnwise.inference.output import GenerationOutput
-from turnwise.inference.protocol import GenerationRequest, GenerationResult
+from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
@@ -23,6 +26,9 @@ Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
 
 class BaseInferenceEngine(ABC):
     """An engine: `sample` and `score` on tokens for episodes, `generate` on strings for people."""
+
+    update_timeout = 1800.0
+    """Seconds for turns under way to end and new weights to be loaded, from a slow disk too."""
 
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
@@ -50,6 +56,16 @@ class BaseInferenceEngine(ABC):
     @abstractmethod
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Take new weights, or be told that shared ones have changed (None); the new version."""
+
+    def _updated(self, version: Future[int]) -> int:
+        """The new version, once the weights are there; `DeadlineExceeded` if it takes too long."""
+        return result_within(
+            version,
+            self.update_timeout,
+            "taking new weights",
+            "The engine hangs, or a turn under way does not end. The run resumes from its last "
+            "checkpoint when it is started again.",
+        )
 
     def end_session(self, session: Hashable) -> None:
         """A conversation is over; an engine that keeps nothing for it has nothing to do."""
@@ -98,12 +114,19 @@ class BaseInferenceEngine(ABC):
 
         results = run_sync(sample_all())
         return GenerationOutput(
-            [self.tokenizer.decode(list(r.ids), skip_special_tokens=True) for r in results],
+            [self._text_of(result) for result in results],
             [list(result.ids) for result in results],
             [list(result.log_probs) for result in results],
             [result.finish_reason for result in results],
             pad_id=self._pad_id,
         )
+
+    def _text_of(self, result: GenerationResult) -> str:
+        """What an answer says, without the token that ends it, which need not be a special one."""
+        ids = list(result.ids)
+        if result.finish_reason is FinishReason.STOP and ids and ids[-1] in self._end_ids:
+            ids.pop()
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def compute_log_probs(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
         """Log-prob of each response after its prompt, summed over its tokens [B].
@@ -142,10 +165,11 @@ class BaseInferenceEngine(ABC):
             )
         return ids
 
-    @property
+    @cached_property
     def _end_ids(self) -> frozenset[int]:
+        """The tokenizer's end token, and all that its generation_config.json lists."""
         end = self.tokenizer.eos_token_id
-        return frozenset() if end is None else frozenset({end})
+        return frozenset([*configured_ends(self.tokenizer), *([] if end is None else [end])])
 
     @property
     def _pad_id(self) -> int:

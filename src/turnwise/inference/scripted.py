@@ -46,7 +46,8 @@ class ScriptedEngine(BaseInferenceEngine):
 
     def _scripted_ids(self, policy: Policy, request: GenerationRequest) -> list[int]:
         answer = policy if isinstance(policy, str) else policy(self._decode(request.prompt_ids))
-        return [*self._encode_quickly(answer), *sorted(request.stop_ids)[:1]]
+        ends, own = sorted(request.stop_ids), self.tokenizer.eos_token_id
+        return [*self._encode_quickly(answer), *([own] if own in ends else ends[:1])]
 
     @cached_property
     def _decode(self) -> Callable[[Sequence[int]], str]:

@@ -62,7 +62,7 @@ class TransformersEngine(WorkerEngine):
             self.weight_version += 1
             return self.weight_version
 
-        return self._in_thread(update, drained=True).result()
+        return self._updated(self._in_thread(update, drained=True))
 
     def _under_way(self) -> list[Turn]:
         return self._batch

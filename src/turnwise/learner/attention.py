@@ -6,14 +6,15 @@ padding: each episode sees itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+
+from turnwise.models.attention import configs_of
 
 NAME = "turnwise_episodes"
 """What transformers knows this attention by."""
@@ -186,26 +187,8 @@ def _by_kernel(
 
 
 def attention_configs(model: Any) -> list[Any]:
-    """Every config in a model that says which attention its layers use."""
-    from transformers import AttentionInterface, PreTrainedConfig
+    """Every config in a model that says which attention its layers use; they may name this one."""
+    from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, episode_attention)
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            found[id(config)] = config
-    return list(found.values())
-
-
-@contextmanager
-def attending(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """The model attends by this name meanwhile; an engine on the same modules has its own."""
-    before = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = name
-        yield
-    finally:
-        for config, old in zip(configs, before, strict=True):
-            config._attn_implementation = old
+    return configs_of(model)

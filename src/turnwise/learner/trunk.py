@@ -14,11 +14,12 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.errors import TurnwiseError
-from turnwise.learner.attention import NAME, Episodes, attending, attention_configs
+from turnwise.learner.attention import NAME, Episodes, attention_configs
 from turnwise.learner.gated import lean_mlps, replaceable_mlps
 from turnwise.learner.log_probs import Head
 from turnwise.learner.norms import fused_norms, replaceable_norms
 from turnwise.learner.packing import Pack, make_packs
+from turnwise.models.attention import attention_named
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
@@ -151,7 +152,7 @@ class Trunk:
             if self.layout == "padded":
                 yield
                 return
-            with attending(self._configs, NAME):
+            with attention_named(self._configs, NAME):
                 yield
 
     def _packed(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:

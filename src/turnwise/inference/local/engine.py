@@ -126,7 +126,7 @@ class LocalEngine(WorkerEngine):
             self.weight_version += 1
             return self.weight_version
 
-        return self._in_thread(update, drained=True).result()
+        return self._updated(self._in_thread(update, drained=True))
 
     def end_session(self, session: Hashable) -> None:
         self._ended_sessions.append(session)  # done by the engine's thread, at its next step

@@ -8,8 +8,7 @@ so that it can be held against a window at any length without computing as many 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 
 from turnwise.errors import TurnwiseError
 from turnwise.inference.comparison import PROBE_ERRORS, is_out_of_memory
+from turnwise.models.attention import attention_named, configs_of
 
 _NAME = "turnwise_probe"
 """What transformers knows the probe by, as an attention and as a maker of masks."""
@@ -62,31 +62,6 @@ class LayerAttention:
     """Of a key or a value, whichever is wider."""
     window: int | None
     """Tokens that a token sees, itself included; None: all before it."""
-
-
-@contextmanager
-def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """The model attends by another attention meanwhile; whoever trains it may have its own."""
-    before = [config._attn_implementation for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = name
-        yield
-    finally:
-        for config, implementation in zip(configs, before, strict=True):
-            config._attn_implementation = implementation
-
-
-def configs_of(model: Any) -> list[Any]:
-    """All configs that modules of a model look at."""
-    from transformers import PreTrainedConfig
-
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig):
-            found[id(config)] = config
-    return list(found.values())
 
 
 @torch.no_grad()

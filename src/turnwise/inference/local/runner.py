@@ -20,15 +20,10 @@ from turnwise.inference.comparison import (
 from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.attention import NAME, Packed, packed_attention
 from turnwise.inference.local.fused import FusedForward, fits
-from turnwise.inference.local.probe import (
-    LayerAttention,
-    UnsupportedModel,
-    attention_named,
-    configs_of,
-    probe_layers,
-)
+from turnwise.inference.local.probe import LayerAttention, UnsupportedModel, probe_layers
 from turnwise.inference.local.runs import Segment, packing_order
 from turnwise.inference.local.stable import stable_sizes
+from turnwise.models.attention import attention_named, configs_of
 
 _log = logging.getLogger(__name__)
 

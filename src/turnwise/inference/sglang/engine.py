@@ -138,7 +138,7 @@ class SGLangEngine(BaseInferenceEngine):
         with the old ones, and so does the version.
         """
         if not isinstance(weights, Mapping):
-            return self._thread.call(self._update(weights)).result()
+            return self._updated(self._thread.call(self._update(weights)))
         if self._config is None:
             raise ConfigError(
                 f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
@@ -150,7 +150,7 @@ class SGLangEngine(BaseInferenceEngine):
             write_checkpoint(
                 self._config, weights, Path(path), trust_remote_code=self._trust_remote_code
             )
-            return self._thread.call(self._update(path)).result()
+            return self._updated(self._thread.call(self._update(path)))
 
     def close(self) -> None:
         self._thread.close(self._end_turns, self.abort_grace)

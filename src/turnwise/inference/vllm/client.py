@@ -111,7 +111,7 @@ class VLLMServerEngine(BaseInferenceEngine):
             folder = existing_folder(weights)
             if skeleton is not None:
                 skeleton.check_folder(folder)
-            return self._thread.call(self._update(folder)).result()
+            return self._updated(self._thread.call(self._update(folder)))
         if skeleton is None:
             raise ConfigError(
                 "the folder that the server has its model in is not seen here, and tensors are "
@@ -121,7 +121,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         skeleton.check(weights)
         named = skeleton.as_files_have_them(weights)
         with written_folder(named, self._weights_dir) as folder:
-            return self._thread.call(self._update(folder)).result()
+            return self._updated(self._thread.call(self._update(folder)))
 
     def close(self) -> None:
         self._thread.close(_nothing, 0.0)

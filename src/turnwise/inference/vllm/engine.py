@@ -145,10 +145,11 @@ class VLLMInferenceEngine(WorkerEngine):
             named = self._skeleton.as_files_have_them(weights)
             if torch.cuda.is_available():  # what still computes them must end before they are read
                 torch.cuda.synchronize()
-            return self._in_thread(lambda: self._take_tensors(named), drained=True).result()
+            return self._updated(self._in_thread(lambda: self._take_tensors(named), drained=True))
         folder = existing_folder(weights)
         self._skeleton.check_folder(folder)
-        return self._in_thread(lambda: self._take(weights_path=str(folder)), drained=True).result()
+        taking = self._in_thread(lambda: self._take(weights_path=str(folder)), drained=True)
+        return self._updated(taking)
 
     def _start(self) -> None:
         self._seat = Seat()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from turnwise.config import ConfigStore
+from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError
 from turnwise.scale.verl.machine import Machine
 from turnwise.scale.verl.names import AGENT_LOOP, CPU_ROLLOUT, LOOP_MANAGER
@@ -21,7 +22,7 @@ from turnwise.scale.verl.targets import (
     ROLLOUT,
     TARGETS,
 )
-from turnwise.trainer.rollout import group_size
+from turnwise.trainer.rollout import group_size, limits_of
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -37,20 +38,24 @@ def to_verl_config(
     machine: Machine,
     num_steps: int | None = None,
     per_epoch: int | None = None,
+    limits: EpisodeLimits | None = None,
 ) -> dict[str, Any]:
     """Every target in VERL's config by its dotted name, and its value.
 
-    `num_steps` and `per_epoch` are the steps of the run and of an epoch, where a dataset says.
+    `num_steps` and `per_epoch` are the steps of the run and of an epoch, where a dataset says;
+    `limits` are those that Python gave, if they are not the settings' own.
     """
     _refuse_what_verl_lacks(config)
     training = config.training
     per_epoch = per_epoch or training.steps_per_epoch
     num_steps = num_steps or training.num_epochs * per_epoch
+    rollout = _rollout(config, machine, limits or limits_of(config))
+    longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
     return {
         **_model(config, machine),
-        **_rollout(config, machine),
+        **rollout,
         **_algorithm(config),
-        **_update(config, machine),
+        **_update(config, machine, longest),
         **_run(config, machine, num_steps, per_epoch),
         **(_cpu() if machine.on_cpu else {}),
     }
@@ -123,11 +128,14 @@ def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
     return found
 
 
-def _rollout(config: ConfigStore, machine: Machine) -> dict[str, Any]:
+def _rollout(config: ConfigStore, machine: Machine, limits: EpisodeLimits) -> dict[str, Any]:
     inference = config.inference
-    turns = inference.max_turns if inference.multi_turn else 1
+    turns = limits.max_turns or inference.max_turns
     prompt = min(_MOST_PROMPT, machine.context_length // 2)
-    wanted = turns * inference.max_tokens + (turns - 1) * _OBSERVATION
+    a_turn = limits.max_tokens_per_turn or inference.max_tokens
+    wanted = turns * a_turn + (turns - 1) * _OBSERVATION
+    if limits.max_tokens is not None:
+        wanted = min(wanted, limits.max_tokens)
     response = min(wanted, machine.context_length - prompt)
     return {
         f"{ROLLOUT}.name": _backend(config, machine),
@@ -193,10 +201,8 @@ def _algorithm(config: ConfigStore) -> dict[str, Any]:
     return found
 
 
-def _update(config: ConfigStore, machine: Machine) -> dict[str, Any]:
+def _update(config: ConfigStore, machine: Machine, longest: int) -> dict[str, Any]:
     training = config.training
-    lengths = _rollout(config, machine)
-    longest = lengths["data.max_prompt_length"] + lengths["data.max_response_length"]
     # A micro-batch holds at least one whole episode.
     most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
     found: dict[str, Any] = {

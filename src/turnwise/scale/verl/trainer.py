@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
 from turnwise.episode.actions import ParserChoice
-from turnwise.errors import ConfigError, import_extra
+from turnwise.errors import CheckpointError, ConfigError, TrainingStopped, import_extra
 from turnwise.models import model_folder
 from turnwise.progress.lines import LineReporter
 from turnwise.reward import RewardFn, batch_type
@@ -37,6 +38,7 @@ from turnwise.trainer.rollout import Rows
 
 _EVALUATED = 32
 _LOGGED = "verl-metrics.jsonl"
+_LOG = logging.getLogger("turnwise")
 
 
 class CustomRayPPOTrainer:
@@ -153,7 +155,8 @@ class CustomRayPPOTrainer:
         """VERL's whole config; `extra` are overrides that stand above the user's."""
         machine = find_machine(self.config, self.run_folder or self._folder().path)
         prepare_process(machine.on_cpu)
-        settings = to_verl_config(self.config, machine, num_steps, self._steps_per_epoch())
+        limits = parts_of(self._parts, self.config, self._multi_turn).limits
+        settings = to_verl_config(self.config, machine, num_steps, self._steps_per_epoch(), limits)
         settings |= self._own_settings()
         config = compose(settings, [*self._overrides, *extra])
         self._check(config)
@@ -360,7 +363,10 @@ class CustomRayPPOTrainer:
             self._start(max(_saved_steps(folder.path), 1), num_episodes, extra).fit()
         finally:
             self.cleanup()
-        figures = _logged(folder.path / _LOGGED)[-1][1]
+        logged = _logged(folder.path / _LOGGED)
+        if not logged:
+            raise TrainingStopped("VERL's evaluation logged no metrics. Look at its output above.")
+        figures = logged[-1][1]
         means = {
             name.split("/")[-2]: value
             for name, value in figures.items()
@@ -408,15 +414,34 @@ class CustomRayPPOTrainer:
 
 
 def _logged(path: Path) -> list[tuple[int, dict[str, Any]]]:
-    """What VERL's file logger wrote, step by step; it is gone afterwards."""
+    """What VERL's file logger wrote, step by step; it is gone afterwards.
+
+    A line that cannot be read, such as the half line of a process that was killed, is reported and
+    left out.
+    """
     if not path.exists():
         return []
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    entries = []
+    for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+        try:
+            entry = json.loads(line)
+            entries.append((int(entry["step"]), dict(entry["data"])))
+        except (ValueError, TypeError, KeyError):
+            _LOG.warning("%s, line %d: no metrics of a step, left out: %.80s", path, number, line)
     path.unlink()
-    return [(int(entry["step"]), entry["data"]) for entry in entries]
+    return entries
 
 
 def _saved_steps(run_folder: Path) -> int:
     """The step of VERL's newest checkpoint; 0 if there is none."""
     latest = run_folder / "verl" / "latest_checkpointed_iteration.txt"
-    return int(latest.read_text()) if latest.exists() else 0
+    if not latest.exists():
+        return 0
+    text = latest.read_text(errors="replace").strip()
+    if not text.isdecimal():
+        raise CheckpointError(
+            f"{latest} got {text!r:.80}, expected the step of VERL's newest checkpoint. Write the "
+            f"number of the newest folder global_step_N in {latest.parent} into it, or remove it "
+            "to begin anew."
+        )
+    return int(text)

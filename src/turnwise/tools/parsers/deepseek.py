@@ -6,8 +6,7 @@ import re
 
 from turnwise.tools.calls import ToolCall
 from turnwise.tools.parsers.json_text import (
-    make_call,
-    read_json,
+    read_call,
     skip_closing_fence,
     skip_fence,
     skip_marker,
@@ -47,8 +46,7 @@ class DeepSeekParser(FormatParser):
             name, position = read_name(text, position)
         if not name:
             return Attempt(position, problem="the call has no name")
-        value, end, problem = read_json(text, skip_fence(text, position))
-        call = make_call(name, value) if problem is None else problem
+        call, end = read_call(text, skip_fence(text, position), name)
         if not isinstance(call, ToolCall):
             return Attempt(end, problem=call)
         end = skip_marker(text, skip_closing_fence(text, end), _CALL_END)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from turnwise.tools.calls import ToolCall
-from turnwise.tools.parsers.json_text import make_call, read_json, skip_space, write_json
+from turnwise.tools.parsers.json_text import read_call, read_json, skip_space, write_json
 from turnwise.tools.parsers.names import write_name
 from turnwise.tools.parsers.scan import Attempt, FormatParser
 
@@ -54,8 +54,7 @@ class HarmonyParser(FormatParser):
         position = _end_of_header(text, position)
         if not text.startswith(_MESSAGE, position):
             return Attempt(position, problem=f"there is no {_MESSAGE} after to={name[:40]}")
-        value, end, problem = read_json(text, skip_space(text, position + len(_MESSAGE)))
-        call = make_call(name, value) if problem is None else problem
+        call, end = read_call(text, skip_space(text, position + len(_MESSAGE)), name)
         if not isinstance(call, ToolCall):
             return Attempt(end, problem=call)
         after = skip_space(text, end)

@@ -128,6 +128,12 @@ def _is_schema(value: Any) -> bool:
     return isinstance(value, dict) and value.get("type") == "object"
 
 
+def read_call(text: str, position: int, name: str) -> tuple[ToolCall | str, int]:
+    """The call of a tool whose arguments stand at a place, or why they are none; where it ends."""
+    value, end, problem = read_json(text, position)
+    return (make_call(name, value) if problem is None else problem), end
+
+
 def make_call(name: str, arguments: Any) -> ToolCall | str:
     """A call, or why the arguments are none; they may themselves be a JSON text."""
     if arguments is None or arguments == "":

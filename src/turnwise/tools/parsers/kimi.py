@@ -6,8 +6,7 @@ import re
 
 from turnwise.tools.calls import ToolCall
 from turnwise.tools.parsers.json_text import (
-    make_call,
-    read_json,
+    read_call,
     skip_marker,
     skip_space,
     write_json,
@@ -42,8 +41,7 @@ class KimiParser(FormatParser):
             return Attempt(position, problem="the call has no name")
         if not text.startswith(_ARGUMENTS, position):
             return Attempt(position, problem=f"there is no {_ARGUMENTS} after the call's name")
-        value, end, problem = read_json(text, skip_space(text, position + len(_ARGUMENTS)))
-        call = make_call(name, value) if problem is None else problem
+        call, end = read_call(text, skip_space(text, position + len(_ARGUMENTS)), name)
         if not isinstance(call, ToolCall):
             return Attempt(end, problem=call)
         end = skip_marker(text, end, _CALL_END)

@@ -7,9 +7,8 @@ import re
 from turnwise.tools.calls import ToolCall
 from turnwise.tools.parsers.json_text import (
     check_name,
-    make_call,
+    read_call,
     read_calls,
-    read_json,
     skip_space,
     write_json,
 )
@@ -43,8 +42,7 @@ class MistralParser(FormatParser):
             return Attempt(inside, problem=f"there is no call after {_CALLS}")
         if text.startswith(_ARGS, end):
             end += len(_ARGS)
-        value, end, problem = read_json(text, skip_space(text, end))
-        call = make_call(name, value) if problem is None else problem
+        call, end = read_call(text, skip_space(text, end), name)
         return Attempt(end, [call]) if isinstance(call, ToolCall) else Attempt(end, problem=call)
 
     def render(self, call: ToolCall) -> str:

@@ -6,8 +6,7 @@ import re
 
 from turnwise.tools.calls import ToolCall
 from turnwise.tools.parsers.json_text import (
-    make_call,
-    read_json,
+    read_call,
     skip_closing_fence,
     skip_fence,
     write_json,
@@ -41,8 +40,7 @@ class ReActActionParser(FormatParser):
         if not name or line is None:
             missing = "line with Action Input (or Input)" if name else "name of a tool"
             return Attempt(end, problem=f"there is no {missing} after Action")
-        value, end, problem = read_json(text, skip_fence(text, line.end()))
-        call = make_call(name, value) if problem is None else problem
+        call, end = read_call(text, skip_fence(text, line.end()), name)
         if isinstance(call, ToolCall):
             return Attempt(skip_closing_fence(text, end), [call])
         return Attempt(end, problem=call)
