@@ -67,7 +67,7 @@ def test_what_is_no_run_is_said(turnwise, runs):
     assert "runs is not a run, it holds runs" in ran.err
 
 
-@pytest.mark.usefixtures("runs")
+@pytest.mark.usefixtures("coins")
 def test_a_mix_is_checked_part_by_part(turnwise):
     Path("mix.yaml").write_text(
         "environments: [{environment: 'coins.py:Coins'}, {environment: guess-number}]\n"

@@ -111,7 +111,7 @@ def test_several_attempts_give_pass_at_k_for_every_task(turnwise, runs):
     assert attempts["reason"] is None
     assert figures(turnwise, str(runs.script), *options) == found
     shown = turnwise("eval", str(runs.script), *options).out
-    assert "12 held-out episodes, 4 attempts each" in shown
+    assert "12 held-out tasks, 4 attempts each" in shown
     for name in ("random pass@1 ", "random pass@2 ", "random pass@4 ", "random mean@4 "):
         assert name in shown
 
@@ -120,6 +120,11 @@ def test_a_model_is_sampled_for_its_attempts(turnwise, runs):
     found = figures(turnwise, str(runs.gym), "--episodes", "2", "--k", "2")
     assert found["sampling"] == "sampled"
     assert found["model"]["episodes"] == 4
+    once = figures(
+        turnwise, str(runs.tools), "--k", "1"
+    )  # two rows: two tasks, whatever --episodes
+    assert list(once["attempts"]["pass_at_k"]) == ["1"]
+    assert [task["attempts"] for task in once["attempts"]["tasks"]] == [1, 1]
     ran = turnwise("eval", str(runs.gym), "--k", "2", "--greedy")
     assert ran.code == 2
     assert "greedy attempts at a task are identical" in ran.err

@@ -54,7 +54,7 @@ def test_a_run_from_a_file_is_told_in_lines_and_kept(turnwise, small, tmp_path):
     assert all("eval/greedy/reward" in line and " tok/s" in line for line in steps)
     assert any(line.startswith("finished after 0:") for line in lines)
     assert "  turnwise eval runs/first " in ran.out
-    assert "  turnwise play coins.py:Coins " in ran.out
+    assert "  turnwise play --player runs/first  " in ran.out
     assert [metrics["step"] for metrics in metrics_of(tmp_path / "runs/first")] == [1, 2]
     assert (tmp_path / "runs/first/checkpoints").is_dir()
     assert "step 2/2" in (tmp_path / "runs/first/log.txt").read_text()
@@ -88,8 +88,7 @@ def test_without_arguments_the_demo_says_what_it_will_do(turnwise, tmp_path, mon
     low, high = demo["environment"]["params"]["low"], demo["environment"]["params"]["high"]
     assert f"a number from {low} to {high}\nin " in ran.out
     assert "warm start on random: 2 steps" in ran.out
-    given = f"--param=low={low} --param=high={high} --max-steps={demo['environment']['max_steps']}"
-    assert f"  turnwise play guess-number {given} " in ran.out
+    assert "  turnwise play runs/guess-number " in ran.out
 
 
 def test_the_demo_can_be_solved():

@@ -14,6 +14,7 @@ from turnwise import (
     CodeLimits,
     ConfigStore,
     EpisodeLimits,
+    JSONActionParser,
     PythonCodeTool,
     Tool,
     WeightedReward,
@@ -22,7 +23,7 @@ from turnwise.config import RewardItem
 from turnwise.data import RLHFDataset
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import make_tiny_tokenizer
-from turnwise.tools.by_name import tools_by_name
+from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.server_entries import server_words, with_variables
 from turnwise.trainer import recorded_rows
@@ -77,6 +78,31 @@ def test_rewards_and_instances():
     assert names(environment=environment).environment.params == {"size": 3}
     environment.secret = 7  # no config makes this one again
     assert names(environment=environment).environment.name == "<object>:Echo"
+
+
+class Dots(JSONActionParser):
+    """Nothing of its own."""
+
+
+class Marked(Dots):
+    def __init__(self, mark):
+        self.mark = mark
+
+
+def test_parsers_and_models_are_named_or_said_to_be_lost(tmp_path):
+    assert names(parser=JSONActionParser()).parser == "json"
+    own = names(parser=Dots()).parser
+    assert own.endswith("test_recording:Dots")
+    file = tmp_path / "mine.py"
+    file.write_text("from turnwise import JSONActionParser\nclass Mine(JSONActionParser): ...\n")
+    assert type(parser_by_name(f"{file}:Mine")).__name__ == "Mine"
+    assert names(parser=Marked("!")).parser == "<object>:Marked"
+    with pytest.raises(ConfigError, match="give --parser or the setting parser"):
+        parser_by_name("<object>:Marked")
+    with pytest.raises(ConfigError, match="expected a class derived from"):
+        parser_by_name("json:dumps")
+    model = names(model=SimpleNamespace()).model
+    assert (model.model_name, model.local_path) == ("<object>:SimpleNamespace", None)
 
 
 def test_limits_come_back_as_they_were_given():

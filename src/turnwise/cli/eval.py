@@ -133,7 +133,7 @@ def evaluate(
     supplied.allow_code(agent)
     source = source_of(run_or_model, checkpoint)
     _check_names(run_or_model, source, env, agent)
-    plan = Plan(episodes, k or 1, is_greedy, agent)
+    plan = Plan(episodes, k, is_greedy, agent)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
             player, config = _loaded(
@@ -277,7 +277,7 @@ def _report(
     console = make_console()
     for result in played[plan.who][:show]:
         show_conversation(console, result)
-    console.print(_headline(facts, plan))
+    console.print(_headline(facts, plan, attempts))
     name = plan.agent or "model"
     if attempts is not None:
         show_attempts(console, name, attempts)
@@ -325,7 +325,7 @@ def _scored(
 
     tells = any(tells_success(results) for results in played.values())
     scores = {who: Scores.of(results, tells) for who, results in played.items()}
-    if plan.num_attempts == 1:
+    if plan.k is None:
         return scores, None
     return scores, AttemptScores.of(played[plan.who], plan.num_attempts, seed, tells)
 
@@ -335,12 +335,12 @@ def _as_dict(scores: Mapping[str, Scores | None], attempts: AttemptScores | None
     return found if attempts is None else {**found, "attempts": attempts.to_dict()}
 
 
-def _headline(facts: Mapping[str, Any], plan: Plan) -> str:
+def _headline(facts: Mapping[str, Any], plan: Plan, attempts: AttemptScores | None) -> str:
     who = legible(str(facts["name"] or plan.agent))
     if facts["name"] and plan.agent:
         who = f"{legible(plan.agent)} in the environment of {who}"
     how = "" if plan.agent is not None else f", {facts['sampling']}"
-    many = f", {plan.num_attempts} attempts each" if plan.num_attempts > 1 else ""
-    return (
-        f"{who} on {legible(facts['environment'])}, {plan.num_tasks:,} held-out episodes{many}{how}"
-    )
+    many = f"{plan.num_tasks:,} held-out episodes"
+    if attempts is not None:
+        many = f"{len(attempts.tasks):,} held-out tasks, {plan.num_attempts} attempts each"
+    return f"{who} on {legible(facts['environment'])}, {many}{how}"

@@ -37,11 +37,15 @@ class Plan:
     """What is played, and how."""
 
     num_tasks: int
-    num_attempts: int = 1
-    """At each task."""
+    k: int | None = None
+    """Attempts at each task; None: one, without pass@k."""
     is_greedy: bool = True
     agent: str | None = None
     """Who plays instead of the model: `expert`, `random`, `file.py:function`."""
+
+    @property
+    def num_attempts(self) -> int:
+        return self.k or 1
 
     @property
     def who(self) -> str:
@@ -58,7 +62,11 @@ def play_held_out(
     """
     parts = UserParts().filled_from(config)
     factory = parts.factory(config)
-    tasks = held_out_tasks(plan.num_tasks, config.training.seed, rows_of(parts))
+    rows = rows_of(parts)
+    num_tasks = plan.num_tasks
+    if plan.k is not None and rows is not None:
+        num_tasks = min(num_tasks, len(rows))  # a row twice is no second task
+    tasks = held_out_tasks(num_tasks, config.training.seed, rows)
     attempts = [
         dataclasses.replace(task, group=number, member=member)
         for number, task in enumerate(tasks)

@@ -15,7 +15,7 @@ from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_w
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
-    from turnwise.config import ConfigStore, EnvironmentConfig
+    from turnwise.config import ConfigStore
     from turnwise.runs.run_folder import Resume
 
 DEMO = Path(__file__).with_name("demo.yaml")
@@ -213,27 +213,17 @@ def _about_the_demo(config: ConfigStore) -> str:
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """What was reached, and what to do next."""
     run = shlex.quote(legible(folder))
-    plays = [
-        f"turnwise play {run} --part {name}" if name else _play_command(part.environment)
-        for name, part in config.parts().items()
-    ]
+    of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
     commands = {
         f"turnwise eval {run}": "how good it is, beside the expert and chance",
-        f"turnwise eval {run} --show 3": "read what it says",
-        **dict.fromkeys(plays, "try it yourself"),
+        f"turnwise play --player {run}{of_parts[0]}": "watch it play",
+        **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
         f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
     }
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
     parts = [part for part in config.parts() if part]
     return "\n".join(["", *_reached(history, parts), "", "Next:", *steps])
-
-
-def _play_command(environment: EnvironmentConfig) -> str:
-    given = [f"--param={key}={value}" for key, value in environment.params.items()]
-    if environment.max_steps is not None:
-        given.append(f"--max-steps={environment.max_steps}")
-    return f"turnwise play {legible(shlex.join([environment.name, *given]))}"
 
 
 def _reached(history: Sequence[Mapping[str, float]], parts: Sequence[str]) -> list[str]:
