@@ -95,7 +95,7 @@ def is_told(ran, *words: str, codes=(1, 2)) -> None:
         (["train", "my.yaml", "logging.sinks=[nothing]"], ["nothing"]),
         (["train", "my.yaml", "inference.backend=vllm"], ["vllm"]),
         (["doctor", "nowhere"], ["there is no run nowhere"]),
-        (["view", "nowhere"], ["nowhere"]),
+        (["view", "nowhere/at/all"], ["nowhere"]),
         (["eval", "."], ["--env guess-number"]),
         (["export", "my.yaml", "out"], ["my.yaml"]),
     ],
@@ -171,8 +171,8 @@ def test_checkpoints_that_are_damaged_or_none(turnwise, run):
     weights.write_bytes(data)
     for command in (["eval", run], ["export", run, "out"]):
         is_told(turnwise(*command), weights.name)
-    for command in (["eval", run, "--checkpoint", "my.yaml"], ["export", "runs", "out"]):
-        is_told(turnwise(*command), "checkpoint", codes=(2,))
+    is_told(turnwise("eval", run, "--checkpoint", "my.yaml"), "checkpoint", codes=(2,))
+    is_told(turnwise("export", "runs", "out"), f"Name one of them: {run}", codes=(2,))
     assert not Path("out").exists()
 
 
