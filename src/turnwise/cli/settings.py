@@ -91,8 +91,13 @@ def check_code(config: ConfigStore) -> None:
 
     Of a mix, one of each. In brief, without a traceback: it is the user's own code.
     """
-    for part in config.parts().values():
-        _check_part(part)
+    for name, part in config.parts().items():
+        try:
+            _check_part(part)
+        except ConfigError as error:
+            if not name:
+                raise
+            raise ConfigError(f"the environment {name} of the mix: {error}") from error
 
 
 def _check_part(config: ConfigStore) -> None:
