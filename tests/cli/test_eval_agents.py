@@ -209,7 +209,7 @@ def test_a_wrong_agent_is_a_message(turnwise, arguments, message):
 @pytest.mark.parametrize(
     ("setting", "lost", "option", "replacement"),
     [
-        ("environment", {"name": "<notebook>:Greenhouse"}, "--env", "coins.py:Coins"),
+        ("environment", {"name": "<notebook>:Greenhouse"}, "--env", "greenhouse.py:Greenhouse"),
         ("reward", "<function>:<lambda>", "--reward", "greenhouse.py:double"),
         ("tools", ["<notebook>:look_up"], "--tool", "greenhouse.py:look_up"),
         ("parser", "<object>:MyParser", "--parser", "json"),
@@ -242,6 +242,11 @@ def test_each_lost_component_is_named_with_the_option_that_supplies_it(
     name = (lost[0] if isinstance(lost, list) else str(lost)).rpartition(":")[2].strip("'}")
     assert name in ran.err, ran.err
     assert option in ran.err, ran.err
-    more = () if setting != "environment" else ("--reward", "greenhouse.py:double")
-    found = figures(turnwise, str(run), "--episodes", "2", option, replacement, *more)
-    assert found["expert"]["success"] == 1.0
+    found = figures(turnwise, str(run), "--episodes", "2", option, replacement)
+    # With the run's other components: the tool, the rows, and the reward that doubles.
+    assert (found["expert"]["success"], found["expert"]["reward"]) == (1.0, 2.0)
+    if option == "--env":
+        shutil.copy(file, run / "config.yaml")
+        for words in (["play", "--player", "expert", "--json"], ["check-env", "--episodes", "1"]):
+            assert option in turnwise(words[0], str(run), *words[1:]).err
+            assert turnwise(words[0], str(run), *words[1:], option, replacement).code == 0

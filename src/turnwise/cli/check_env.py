@@ -11,7 +11,15 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import AsJson, MaxSteps, Parameters, TrustRemoteCode
-from turnwise.cli.run_parts import DatasetOption, ParserOption, PartOption, Supplied, ToolOption
+from turnwise.cli.run_parts import (
+    DatasetOption,
+    EnvironmentOption,
+    ParserOption,
+    PartOption,
+    Supplied,
+    ToolOption,
+)
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,6 +43,7 @@ def check_env(
     ],
     param: Parameters = None,
     max_steps: MaxSteps = None,
+    other_env: EnvironmentOption = None,
     dataset: DatasetOption = None,
     tool: ToolOption = None,
     parser: ParserOption = None,
@@ -74,7 +83,9 @@ def check_env(
     source = find_run(env)
     if source is None and runs_in(Path(env).expanduser()):
         raise not_a_run(env)
-    name = env if source is None else None
+    if source is None and other_env is not None:
+        raise ConfigError("--env is for a run whose own environment cannot be restored.")
+    name = env if source is None else other_env
     supplied = Supplied(
         name, param, max_steps, dataset=dataset, tools=tool, parser=parser, part=part
     )

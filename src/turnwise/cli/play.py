@@ -12,6 +12,7 @@ from turnwise.cli.common import MaxSteps, Parameters, TrustRemoteCode
 from turnwise.cli.run_parts import (
     CheckpointOption,
     DatasetOption,
+    EnvironmentOption,
     ModelOption,
     ParserOption,
     PartOption,
@@ -52,6 +53,7 @@ def play(
     episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
     max_steps: MaxSteps = None,
     param: Parameters = None,
+    other_env: EnvironmentOption = None,
     reward: RewardOption = None,
     dataset: DatasetOption = None,
     tool: ToolOption = None,
@@ -99,7 +101,7 @@ def play(
         raise ConfigError("--json is for others than a human: --player expert, random or a run")
     first_seed = random.randrange(10_000) if seed is None else seed
     supplied = Supplied(
-        None, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
+        other_env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
     )
     stage = find_stage(env, player, checkpoint, supplied, trust_remote_code)
     is_brief = player != "human" and episodes > 1

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from turnwise.trainer.rollout import Rows
 
 _OWN = "the run's own"
+_PANEL = "Instead of what the run has"
 EnvironmentOption = Annotated[
     str | None,
     typer.Option(
@@ -33,13 +34,18 @@ EnvironmentOption = Annotated[
         metavar="ENV",
         help="Another environment.",
         show_default=_OWN,
+        rich_help_panel=_PANEL,
         autocompletion=completion.environments,
     ),
 ]
 RewardOption = Annotated[
     str | None,
     typer.Option(
-        "--reward", metavar="FILE.PY:NAME", help="Another reward function.", show_default=_OWN
+        "--reward",
+        metavar="FILE.PY:NAME",
+        help="Another reward function.",
+        show_default=_OWN,
+        rich_help_panel=_PANEL,
     ),
 ]
 DatasetOption = Annotated[
@@ -49,6 +55,7 @@ DatasetOption = Annotated[
         metavar="FILE",
         help="Other rows to play; may be given many times.",
         show_default=_OWN,
+        rich_help_panel=_PANEL,
     ),
 ]
 ToolOption = Annotated[
@@ -58,6 +65,7 @@ ToolOption = Annotated[
         metavar="NAME",
         help="Other tools: calculator, python, FILE.PY:NAME; may be given many times.",
         show_default=_OWN,
+        rich_help_panel=_PANEL,
     ),
 ]
 ParserOption = Annotated[
@@ -67,13 +75,18 @@ ParserOption = Annotated[
         metavar="NAME",
         help="Another parser of tool calls: json, hermes, FILE.PY:NAME ...",
         show_default=_OWN,
+        rich_help_panel=_PANEL,
         autocompletion=completion.parsers,
     ),
 ]
 SystemPromptOption = Annotated[
     str | None,
     typer.Option(
-        "--system-prompt", metavar="TEXT", help="Another system prompt.", show_default=_OWN
+        "--system-prompt",
+        metavar="TEXT",
+        help="Another system prompt.",
+        show_default=_OWN,
+        rich_help_panel=_PANEL,
     ),
 ]
 ModelOption = Annotated[
@@ -83,6 +96,7 @@ ModelOption = Annotated[
         metavar="MODEL",
         help="The model that the run's weights belong to: a name, a folder, a Hugging Face id.",
         show_default=_OWN,
+        rich_help_panel=_PANEL,
         autocompletion=completion.runs_and_models,
     ),
 ]
@@ -137,17 +151,23 @@ class Supplied:
         )
 
     def put_into(self, config: ConfigStore) -> None:
-        """Replace what is supplied. Another environment comes without the run's other components,
-        since its tasks, tools and rewards are others."""
+        """Replace what is supplied.
+
+        Another environment comes without the run's other components, since its tasks, tools and
+        rewards are others; one that stands for an environment that cannot be restored, with them.
+        """
         from turnwise.config import DatasetConfig
 
         self._choose_part(config)
-        if self.environment is not None:
+        is_lost = config.environments is None and config.environment.name.startswith("<")
+        if self.environment is not None and is_lost:
+            config.environment.name = self.environment
+        elif self.environment is not None:
             config.environments = None
-            config.environment = environment_config(self.environment, self.param, self.max_steps)
+            config.environment = environment_config(self.environment, None, None)
             config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
             config.reward, config.tools = None, []
-        elif self.param or self.max_steps:
+        if self.param or self.max_steps:
             changed = environment_config(config.environment.name, self.param, self.max_steps)
             config.environment.params |= changed.params
             if self.max_steps is not None:

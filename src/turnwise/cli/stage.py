@@ -117,6 +117,11 @@ def find_stage(
     if env is not None and environment_run is None:
         if runs_in(Path(env).expanduser()):
             raise not_a_run(env)
+        if supplied.environment is not None:
+            raise ConfigError(
+                f"got the environment {env} and --env {supplied.environment}. Name one of them; "
+                "--env is for a run whose own environment cannot be restored."
+            )
         supplied = dataclasses.replace(supplied, environment=env)
     if player_run is None and runs_in(Path(player).expanduser()):
         raise not_a_run(player)
