@@ -21,7 +21,7 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
 ]
 # Written like settings, and something else.
-NO_SETTINGS = {"checkpoint.py", "ray.init"}
+NO_SETTINGS = {"checkpoint.py", "dataset.jsonl", "eval_dataset.jsonl", "ray.init"}
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 
 

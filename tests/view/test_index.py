@@ -268,6 +268,6 @@ def test_what_the_doctor_said_stands_at_its_step(tmp_path):
     folder = write_run(tmp_path / "run", dict.fromkeys(range(1, 9), ()), metrics=sick)
     run = open_library(folder).get("run")
     (finding,) = run.detail()["findings"]
-    assert (finding["name"], finding["step"]) == ("too-hard", 5)
-    assert "too hard" in finding["text"]
+    assert (finding["name"], finding["step"]) == ("constant-reward", 5)
+    assert "earned exactly 0" in finding["text"]
     assert finding["cure"]
