@@ -54,7 +54,7 @@ def test_hover_shows_the_numbers_of_a_token(visitor, stream):
     advantage = fact(visitor, "advantage").inner_text().replace("−", "-")
     assert float(advantage) == pytest.approx(stream["columns"]["advantages"][place], rel=1e-3)
     visitor.at(".stream .tok").first.hover()
-    expect(fact(visitor, "mask")).to_have_text("0, only read")
+    expect(fact(visitor, "mask")).to_have_text("0, not trained on")
     expect(fact(visitor, "advantage")).to_have_text("–")
 
 

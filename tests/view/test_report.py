@@ -143,6 +143,14 @@ def test_a_long_curve_keeps_its_extremes():
     assert min(float(point.partition(",")[2]) for point in points) < 20  # the peak, near the top
 
 
+def test_the_environments_of_a_mix_have_curves_of_their_own():
+    series = {"reward": [0.5, 0.75], "chess/reward": [0.0, 1.0], "eval/chess/greedy/reward": [1, 2]}
+    figures = charts({"steps": [1, 2], "series": series}, ["chess", "go"])
+    assert len(figures) == 2
+    assert "<title>chess/reward</title>" in figures[1]
+    assert "greedy evaluation <b>2</b>" in figures[1]
+
+
 def test_steps_are_spread():
     assert spread([5], 3) == [5]
     assert spread([], 3) == []

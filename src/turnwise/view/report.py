@@ -43,7 +43,7 @@ def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int 
         f"<header><h1>{title}</h1>{_subtitle(about)}</header>",
         *_problems(about),
         _tiles(about),
-        *_section("Curves", _curves(run)),
+        *_section("Curves", _curves(run, list(about["parts"]))),
         *_section("What the doctor found", _findings(about)),
     ]
     ending = [
@@ -102,8 +102,8 @@ def _tiles(about: Mapping[str, Any]) -> str:
     return f'<div class="tiles">{"".join(shown)}</div>' if shown else ""
 
 
-def _curves(run: ViewedRun) -> Iterator[str]:
-    drawn = charts(run.metrics.columns())
+def _curves(run: ViewedRun, environments: Sequence[str]) -> Iterator[str]:
+    drawn = charts(run.metrics.columns(), environments)
     if drawn:
         yield f'<div class="charts">{"".join(drawn)}</div>'
     else:

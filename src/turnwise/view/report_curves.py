@@ -34,7 +34,7 @@ _TITLES = {
     "learning_rate": "learning rate",
     "time/step": "seconds per step",
 }
-_BESIDE = {"eval/greedy": "greedy evaluation", "eval/sampled": "sampled evaluation"}
+_EVALUATIONS = ("greedy", "sampled")
 
 
 class Curve(NamedTuple):
@@ -46,18 +46,23 @@ class Curve(NamedTuple):
     """A class of the page's style sheet."""
 
 
-def charts(columns: Mapping[str, Any]) -> list[str]:
-    """A figure for each metric that a reader looks for, and for each part of the reward."""
-    steps, series = columns["steps"], columns["series"]
-    parts = sorted(name for name in series if name.startswith("reward/"))
+def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list[str]:
+    """A figure for each metric that a reader looks for, for each term of the reward, and for the
+    reward and success in each environment of a mix."""
+    series = columns["series"]
+    terms = sorted(name for name in series if name.startswith("reward/"))
+    wanted = [("", name) for name in (*_TITLES, *terms)]
+    wanted += [(f"{one}/", name) for one in environments for name in ("reward", "success")]
     drawn = []
-    for name in [*_TITLES, *parts]:
-        curves = [Curve("training", _points(steps, series.get(name, ())), "own")]
-        for prefix, label in _BESIDE.items():
-            points = _points(steps, series.get(f"{prefix}/{name}", ()))
-            curves.append(Curve(label, points, prefix.partition("/")[2]))
+    for place, name in wanted:
+        sources = [("training", f"{place}{name}", "own")]
+        sources += [(f"{e} evaluation", f"eval/{place}{e}/{name}", e) for e in _EVALUATIONS]
+        curves = [
+            Curve(label, _points(columns["steps"], series.get(metric, ())), style)
+            for label, metric, style in sources
+        ]
         if known := [curve for curve in curves if curve.points]:
-            drawn.append(_figure(_TITLES.get(name, name), known))
+            drawn.append(_figure(f"{place}{_TITLES.get(name, name)}", known))
     return drawn
 
 
