@@ -26,7 +26,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.whole_files import write_whole
-from turnwise.yaml_files import dump, parse_value, read_yaml
+from turnwise.yaml_files import dump, line_of, parse_value, read_yaml
 
 RUN = "<run>"
 """In the settings of a run: its own folder, as in `<run>/dataset.jsonl`."""
@@ -399,12 +399,29 @@ class ConfigStore(Section):
         return self
 
     @classmethod
+    def of(cls, config: Any) -> ConfigStore:
+        """Return checked settings from whatever a trainer is given: settings, nested dicts such as
+        `{"training": {"batch_size": 8}}`, a YAML file, or nothing."""
+        if config is None:
+            return cls()
+        if isinstance(config, ConfigStore):
+            return config.validate()
+        if isinstance(config, Mapping):
+            return _checked(dict(config), source="config")
+        if isinstance(config, str | Path):
+            return cls.load(config)
+        got: str = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise ConfigError(
+            f"config got {got}, expected a ConfigStore, a dict of sections, or the path of a YAML "
+            "file. Settings come first, then the environment: RayPPOTrainer(config, MyEnvironment)."
+        )
+
+    @classmethod
     def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
         """Read a YAML file (none: the defaults), then apply `section.name=value` overrides."""
         data = read_yaml(Path(path)) if path is not None else {}
-        for override in overrides:
-            _apply_override(data, override)
-        config = _checked(data, source=str(path) if path is not None else "config")
+        given = {_apply_override(data, override): override for override in overrides}
+        config = _checked(data, str(path) if path is not None else "config", given)
         if path is not None:
             _find_own_files(config, Path(path).absolute().parent)
         return config
@@ -580,15 +597,17 @@ def _find_own_files(config: ConfigStore, folder: Path) -> None:
             dataset.path = [path.replace(RUN, str(run), 1) for path in dataset.paths]
 
 
-def _apply_override(data: dict[str, Any], override: str) -> None:
-    """Put one `section.name=value` into the nested mapping."""
+def _apply_override(data: dict[str, Any], override: str) -> str:
+    """Put one `section.name=value` into the nested mapping; the name that it sets."""
     key, equals, raw = override.partition("=")
     path = key.strip().lstrip("+").split(".")
     may_be_alone = path[0] in {*_SINGLE, *_SHORT}
     if not equals or not all(path) or (len(path) == 1 and not may_be_alone):
+        inside = [full for full in setting_types() if full.endswith(f".{key.strip()}")]
+        example = f"{inside[0]}={raw}" if inside else "training.learning_rate=3e-5"
         raise ConfigError(
             f"cannot read the override {override!r}. Write section.name=value, "
-            "for example training.learning_rate=3e-5"
+            f"for example {example}"
         )
     value = parse_value(raw)
     if value is not None and not isinstance(value, str) and _takes_text(path):
@@ -604,6 +623,7 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
             raise ConfigError(f"cannot apply {override!r}: {part!r} is a value, not a section")
         place = inner
     place[path[-1]] = value
+    return key.strip().lstrip("+")
 
 
 def _item_of(
@@ -636,19 +656,35 @@ def _adapter() -> Any:
     return TypeAdapter(ConfigStore)
 
 
-def _checked(data: dict[str, Any], source: str) -> ConfigStore:
-    """A `ConfigStore` from nested mappings, or one error that names every problem."""
+def _checked(
+    data: dict[str, Any], source: str, overrides: Mapping[str, str] | None = None
+) -> ConfigStore:
+    """A `ConfigStore` from nested mappings, or one error that names every problem and its place:
+    an override, or a line of the file."""
     from pydantic import ValidationError
 
     data = {name: _section_data(name, section) for name, section in data.items()}
     try:
         store: ConfigStore = _adapter().validate_python(data)
     except ValidationError as error:
-        problems = [_explain(problem, data) for problem in error.errors()]
-        raise ConfigError(f"{source}: " + "\n".join(dict.fromkeys(problems))) from None
+        problems = [
+            f"{_place(problem['loc'], source, overrides or {})}: {_explain(problem, data)}"
+            for problem in error.errors()
+        ]
+        raise ConfigError("\n".join(dict.fromkeys(problems))) from None
     if store.environments is not None:
         _check_mix(store, store.environments, data, source)
     return store
+
+
+def _place(where: Sequence[Any], source: str, overrides: Mapping[str, str]) -> str:
+    """Who is to blame for a bad value."""
+    for depth in (2, 1):
+        name = ".".join(map(str, where[:depth]))
+        if name in overrides:
+            return f"override {overrides[name]}"
+    line = None if source == "config" else line_of(Path(source), [str(part) for part in where])
+    return source if line is None else f"{source}, line {line}"
 
 
 def _check_mix(
@@ -717,7 +753,9 @@ def _explain(problem: Any, data: Mapping[str, Any]) -> str:
         owner: Any = ConfigStore if len(where) == 1 else _section_class(where[0])
         known = [f.name for f in dataclasses.fields(owner)]
         kind = "section" if len(where) == 1 else "setting"
-        return f"there is no {kind} {name!r}. {did_you_mean(where[-1], known)}"
+        inside = [full for full in setting_types() if full.endswith(f".{name}")]
+        near = f"Did you mean {inside[0]!r}?" if inside else did_you_mean(where[-1], known)
+        return f"there is no {kind} {name!r}. {near}"
     return f"{name} got {problem['input']!r:.200}. {problem['msg']}."
 
 

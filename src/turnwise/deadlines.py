@@ -132,11 +132,12 @@ async def call_with_deadline(
     *args: Any,
     timeout: float | None,
     waiting_for: str,
+    limit_name: str | None = None,
     **kwargs: Any,
 ) -> Any:
     """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds.
 
-    What it raises is an `Exception` in any case.
+    What it raises is an `Exception` in any case. `limit_name` is the setting that holds the limit.
     """
     try:
         with Deadline(timeout) as limit:
@@ -159,7 +160,7 @@ async def call_with_deadline(
             return result
     raise DeadlineExceeded(
         f"{waiting_for} took longer than {timeout:g} s. "
-        "Make it faster, or raise its limit in the configuration."
+        f"Make it faster, or {f'raise {limit_name}' if limit_name else 'give it more time'}."
     )
 
 

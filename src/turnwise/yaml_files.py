@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,23 @@ def read_yaml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
             f"{path} has a section {names[0]!r:.80}, expected names such as 'training:'"
         )
     return data
+
+
+def line_of(path: Path, names: Sequence[str]) -> int | None:
+    """The line of a file in which a value is named, by the names that lead to it; None if none."""
+    try:
+        node: Any = yaml.compose(read_bytes(path, MAX_BYTES).decode("utf-8-sig"), Loader=_Loader)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None
+    line: int | None = None
+    for name in names:
+        if not isinstance(node, yaml.MappingNode):
+            break
+        found = [(key, value) for key, value in node.value if key.value == name]
+        if not found:
+            break
+        line, node = found[-1][0].start_mark.line + 1, found[-1][1]
+    return line
 
 
 def parse_value(text: str) -> Any:

@@ -30,8 +30,8 @@ class NoStep(BaseEnvironment):
         return "state"
 
 
-class NoConfig(Doors):
-    def __init__(self):
+class Sized(Doors):
+    def __init__(self, size, colour):
         super().__init__()
 
 
@@ -81,7 +81,7 @@ MISSHAPEN = [
     (NotDerived(), "base-class", "instance of NotDerived", "class NotDerived(BaseEnvironment):"),
     (make_the_wrong_thing, "base-class", "NotDerived", "derives from BaseEnvironment"),
     (NoStep, "signature", r"no step\(\)", "def step(self, action: str)"),
-    (NoConfig, "signature", "positional argument", "def __init__(self, config=None)"),
+    (Sized, "signature", "positional argument", "def __init__(self, config=None)"),
     (
         RaisesWhenMade,
         "exceptions",
@@ -174,7 +174,7 @@ ANSWERS = [
     (ForgotReturn, "step", "error", "None, expected 4", "Return (observation"),
     (doors_that_answer(observation=7), "step", "error", "expected str", "in words"),
     (doors_that_answer(observation="", done=False), "step", "warning", "returned.*''", "Say what"),
-    (doors_that_answer(reward="much"), "step", "error", "reward of type str", "0.0"),
+    (doors_that_answer(reward="much"), "step", "error", "reward of type str", "float("),
     (doors_that_answer(reward=float("nan")), "step", "error", "nan, expected a finite", "division"),
     (doors_that_answer(reward=-np.inf), "step", "error", "-inf, expected a finite", "division"),
     (doors_that_answer(done="no"), "step", "error", "done='no'", "a bool"),

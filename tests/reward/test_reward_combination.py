@@ -136,7 +136,7 @@ def test_a_part_that_hangs_is_cut_by_the_deadline_of_the_whole():
         ),
         ({"rule": (constant(1.0), float("nan"))}, "weight of part 'rule' must be a finite number"),
         ({"rule": (constant(1.0), "1")}, "weight of part 'rule'"),
-        ({"rule": (3, 1.0)}, "reward_fn must be a function"),
+        ({"rule": (3, 1.0)}, "reward_fn got 3, expected a function"),
         ({"rule": (lambda: 1.0, 1.0)}, r"expected \(trajectory\)"),
     ],
 )

@@ -4,7 +4,8 @@ import pytest
 
 from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, small_trainer
-from turnwise.errors import TrainingStopped
+from turnwise import tool
+from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.runs.episode_store import EpisodeStore
 
 QUICK = (
@@ -96,3 +97,43 @@ def test_the_first_failure_of_each_kind_is_shown_once(tmp_path):
 def test_one_environment_of_a_mix_that_only_fails_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="every episode of Divides in the first step failed"):
         fitted(tmp_path, None, environments=[Echo, Divides])
+
+
+class Unpaid(Echo):
+    """Pays nobody, and does not report success."""
+
+    def step(self, action):
+        return "", 0.0, True, {}
+
+
+def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tmp_path):
+    assert [text for text in fitted(tmp_path, Unpaid).said if not text.startswith("doctor")] == [
+        "no episode reported success, so none is shown. To have it measured, return it in the info "
+        'of step: {"success": True} or {"success": False}.',
+        "the reward was 0 in each of the 8 episodes of the first 2 steps: as long as all earn the "
+        "same, nothing is learned. Look at what the reward depends on (turnwise play --player "
+        "random), or begin with an easier task or training.warm_start.",
+    ]
+
+
+class Asks(Echo):
+    """Its expert asks a tool that never answers."""
+
+    @tool
+    def look_up(self, word: str) -> str:
+        """Look a word up."""
+        raise FileNotFoundError("words.txt")
+
+    def expert_action(self):
+        return '{"name": "look_up", "arguments": {"word": "a"}}'
+
+
+def test_an_expert_whose_tool_fails_on_every_call_is_not_imitated(tmp_path):
+    settings = [*QUICK, "training.warm_start=expert", "inference.max_turns=2"]
+    with pytest.raises(ConfigError) as caught, small_trainer(tmp_path, Asks, *settings) as trainer:
+        trainer.fit()
+    assert str(caught.value) == (
+        "each of the 8 tool calls of the expert player failed, as the first one: look_up "
+        "failed with FileNotFoundError: words.txt. Expected calls that work. Try one by hand, "
+        "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
+    )

@@ -105,7 +105,7 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     if prompt_key not in row:
         raise ConfigError(
             f"{place} has no {prompt_key!r}. {did_you_mean(prompt_key, map(str, row))} "
-            "Say which column is the prompt: prompt_key=..."
+            "Say which column is the prompt: the setting dataset.prompt_key, or prompt_key=..."
         )
     prompt = row[prompt_key]
     # A table of pandas holds lists as arrays.

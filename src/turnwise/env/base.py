@@ -10,6 +10,12 @@ from typing import Any, Self
 
 from turnwise.config import EnvironmentConfig
 
+NO_TASK = (
+    "self.task is None, since there is no dataset. Pass one, dataset=[{...}, ...] or the setting "
+    "dataset.path: self.task is then the row that the episode plays."
+)
+"""What to do about an environment that reads `self.task` where nobody set it."""
+
 
 class BaseEnvironment(ABC):
     """A world that speaks text. Write `reset`, `step` and `get_state_description`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -40,27 +41,35 @@ ADAPTERS: dict[str, str] = {
 def environment_factory(
     source: EnvironmentSource,
     config: EnvironmentConfig | Mapping[str, Any] | None = None,
+    *,
+    is_checked: bool = True,
 ) -> EnvironmentFactory:
     """A function that makes a fresh environment each time it is called.
 
     `source` is a name from the catalogue, `path.py:Class`, `module:Class`, a class, a factory
     (a function without arguments, or one that takes the config), or an instance, which stays
-    untouched: each call spawns a copy of it.
+    untouched: each call spawns a copy of it. A class of which none can be made is an error at once;
+    `is_checked=False` leaves that to the call.
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
-        return _factory_by_name(source, config)
+        return _factory_by_name(source, config, is_checked)
     if isinstance(source, BaseEnvironment):
         return source.spawn
     if not callable(source):
         raise ConfigError(
-            f"an environment must be a name, a class, a factory or an instance, "
-            f"got {type(source).__name__}"
+            f"environment got {_described(source)}, expected a name such as 'guess-number', a "
+            "class derived from turnwise.BaseEnvironment, an object of one, or a function that "
+            "makes one."
         )
-    takes_config = isinstance(source, type) or bool(inspect.signature(source).parameters)
+    if isinstance(source, type) and is_checked:
+        _check_class(source)
+    takes_config = bool(inspect.signature(source).parameters)
 
     def make() -> BaseEnvironment:
         env = source(config) if takes_config else source()
+        if not takes_config and isinstance(env, BaseEnvironment) and config.max_steps is not None:
+            env.max_steps = config.max_steps
         if not isinstance(env, BaseEnvironment):
             raise EnvironmentFault(
                 f"the environment factory {_name_of(source)} returned {type(env).__name__}, "
@@ -79,14 +88,14 @@ def make_environment(
     return environment_factory(source, config)()
 
 
-def _factory_by_name(name: str, config: EnvironmentConfig) -> EnvironmentFactory:
+def _factory_by_name(name: str, config: EnvironmentConfig, is_checked: bool) -> EnvironmentFactory:
     source = source_by_name(name)
     prefix, colon, rest = name.partition(":")
     if colon and prefix in ADAPTERS:
         if ":" in rest:  # Gymnasium imports the module in `gym:module:Name-v0`
             require_code(rest)
         return lambda: source(rest, config)
-    return environment_factory(source, config)
+    return environment_factory(source, config, is_checked=is_checked)
 
 
 def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
@@ -104,6 +113,39 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
         target or name, option="--env or environment.name", is_built_in=target is not None
     )
     return found
+
+
+def _check_class(source: type) -> None:
+    """Refuse a class of which no environment can be made, before an episode tries to."""
+    name = source.__qualname__.rpartition(".")[2]
+    if not issubclass(source, BaseEnvironment):
+        raise ConfigError(
+            f"environment got the class {name}, expected one derived from "
+            f"turnwise.BaseEnvironment. Write: class {name}(BaseEnvironment):"
+        )
+    missing = sorted(getattr(source, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(
+            f"{name} has no method {' and no method '.join(missing)}. An environment has reset() "
+            "-> str, step(action) -> (observation, reward, done, info) and "
+            "get_state_description() -> str."
+        )
+    signature = inspect.signature(source)
+    try:
+        signature.bind(*([None] if signature.parameters else []))
+    except TypeError:
+        raise ConfigError(
+            f"{name}.__init__ takes {signature}, expected (config) or nothing else without a "
+            f"default. To give it other arguments, pass an object, environment={name}(...), or a "
+            "function that makes one."
+        ) from None
+
+
+def _described(source: object) -> str:
+    """What somebody passed, in words: `the module math`, `an object of Maze`."""
+    if isinstance(source, types.ModuleType):
+        return f"the module {source.__name__}"
+    return f"an object of {type(source).__qualname__.rpartition('.')[2]}"
 
 
 def _name_of(source: object) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import EnvironmentFault
+from turnwise.user_code import definition_note
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
     observation: object = env.reset(**arguments)
     if type(observation) is not str and inspect.isawaitable(observation):
         observation = await observation
-    return _checked_observation(env, "reset()", observation)
+    return _checked_observation(env, "reset", observation)
 
 
 async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
@@ -89,34 +90,38 @@ _method_names_seed = lru_cache(maxsize=256)(_names_seed)
 
 def checked_step(env: BaseEnvironment, result: object) -> StepResult:
     """Turn what `step` returned into a `StepResult`, or say what is wrong with it."""
-    who = type(env).__name__
     if not isinstance(result, (tuple, list)) or len(result) != 4:
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
-        cure = "Return (observation, reward, done, info)."
+        fix = "Return (observation, reward, done, info)."
         if isinstance(result, tuple) and len(result) == 5:
-            cure += " For a Gymnasium environment use turnwise.env.GymnasiumEnvironment."
-        raise EnvironmentFault(f"{who}.step() returned {got}, expected 4. {cure}")
+            fix += " For a Gymnasium environment use turnwise.env.GymnasiumEnvironment."
+        if result is None:
+            fix += " Does every path end in a return?"
+        raise _fault(env, "step", f"returned {got}, expected 4 values. {fix}")
     observation, reward, done, info = result
-    observation = _checked_observation(env, "step()", observation)
+    observation = _checked_observation(env, "step", observation)
     try:
-        number = float(reward)
+        # float("1.5") would work, and hide that a reward is text.
+        number = math.nan if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError):
-        raise EnvironmentFault(
-            f"{who}.step() returned a reward of {_kind(reward)}, expected a number. "
-            "Return 0.0 where nothing was earned."
-        ) from None
+        number = math.nan
+    if number != number and not isinstance(reward, float):
+        fix = "Return 0.0 where nothing was earned." if reward is None else _conversion(reward)
+        raise _fault(env, "step", f"returned a reward of {_kind(reward)}, expected a number. {fix}")
     if not math.isfinite(number):
-        raise EnvironmentFault(
-            f"{who}.step() returned the reward {number}, expected a finite number. "
-            "Look for a division by zero or a logarithm of zero in the reward."
+        raise _fault(
+            env,
+            "step",
+            f"returned the reward {number}, expected a finite number. "
+            "Look for a division by zero or a logarithm of zero in the reward.",
         )
     if info is None:
         info = {}
     if isinstance(info, dict):
         info = info if type(info) is dict else dict(info)  # what it is read by is then Python's own
     else:
-        raise EnvironmentFault(
-            f"{who}.step() returned info of {_kind(info)}, expected a dict. Return {{}} for none."
+        raise _fault(
+            env, "step", f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
         )
     over = _checked_flag(env, done)
     cut = bool(info.get("truncated", False))
@@ -124,12 +129,18 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
     return StepResult(observation, number, over and not cut, cut or out_of_steps, info)
 
 
-def _checked_observation(env: BaseEnvironment, call: str, observation: object) -> str:
+def _checked_observation(env: BaseEnvironment, method: str, observation: object) -> str:
     if isinstance(observation, str):
         return observation if type(observation) is str else str.__str__(observation)
-    raise EnvironmentFault(
-        f"{type(env).__name__}.{call} returned an observation of {_kind(observation)}, "
-        "expected str. Describe the state in words, or return json.dumps(...) of it."
+    fix = "Describe the state in words, or return json.dumps(...) of it."
+    if observation is None:
+        fix = 'Return what the agent reads next, "" if there is nothing.'
+    elif method == "reset" and isinstance(observation, tuple):
+        fix = "Return the observation alone, without an info."
+    elif inspect.isawaitable(observation):
+        fix = "Put await before the call that makes it."
+    raise _fault(
+        env, method, f"returned an observation of {_kind(observation)}, expected str. {fix}"
     )
 
 
@@ -139,9 +150,26 @@ def _checked_flag(env: BaseEnvironment, done: object) -> bool:
         not isinstance(done, str | bytes | list | tuple | dict) and done in (0, 1)
     ):
         return bool(done)
-    raise EnvironmentFault(
-        f"{type(env).__name__}.step() returned done={done!r}, expected True or False."
+    raise _fault(
+        env,
+        "step",
+        f"returned done={done!r:.80}, expected True or False. "
+        "Return (observation, reward, done, info) in this order, done a bool.",
     )
+
+
+def _fault(env: BaseEnvironment, method: str, problem: str) -> EnvironmentFault:
+    """A broken contract, with the place where the user's method is defined as a note."""
+    fault = EnvironmentFault(f"{type(env).__name__}.{method}() {problem}")
+    if (note := definition_note(getattr(env, method))) is not None:
+        fault.add_note(note)
+    return fault
+
+
+def _conversion(reward: object) -> str:
+    if inspect.isawaitable(reward):
+        return "Put await before the call that makes it."
+    return "Convert it with float(...)."
 
 
 def _kind(value: object) -> str:

@@ -105,7 +105,7 @@ class PromptEnvironment(BaseEnvironment):
         if self.task is None:
             raise ConfigError(
                 f"{type(self).__name__} has no task to play. Give the trainer a dataset, or "
-                "EpisodeTask(seed, task=row), or set environment.task = {'prompt': ...}."
+                "EpisodeTask(seed, task=row), or set .task = {'prompt': ...} on the environment."
             )
         return self.task
 

@@ -209,6 +209,7 @@ class Actions:
             self.context,
             timeout=timeout,
             waiting_for=f"tool {call.name}",
+            limit_name="limits.tool_timeout",
         )
         assert isinstance(result, ToolResult)
         return result

@@ -133,7 +133,15 @@ async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> Generation
         if not deadline.expired:
             raise  # the engine's own, such as a socket's
     setup.waits.silence.give_up()
-    raise DeadlineExceeded(f"the engine took longer than {limit:g} s for a turn")
+    raise too_slow(limit)
+
+
+def too_slow(limit: float | None) -> DeadlineExceeded:
+    """A turn for which the engine took longer than it may."""
+    return DeadlineExceeded(
+        f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
+        "limits.generation_timeout."
+    )
 
 
 def _check(result: GenerationResult) -> None:

@@ -62,6 +62,7 @@ class BatchReward:
                 self._data(rows),
                 timeout=None if self.timeout is None else self.timeout * len(rows),
                 waiting_for=f"reward function {self.function.name!r}",
+                limit_name="limits.reward_timeout",
             )
             rewards = read_batch_rewards(value, [agent for _, agent in rows])
         except BaseException as error:  # the boundary: a reward's failure becomes the episodes'

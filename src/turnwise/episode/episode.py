@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from turnwise.chat import Message
 from turnwise.deadlines import contained, is_interrupt
 from turnwise.env import BaseEnvironment
+from turnwise.env.base import NO_TASK
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode.actions import Actions, Outcome
-from turnwise.episode.agent import Agent
+from turnwise.episode.agent import Agent, too_slow
 from turnwise.episode.limits import Clock
 from turnwise.episode.parts import Parts
 from turnwise.episode.setup import EpisodeSetup
@@ -211,7 +212,7 @@ class Episode:
             self._num_turns += 1
             turn.started = started
             if turn.finish_reason is FinishReason.DEADLINE:
-                raise DeadlineExceeded(f"the engine took longer than {timeout:g} s for a turn")
+                raise too_slow(timeout)
         return turn
 
     def _take_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
@@ -260,11 +261,20 @@ class Episode:
         if blame is None:
             raise contained(error, "an episode")
         if isinstance(error, DeadlineExceeded) and self._clock.is_over and self._status is None:
-            self._end(EpisodeStatus.TRUNCATED_BY_TIME, str(error))
+            what = str(error).partition(" took longer")[0]
+            limit = self._setup.limits.max_seconds
+            self._end(
+                EpisodeStatus.TRUNCATED_BY_TIME,
+                f"the episode took longer than {limit:g} s, and {what} was not done. "
+                "Raise limits.max_seconds.",
+            )
             return
-        self.result.traceback = user_traceback(error)
+        self.result.traceback = lines = user_traceback(error)
         is_ours = isinstance(error, TurnwiseError)
-        self._end(blame, error_message(error) if is_ours else describe_error(error))
+        text = error_message(error) if is_ours else describe_error(error)
+        if self._task is None and "NoneType" in text and ".task" in (lines or ""):
+            text = f"{text}. {NO_TASK}"
+        self._end(blame, text)
 
     def _write_down(self) -> None:
         """The result, with the turns once more as reward functions see them."""

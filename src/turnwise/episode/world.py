@@ -70,7 +70,10 @@ class World:
             environment = self._make()
         else:
             environment = await call_with_deadline(
-                self._make, timeout=timeout, waiting_for="making the environment"
+                self._make,
+                timeout=timeout,
+                waiting_for="making the environment",
+                limit_name="limits.reset_timeout",
             )
         self.adopt(environment)
         self._set_task(environment)
@@ -80,7 +83,8 @@ class World:
             self.history = self._checked_history(environment)
             return self._readable(observation), self._prefix(environment)
 
-        return await self._call(reset, timeout, f"{self._name}.reset()")
+        limit = "limits.reset_timeout"
+        return await self._call(reset, timeout, f"{self._name}.reset()", limit)
 
     def adopt(self, environment: BaseEnvironment) -> None:
         """Go on in an environment as it stands."""
@@ -150,7 +154,10 @@ class World:
                     environment.close()
             else:
                 await call_with_deadline(
-                    environment.close, timeout=timeout, waiting_for=f"{self._name}.close()"
+                    environment.close,
+                    timeout=timeout,
+                    waiting_for=f"{self._name}.close()",
+                    limit_name="limits.close_timeout",
                 )
         except BaseException as error:
             if is_interrupt(error):
@@ -210,15 +217,20 @@ class World:
         return readable(text, self._max_text)
 
     async def _call(
-        self, work: Callable[[], Coroutine[Any, Any, T]], timeout: float | None, what: str
+        self,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        timeout: float | None,
+        what: str,
+        limit: str = "limits.step_timeout",
     ) -> T:
+        waiting: dict[str, Any] = {"timeout": timeout, "waiting_for": what, "limit_name": limit}
         if self._is_async:
 
             async def on_loop() -> T:
                 with same_process():
                     return await work()
 
-            return cast(T, await call_with_deadline(on_loop, timeout=timeout, waiting_for=what))
+            return cast(T, await call_with_deadline(on_loop, **waiting))
         if self._style.is_inline:
             process = os.getpid()
             try:
@@ -230,7 +242,7 @@ class World:
             with same_process():
                 return finish(work(), what)
 
-        return cast(T, await call_with_deadline(in_thread, timeout=timeout, waiting_for=what))
+        return cast(T, await call_with_deadline(in_thread, **waiting))
 
 
 def finish(work: Coroutine[Any, Any, T], what: str) -> T:

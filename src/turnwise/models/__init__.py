@@ -3,9 +3,17 @@
 from turnwise.models.load import (
     BUILT_IN,
     LoadedModel,
+    check_tokenizer,
     load_model,
     load_tokenizer,
     model_folder,
 )
 
-__all__ = ["BUILT_IN", "LoadedModel", "load_model", "load_tokenizer", "model_folder"]
+__all__ = [
+    "BUILT_IN",
+    "LoadedModel",
+    "check_tokenizer",
+    "load_model",
+    "load_tokenizer",
+    "model_folder",
+]

@@ -85,7 +85,28 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: b
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    check_tokenizer(tokenizer)
     return tokenizer
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Refuse a tokenizer that turns ordinary text into nothing: a model would read none of it.
+
+    One whose files are incomplete loads without a word and encodes every text to no tokens, or to
+    unknown ones alone.
+    """
+    text = "Hello, what is 3 + 4?"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    unknown = getattr(tokenizer, "unk_token_id", None)
+    if any(token != unknown for token in ids):
+        return
+    got = f"{len(ids)} times the unknown token" if ids else "no tokens"
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    raise ConfigError(
+        f"the tokenizer {name} encodes {text!r} to {got}, expected tokens that stand for the text. "
+        "Is its vocabulary there (tokenizer.json, vocab.json, tokenizer.model)? Another one is "
+        "given with tokenizer=..."
+    )
 
 
 def model_folder(name_or_path: str | os.PathLike[str]) -> str:

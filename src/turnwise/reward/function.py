@@ -19,6 +19,7 @@ from turnwise.errors import (
 )
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
+from turnwise.user_code import definition_note
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
@@ -60,8 +61,9 @@ class RewardFunction:
             )
         if not callable(function):
             raise ConfigError(
-                f"reward_fn must be a function of (trajectory) or (trajectory, environment), "
-                f"got {type(function).__name__}"
+                f"reward_fn got {function!r:.80}, expected a function of (trajectory) or "
+                "(trajectory, environment). Pass the function itself; one that is named by text is "
+                "the setting reward: path.py:function."
             )
         name = _name_of(function)
         return cls(function, name, _environment_argument(function, name))
@@ -93,7 +95,10 @@ class RewardFunction:
                 raise
             is_ours = isinstance(error, TurnwiseError)
             what = error_message(error) if is_ours else f"raised {describe_error(error)}"
-            raise RewardError(f"reward function {self.name!r}: {what}") from error
+            failure = RewardError(f"reward function {self.name!r}: {what}")
+            if (note := definition_note(self.function)) is not None:
+                failure.add_note(note)
+            raise failure from error
 
     async def _call(
         self,
@@ -116,6 +121,7 @@ class RewardFunction:
             *args,
             timeout=timeout,
             waiting_for=f"reward function {self.name!r}",
+            limit_name="limits.reward_timeout",
             **kwargs,
         )
 

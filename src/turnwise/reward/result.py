@@ -83,7 +83,10 @@ def read_reward(value: object, num_turns: int) -> Reward:
         return value
     if isinstance(value, Mapping):
         if not value:
-            raise RewardError("returned an empty dict, expected named parts such as {'rule': 1.0}")
+            raise RewardError(
+                "returned an empty dict, expected named floats such as {'rule': 1.0}. "
+                "Return 0.0 where nothing was earned."
+            )
         named = {str(name): (read_reward(part, num_turns), 1.0) for name, part in value.items()}
         return add_rewards(named, num_turns)
     value = _plain(value)
@@ -126,6 +129,8 @@ def _number(value: object) -> float:
         except OverflowError:
             return math.inf
     cure = "Does every path end in a return?" if value is None else "Convert it with float(...)."
+    if isinstance(value, Mapping):
+        cure = "Return the dict alone, without a number before it."
     got = "None" if value is None else f"type {type(value).__name__}"
     raise RewardError(
         f"returned {got}, expected a float, one float a turn, or a dict of named floats. {cure}"

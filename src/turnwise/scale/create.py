@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from turnwise.config import ConfigStore
@@ -16,7 +18,7 @@ ENGINES = ("local", "ray", "verl")
 
 
 def create_trainer(
-    config: ConfigStore,
+    config: ConfigStore | Mapping[str, Any] | str | Path | None,
     environment: EnvironmentSource | None = None,
     reward_fn: RewardFn | None = None,
     tokenizer: Any = None,
@@ -37,6 +39,6 @@ def create_trainer(
             )
         return CustomRayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)
     if engine == "ray":
-        config = copy.deepcopy(config)
+        config = copy.deepcopy(ConfigStore.of(config))
         config.ray.use_ray = True
     return RayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)

@@ -34,6 +34,10 @@ class ToolRegistry:
         self._tools: dict[str, Tool] = {}
         self._context: ToolContext | None = None
         self._environment: BaseEnvironment | None = None
+        given: Any = tools
+        if not isinstance(given, Iterable):
+            name = getattr(given, "__name__", type(given).__name__)
+            raise ToolError(f"tools got {name}, expected a list of tools: tools=[{name}]")
         self.register_all(tools)
 
     @classmethod

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from turnwise.algo.choose import get_advantage_estimator, get_policy_loss
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import RLHFDataset
 from turnwise.data.by_name import dataset_by_name
@@ -23,10 +24,11 @@ from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams, create_inference_engine
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
-from turnwise.models import load_tokenizer
-from turnwise.reward import RewardFn
+from turnwise.models import check_tokenizer, load_tokenizer
+from turnwise.reward import RewardFn, batch_type
 from turnwise.reward.by_name import reward_by_name
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.reward.function import RewardFunction
+from turnwise.tools import Tool, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.curriculum import Curriculum
@@ -107,8 +109,13 @@ class UserParts:
         else:
             model, tokenizer = self.model, self.tokenizer
             if tokenizer is None:
-                raise ConfigError("model= needs tokenizer= beside it")
-        return model, load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+                raise ConfigError(
+                    "got model= without tokenizer=. Pass both: the tokenizer turns text into the "
+                    "tokens that this model knows."
+                )
+        tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+        check_tokenizer(tokenizer)
+        return model, tokenizer
 
     def episode_options(
         self, config: ConfigStore, closing: contextlib.ExitStack | None = None
@@ -210,6 +217,7 @@ class Machinery:
 def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
     """Build everything that a run needs, in the order in which it depends on each other."""
     check_settings(config)
+    check_parts(parts)
     if config.ray.use_ray:
         if config.ray.address is not None:
             require_use(f"the Ray cluster {config.ray.address}")
@@ -265,8 +273,16 @@ def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:
         return None
     if isinstance(dataset, list | str | Path):
         rows = RLHFDataset(dataset, prompt_key="prompt" if are_prompts else None)
+    if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
+        fix = "Make a list of it: list(...)."
+        if isinstance(rows, Mapping):
+            fix = "A single row goes into a list; of several splits name one: dataset['train']."
+        raise ConfigError(
+            f"dataset got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
+            f"of rows, or an object with len() and rows by number. {fix}"
+        )
     if not len(rows):
-        raise ConfigError("the dataset has no rows")
+        raise ConfigError("the dataset has no rows, expected at least one")
     found: Rows = rows
     return found
 
@@ -297,7 +313,9 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 
 
 def check_settings(config: ConfigStore) -> None:
-    """Refuse what cannot be trained."""
+    """Refuse what cannot be trained, before a model is loaded."""
+    get_advantage_estimator(config.training.adv_estimator)
+    get_policy_loss(config.training.policy_loss)
     num_split = config.model.tensor_parallel_size
     if num_split > 1 and config.inference.backend in SHARING:
         raise ConfigError(
@@ -314,6 +332,26 @@ def check_settings(config: ConfigStore) -> None:
         raise ConfigError(
             "inference.temperature got 0: a greedy policy explores nothing and has no log-probs "
             "to learn from. Take 1.0."
+        )
+
+    warm_start = config.training.warm_start
+    if warm_start not in (None, "expert", "random") and not Path(str(warm_start)).is_file():
+        raise ConfigError(
+            f"training.warm_start got {warm_start!r}, expected 'expert', 'random', or a JSONL file "
+            "of conversations; there is no such file"
+        )
+
+
+def check_parts(parts: UserParts) -> None:
+    """Refuse what no episode could be played with, before a model is loaded."""
+    if parts.reward_fn is not None and batch_type(parts.reward_fn) is None:
+        RewardFunction.of(parts.reward_fn)
+    if isinstance(parts.parser, str) and parts.parser != "auto":
+        get_parser(parts.parser)
+    if parts.limits is not None and not isinstance(parts.limits, EpisodeLimits):
+        raise ConfigError(
+            f"limits got {type(parts.limits).__name__}, expected turnwise.EpisodeLimits. Write "
+            "limits=EpisodeLimits(max_turns=5), or set limits.max_turns in the settings."
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from turnwise.episode import Collection, EpisodeResult
+from turnwise.trainer.first_steps import FirstSteps
 
 
 class FailureReport:
@@ -16,10 +17,15 @@ class FailureReport:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._shown: set[tuple[str, str]] = set()
+        self._first_steps = FirstSteps(say)
+        self._is_new = False
 
     def look(self, played: Collection, *, is_first_step: bool) -> str | None:
         """Report what is new in the episodes of a step; return why the run must end, or None."""
         every = [*played, *played.dropped]
+        self._is_new |= is_first_step
+        if self._is_new:  # a resumed run was looked at when it began
+            self._first_steps.look([result for result in every if not result.status.is_error])
         failed = [result for result in every if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
         if is_first_step:

@@ -56,7 +56,7 @@ class RayPPOTrainer(RunLifecycle):
 
     def __init__(
         self,
-        config: ConfigStore | None = None,
+        config: ConfigStore | Mapping[str, Any] | str | Path | None = None,
         environment: EnvironmentSource | None = None,
         reward_fn: RewardFn | None = None,
         dataset: Any = None,
@@ -74,10 +74,15 @@ class RayPPOTrainer(RunLifecycle):
         reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume | bool = "auto",
     ) -> None:
-        config = (config or ConfigStore()).validate()
+        config = ConfigStore.of(config)
         check_sinks(config.logging.sinks)
         if isinstance(resume, bool):
             resume = "always" if resume else "never"
+        if resume not in ("auto", "always", "never"):
+            raise ConfigError(
+                f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
+                "'auto': a run with the same settings that did not end is continued."
+            )
         given = UserParts(
             environment,
             reward_fn,

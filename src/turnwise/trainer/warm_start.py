@@ -48,7 +48,20 @@ def played_streams(
             raise ConfigError(
                 f"the {who} player's episode{where} with seed {result.seed} failed: {result.error}"
             )
+    _check_tools(results, who)
     return [agent.stream for result in results for agent in result.agents if agent.turns]
+
+
+def _check_tools(results: Sequence[EpisodeResult], who: str) -> None:
+    """Refuse to imitate calls of which none works: the model would learn to make them."""
+    turns = [turn for result in results for agent in result.agents for turn in agent.turns]
+    calls = [done for turn in turns for done in turn.tool_results]
+    if calls and not any(call.success for call in calls):
+        raise ConfigError(
+            f"each of the {len(calls)} tool calls of the {who} player failed, as the first one: "
+            f"{calls[0].text.rstrip('.')}. Expected calls that work. Try one by hand, "
+            "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
+        )
 
 
 async def _play_one(collector: EpisodeCollector, who: str, task: EpisodeTask) -> EpisodeResult:

@@ -3,7 +3,7 @@
 from turnwise.user_code.fingerprint import fingerprint
 from turnwise.user_code.imports import import_object, refuse_during_import
 from turnwise.user_code.reference import CodeReference, reference_to
-from turnwise.user_code.tracebacks import user_traceback
+from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
     allows_model_code,
     is_in_run,
@@ -18,6 +18,7 @@ from turnwise.user_code.trust import (
 __all__ = [
     "CodeReference",
     "allows_model_code",
+    "definition_note",
     "fingerprint",
     "import_object",
     "is_in_run",

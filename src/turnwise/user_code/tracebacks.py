@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from turnwise.errors import describe_error
 from turnwise.user_code.fingerprint import is_foreign
@@ -18,6 +21,7 @@ def user_traceback(error: BaseException) -> str | None:
         return 1 / 0
     ZeroDivisionError: division by zero
     """
+    notes = [note for cause in _causes(error) for note in getattr(cause, "__notes__", ())]
     while error.__cause__ is not None:
         error = error.__cause__
     own = (
@@ -26,14 +30,29 @@ def user_traceback(error: BaseException) -> str | None:
         if not is_foreign(frame.f_code.co_filename)
     )
     frames = traceback.StackSummary.extract(own)  # it reads their files, so only the user's own
-    if not frames:
-        return None
+    if not frames:  # what it returned was wrong: then where it is defined
+        return "\n".join(dict.fromkeys(notes)) or None
     lines = []
     for frame in frames[-_MOST_LINES:]:
         lines.append(f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}')
         if frame.line:
             lines.append(f"    {frame.line}")
     return "\n".join([*lines, describe_error(error)])
+
+
+def definition_note(function: Callable[..., Any]) -> str | None:
+    """Where a function of the user is defined, to be added to an error about what it returned."""
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(plain, "__code__", None)
+    if code is None or is_foreign(code.co_filename):
+        return None
+    return f'  File "{_short(code.co_filename)}", line {code.co_firstlineno}, in {code.co_name}'
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def _short(file: str) -> str:

@@ -129,7 +129,7 @@ def _load(
     report: CheckReport,
 ) -> EnvironmentFactory | None:
     try:
-        return environment_factory(env, config)
+        return environment_factory(env, config, is_checked=False)  # which is what is done here
     except TurnwiseError:
         raise
     except Exception as error:  # whatever the user's file raises while it is imported

@@ -60,7 +60,7 @@ class CustomRayPPOTrainer:
 
     def __init__(
         self,
-        config: ConfigStore | None = None,
+        config: ConfigStore | Mapping[str, Any] | str | Path | None = None,
         environment: EnvironmentSource | None = None,
         reward_fn: RewardFn | None = None,
         dataset: Any = None,
@@ -83,7 +83,7 @@ class CustomRayPPOTrainer:
         train_sampler: Any = None,
         device_name: str | None = None,
     ) -> None:
-        self.config = (config or ConfigStore()).validate()
+        self.config = ConfigStore.of(config)
         refuse_mix(self.config)
         if device_name is not None:
             model = dataclasses.replace(self.config.model, device=device_name)
