@@ -53,7 +53,7 @@ def test_smoothing_is_in_the_address(visitor):
 def test_the_doctor_speaks_at_its_step_with_the_cure(visitor):
     visitor.open("run/ill/learn")
     first = visitor.at(".doctor li").first
-    expect(first).to_contain_text("too-hard")
+    expect(first).to_contain_text("constant-reward")
     expect(first.locator(".cure")).to_contain_text("training.warm_start")
     first.locator("button").click()
     expect(visitor.page).to_have_url(re.compile(r"step=\d+"))

@@ -51,7 +51,7 @@ def look_into_a_hostile_one(page):
 
 
 def look_into_an_ill_one(page):
-    assert page.locator("li", has_text="too-hard").count() == 1
+    assert page.locator("li", has_text="constant-reward").count() == 1
 
 
 look_into = {
