@@ -81,6 +81,26 @@ def test_the_shell_offers_runs_checkpoints_and_players(runs):
     assert "hermes" in [word for word, _ in completion.parsers("her")]
 
 
+@pytest.mark.usefixtures("coins")
+def test_a_run_of_prompts_is_played_as_prompts(turnwise):
+    """Its settings name no environment, and the default is another one."""
+    Path("rows.jsonl").write_text('{"prompt": "What is 6 times 7?", "answer": "42"}\n')
+    Path("p.yaml").write_text(
+        "dataset: rows.jsonl\ntraining: {num_epochs: 1, batch_size: 1, eval_episodes: 0}\n"
+        "inference: {max_tokens: 2}\ncheckpoint: {run_name: asked}\n"
+    )
+    with pytest.raises(SystemExit):
+        main(["train", "p.yaml"])
+    Path("other.jsonl").write_text('{"prompt": "And 1 plus 1?", "answer": "2"}\n')
+    assert "prompts: no findings" in turnwise("check-env", "runs/asked", "--episodes", "1").out
+    out = turnwise("play", "runs/asked", "--player", "expert", "--dataset", "other.jsonl").out
+    assert out.startswith("prompts of runs/asked  seed ")
+    assert "And 1 plus 1?\n\n1> 2\nRight." in out
+    options = ("--agent", "expert", "--episodes", "1", "--dataset", "other.jsonl")
+    found = json.loads(turnwise("eval", "runs/asked", *options, "--json").out)
+    assert (found["environment"], found["agent"]["success"]) == ("prompts", 1.0)
+
+
 # ---- chat ----
 
 

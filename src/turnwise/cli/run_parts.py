@@ -256,6 +256,8 @@ def restore(
     """
     from turnwise.cli.settings import check_code, find_code, run_folders
 
+    if source is not None:
+        _name_prompts(config)
     (supplied if source is None else supplied.from_here()).put_into(config)
     if config.environments is not None and not takes_mix:
         names = ", ".join(config.parts())
@@ -267,6 +269,18 @@ def restore(
     find_code(config, [] if source is None else run_folders(run_of(source)))
     if is_checked:
         check_code(config)
+
+
+def _name_prompts(config: ConfigStore) -> None:
+    """Name the environment of a run that has a dataset and names none: its rows are prompts.
+
+    Before anything is replaced: other rows do not make it another environment.
+    """
+    from turnwise.env.catalog import PROMPTS
+    from turnwise.trainer.assembly import UserParts, environment_of
+
+    if config.environments is None and environment_of(UserParts(), config) == PROMPTS:
+        config.environment.name = PROMPTS
 
 
 def load_with_settings(
