@@ -68,7 +68,7 @@ def configured_logging():
 
 def test_a_pipe_gets_the_folder_first_and_a_line_per_step(tmp_path, capsys):
     with configured_logging():
-        trainer = fit(tmp_path)
+        trainer = fit(tmp_path, Echo, "training.batch_size=2")  # too few to speak of their reward
     out, err = capsys.readouterr()
     assert out.startswith(f"run folder {trainer.run_folder}\n")
     first, second = trainer.metrics_history
