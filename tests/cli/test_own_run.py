@@ -7,8 +7,10 @@ import sys
 
 import pytest
 
+from turnwise import ConfigStore, MCPTools, RayPPOTrainer
+from turnwise.user_code import import_object
+
 SCRIPT = '''
-import sys
 from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer, tool
 
 
@@ -52,10 +54,8 @@ def train(**parts):
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "file":
-        train(reward_fn=double, dataset="rows.jsonl")
-    else:
-        train(reward_fn=lambda trajectory: 1.0, dataset=[{"word": "a"}, {"word": "b"}])
+    train(reward_fn=double, dataset="rows.jsonl")
+    train(reward_fn=lambda trajectory: 1.0, dataset=[{"word": "a"}, {"word": "b"}])
 '''
 
 
@@ -66,8 +66,7 @@ def folder(tmp_path_factory):
     (place / "greenhouse.py").write_text(SCRIPT)
     rows = [{"word": "lily"}, {"word": "rose"}]
     (place / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    for kind in ("file", "memory"):
-        subprocess.run([sys.executable, "greenhouse.py", kind], cwd=place, check=True)
+    subprocess.run([sys.executable, "greenhouse.py"], cwd=place, check=True)
     return place
 
 
@@ -75,7 +74,7 @@ def test_a_run_names_everything_that_played_a_part(folder):
     run = json.loads((folder / "runs" / "Greenhouse" / "run.json").read_text())
     assert set(run["identity"]) == {"environment", "reward", "system_prompt", "tools", "dataset"}
     told = run["provenance"]
-    assert told["command"] == "python greenhouse.py file"
+    assert told["command"] == "python greenhouse.py"
     assert told["working_directory"] == str(folder)
     assert set(told["packages"]) >= {"torch", "transformers"}
     assert run["code"]["environment"]["defined_in"] == "script"
@@ -146,3 +145,65 @@ def test_a_run_is_played_with_its_own_files_wherever_it_is_moved(folder, turnwis
         done = turnwise("eval", str(project / "runs" / "Greenhouse"), *options)
         for word in words:
             assert f"the word {word}." in done.out
+
+
+DESK = """
+from turnwise import BaseEnvironment
+
+
+class Desk(BaseEnvironment):
+    asked = False
+
+    def reset(self):
+        return "Greet Ann, then say done."
+
+    def step(self, action):
+        return "", 1.0, True, {"success": action == "done"}
+
+    def get_state_description(self):
+        return ""
+
+    def expert_action(self):  # a call that no tool answers is an action, and a wrong one
+        if self.asked:
+            return "done"
+        self.asked = True
+        return '{"tool": "greet", "arguments": {"name": "Ann"}}'
+"""
+
+SERVER = """
+import os
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("greeter", log_level="CRITICAL")
+
+@server.tool()
+def greet(name: str) -> str:
+    return f"Hello, {name}!"
+
+assert os.environ["GREETER_TOKEN"] == "hush"
+server.run("stdio")
+"""
+
+
+def test_a_server_is_started_again_where_it_was_and_its_secret_is_asked_for(
+    tmp_path, turnwise, monkeypatch
+):
+    (tmp_path / "desk.py").write_text(DESK)
+    (tmp_path / "server.py").write_text(SERVER)
+    monkeypatch.chdir(tmp_path)
+    config = ConfigStore()
+    config.training.num_epochs = config.training.steps_per_epoch = 1
+    config.training.batch_size = config.inference.max_tokens = 1
+    parts = {"environment": import_object("desk.py:Desk"), "parser": "json", "reporter": None}
+    server = MCPTools.stdio(sys.executable, ["server.py"], env={"GREETER_TOKEN": "hush"})
+    with server as source, RayPPOTrainer(config, tools=source.tools, **parts) as trainer:
+        trainer.fit()
+    for file in ("config.yaml", "run.json"):
+        assert "hush" not in (trainer.run_folder / file).read_text()
+    command = ("eval", str(tmp_path / "runs" / "Desk"), "--episodes", "1", "--json")
+    monkeypatch.chdir("/")
+    done = turnwise(*command)
+    assert done.code == 2
+    assert "export GREETER_TOKEN=" in done.err
+    monkeypatch.setenv("GREETER_TOKEN", "hush")
+    assert json.loads(turnwise(*command).out)["expert"]["success"] == 1.0

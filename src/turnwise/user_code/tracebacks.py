@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,7 +35,7 @@ def user_traceback(error: BaseException) -> str | None:
         return "\n".join(dict.fromkeys(notes)) or None
     lines = []
     for frame in frames[-_MOST_LINES:]:
-        lines.append(f'  File "{_short(frame.filename)}", line {frame.lineno}, in {frame.name}')
+        lines.append(f"  {_place(frame.filename)}, line {frame.lineno}, in {frame.name}")
         if frame.line:
             lines.append(f"    {frame.line}")
     return "\n".join([*lines, describe_error(error)])
@@ -46,7 +47,7 @@ def definition_note(function: Callable[..., Any]) -> str | None:
     code = getattr(plain, "__code__", None)
     if code is None or is_foreign(code.co_filename):
         return None
-    return f'  File "{_short(code.co_filename)}", line {code.co_firstlineno}, in {code.co_name}'
+    return f"  {_place(code.co_filename)}, line {code.co_firstlineno}, in {code.co_name}"
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -55,7 +56,16 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _short(file: str) -> str:
-    """Relative to the working directory where the file is below it."""
+def _place(file: str) -> str:
+    """A cell of a notebook by its number, a file relative to the working directory if below it."""
     path, here = Path(file), Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else file
+    return _cell(file) or f'File "{path.relative_to(here) if path.is_relative_to(here) else file}"'
+
+
+def _cell(file: str) -> str | None:
+    ipython = sys.modules.get("IPython")  # imported by every kernel
+    shell = None if ipython is None else ipython.get_ipython()
+    # An older IPython, or another shell, does not name its cells: then the file is named.
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    named = None if name_of is None else name_of(file)
+    return None if named is None else " ".join(named)
