@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import html
+import importlib
 import sys
 import threading
 import time
@@ -91,9 +92,8 @@ class NotebookReporter:
             self._shown = self.state.clock()
             bundle = {"text/plain": self.as_text(), "text/html": self.as_html()}
             if self._handle is None:
-                from IPython.display import display
-
-                self._handle = display(bundle, raw=True, display_id=True)
+                show: Any = importlib.import_module("IPython.display").display
+                self._handle = show(bundle, raw=True, display_id=True)
             else:
                 self._handle.update(bundle, raw=True)
         finally:
