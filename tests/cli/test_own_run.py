@@ -131,6 +131,18 @@ def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypat
         assert json.loads(done.out)["expert"]["reward"] == 2.0
 
 
+def test_a_scripts_run_is_trained_on_by_its_folder_from_elsewhere(folder, turnwise, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    run = folder / "runs" / "Greenhouse"
+    before = json.loads((run / "run.json").read_text())
+    done = turnwise("train", str(run), "training.num_epochs=2", "--plain")
+    assert done.code == 0, done.err
+    after = json.loads((run / "run.json").read_text())
+    assert (after["step"], after["model"]) == (2, before["model"])
+    assert [start["command"] for start in after["earlier_starts"]] == ["python greenhouse.py"]
+    assert "changed" not in done.out  # it is the same code, wherever it is imported from
+
+
 def test_a_run_is_played_with_its_own_files_wherever_it_is_moved(folder, turnwise, monkeypatch):
     elsewhere = folder.parent / "elsewhere"
     elsewhere.mkdir()

@@ -254,7 +254,7 @@ def _named(
     if before is not None and not allow_changes:
         changes = changes_between(before, config)
         refused = [str(change) for change in changes if change.makes_another_run]
-    if status.get("environment") != environment:
+    if not _is_same(status.get("environment"), environment):
         refused.insert(0, f"the environment was {status.get('environment')}")
     if refused:
         raise ConfigError(
@@ -268,7 +268,7 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     if not folder.status_file.exists() and not folder.has_checkpoints:
         return False  # somebody else's folder
     status = _readable_status(folder, environment)
-    if status.get("environment") != environment or status.get("status") == "finished":
+    if not _is_same(status.get("environment"), environment) or status.get("status") == "finished":
         return False
     try:
         before = folder.settings()
@@ -277,6 +277,14 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
         return False
     changes = [] if before is None else changes_between(before, config)
     return not any(change.makes_another_run for change in changes) and not _is_held(folder)
+
+
+def _is_same(before: str | None, environment: str) -> bool:
+    """Whether two names can mean one environment: a class, or where it is imported from.
+
+    Whether its code is the same is seen by its hash.
+    """
+    return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
 
 
 def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
