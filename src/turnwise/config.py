@@ -180,6 +180,11 @@ class TrainingConfig(Section):
     eval_episodes: Annotated[int, Ge(0)] = setting(
         0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0: none."
     )
+    eval_fraction: Annotated[float, Ge(0), Lt(1)] | None = setting(
+        0.05,
+        "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
+        "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
+    )
     seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
 
 
@@ -194,7 +199,8 @@ class CheckpointConfig(Section):
     save_interval: Positive = setting(1, "Save every so many epochs.")
     keep_last_n: Positive = setting(3, "Keep so many of the newest checkpoints.")
     best_metric: str = setting(
-        "eval/greedy/reward", "The checkpoint in which this metric was highest is kept too."
+        "eval/greedy/reward",
+        "The checkpoint in which this metric was highest, the latest among equals, is kept too.",
     )
 
 

@@ -75,7 +75,8 @@ def test_a_sick_run(turnwise, tmp_path):
     assert first == "step 5     constant-reward"
     assert second.startswith("  All episodes of the last 5 steps earned exactly 0, whatever")
     assert third.startswith("  cure: First look at the reward")
-    assert f"{run}: 30 steps, reward 0 (best 0 at step 30), success 0%\n" in ran.out
+    said = " ".join(ran.out.split())
+    assert f"{run}: 30 steps; reward 0.000 after step 30: the training episodes of this" in said
     assert ran.out.endswith("As of the last step: constant-reward.\n")
 
 
@@ -117,7 +118,8 @@ def test_a_run_that_stopped_in_its_first_step(turnwise, tmp_path):
 def test_a_sound_run(turnwise, tmp_path):
     run = write_run(tmp_path / "mine", reward=0.5, reward_std=0.5, success=0.5)
     ran = turnwise("doctor", str(run / "metrics.jsonl"))
-    assert ran.out.startswith(f"{run}/metrics.jsonl: 30 steps, reward 0.5")
+    said = " ".join(ran.out.split())
+    assert said.startswith(f"{run}/metrics.jsonl: 30 steps; success 0.500 after step 30")
     assert ran.out.endswith("As of the last step: nothing wrong.\n")
 
 

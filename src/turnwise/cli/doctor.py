@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from turnwise.cli.machine import Fact
     from turnwise.runs.doctor import Finding
+    from turnwise.runs.run_folder import RunFolder
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
 
@@ -89,6 +90,7 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
 
 def _look_at_run(run: str, as_json: bool) -> None:
     from turnwise.runs.doctor import diagnose, findings, present
+    from turnwise.runs.headline import headline
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
@@ -106,7 +108,13 @@ def _look_at_run(run: str, as_json: bool) -> None:
         now = present(steps)
     if as_json:
         found = [{"step": step, **dataclasses.asdict(finding)} for step, finding in said]
-        facts = {"run": run, "num_steps": len(steps), "last": steps[-1] if steps else {}}
+        main = headline(steps, _folder(run).evaluated_on)
+        facts = {
+            "run": run,
+            "num_steps": len(steps),
+            "last": steps[-1] if steps else {},
+            "headline": None if main is None else main.to_dict(),
+        }
         rows = [dataclasses.asdict(finding) for finding in now]
         typer.echo(json.dumps({**facts, "findings": found, "now": rows}, indent=1))
     else:
@@ -122,6 +130,8 @@ def _show_run(
 ) -> None:
     from rich.text import Text
 
+    from turnwise.runs.checkpoints import CheckpointStore
+
     lasting = {finding.code: finding for finding in now}
     for step, finding in said:
         # What lasts is shown with what has come of it since.
@@ -133,7 +143,9 @@ def _show_run(
             _show_finding(console, "", finding, finding, run)
     if said or now:
         console.print()
-    console.print(Text(f"{legible(run)}: {_summary(steps)}", "bold"))
+    console.print(Text(f"{legible(run)}: {_summary(run, steps)}", "bold"))
+    if (best := CheckpointStore(_folder(run).checkpoints).best) is not None:
+        console.print(f"checkpoint of {best}")
     codes = ", ".join(finding.code for finding in now)
     console.print(f"As of the last step: {codes or 'nothing wrong'}.")
     folder = run_of(Path(run).expanduser())
@@ -173,19 +185,24 @@ def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
     )
 
 
-def _summary(steps: Sequence[Mapping[str, Any]]) -> str:
+def _summary(run: str, steps: Sequence[Mapping[str, Any]]) -> str:
     """How far a run has come, and how well it went."""
+    from turnwise.runs.headline import headline
+
     if not steps:
         return "no step was finished"
-    last = steps[-1]
-    words = [f"{len(steps)} steps"]
+    found = headline(steps, _folder(run).evaluated_on)
     rewards = [(metrics["reward"], metrics.get("step")) for metrics in steps if "reward" in metrics]
+    words = [f"{len(steps)} steps", *([] if found is None else [str(found)])]
     if rewards:
-        best, when = max(rewards)
-        words.append(f"reward {rewards[-1][0]:.3g} (best {best:.3g} at step {when})")
-    if "success" in last:
-        words.append(f"success {last['success']:.0%}")
-    evaluated = [m["eval/greedy/success"] for m in steps if "eval/greedy/success" in m]
-    if evaluated:
-        words.append(f"on held-out seeds {evaluated[-1]:.0%}")
-    return ", ".join(words)
+        most, when = max(rewards)
+        words.append(f"highest reward of a training step {most:.3g} (step {when})")
+    return "; ".join(words)
+
+
+def _folder(run: str) -> RunFolder:
+    """The folder of a run that was named by itself or by its metrics."""
+    from turnwise.runs.run_folder import RunFolder
+
+    found = find_run(run)
+    return RunFolder(Path(run).expanduser().parent if found is None else run_of(found))

@@ -123,6 +123,7 @@ def evaluate(
     """
     from turnwise.cli.held_out import Plan
     from turnwise.cli.run_parts import source_of
+    from turnwise.trainer.assembly import UserParts
     from turnwise.user_code import settings_from
 
     is_greedy = k is None if greedy is None else greedy
@@ -142,6 +143,7 @@ def evaluate(
         if seed is not None:
             config.training.seed = seed
         parts = {name: _played(player, own, plan) for name, own in config.parts().items()}
+        evaluated_on = UserParts().filled_from(config.parts().popitem()[1]).evaluates_on
     for name, played in parts.items():
         first = played[plan.who]
         if all(result.status.is_error for result in first):
@@ -154,6 +156,8 @@ def evaluate(
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
+        "evaluated_on": evaluated_on,
+        "checkpoint": _which_checkpoint(source, checkpoint),
         **({} if agent is None else {"played_by": agent}),
     }
     if config.environments is None:
@@ -340,7 +344,24 @@ def _headline(facts: Mapping[str, Any], plan: Plan, attempts: AttemptScores | No
     if facts["name"] and plan.agent:
         who = f"{legible(plan.agent)} in the environment of {who}"
     how = "" if plan.agent is not None else f", {facts['sampling']}"
-    many = f"{plan.num_tasks:,} held-out episodes"
+    on = facts["evaluated_on"]
+    is_usual = on == "held-out seeds"
+    many = f"{plan.num_tasks:,} {'held-out episodes' if is_usual else f'episodes on {on}'}"
     if attempts is not None:
-        many = f"{len(attempts.tasks):,} held-out tasks, {plan.num_attempts} attempts each"
-    return f"{who} on {legible(facts['environment'])}, {many}{how}"
+        tasks = "held-out tasks" if is_usual else f"tasks of {on}"
+        many = f"{len(attempts.tasks):,} {tasks}, {plan.num_attempts} attempts each"
+    best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
+    return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
+
+
+def _which_checkpoint(source: Path | None, checkpoint: str) -> str | None:
+    """Which one `best` is, and by what; None where another one is asked for."""
+    from turnwise.runs.checkpoints import CheckpointStore
+    from turnwise.runs.run_folder import RunFolder
+
+    if source is None or checkpoint != "best":
+        return None
+    best = CheckpointStore(RunFolder(source).checkpoints).best
+    if best is None:
+        return "the last step: no evaluation has marked a best one (training.eval_episodes)"
+    return str(best)

@@ -95,7 +95,17 @@ def export(
         files = sorted(file.name for file in place.iterdir())
         print_json({"folder": out, "run": run, "step": found.step, "files": files})
         return
-    say(f"{out} holds the model of step {found.step}. Talk to it: turnwise chat {out}")
+    best = _best(run) if checkpoint == "best" else None
+    of = f"step {found.step}" if best is None else str(best)
+    say(f"{out} holds the model of {of}. Talk to it: turnwise chat {out}")
+
+
+def _best(run: str) -> object | None:
+    """The checkpoint that is marked as the best; None: none is."""
+    from turnwise.runs.checkpoints import CheckpointStore
+    from turnwise.runs.run_folder import RunFolder
+
+    return CheckpointStore(RunFolder(Path(run).expanduser()).checkpoints).best
 
 
 def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> None:

@@ -44,12 +44,12 @@ sampled at temperature {temperature}.
 |---|---|
 {settings}"""
 _FIGURES = {
-    "eval/greedy/success": "success, greedy, held-out episodes",
-    "eval/greedy/reward": "reward, greedy, held-out episodes",
-    "eval/sampled/success": "success, sampled, held-out episodes",
-    "eval/sampled/reward": "reward, sampled, held-out episodes",
-    "success": "success in training",
-    "reward": "reward in training",
+    "eval/greedy/success": "success, greedy, {on}",
+    "eval/greedy/reward": "reward, greedy, {on}",
+    "eval/sampled/success": "success, sampled, {on}",
+    "eval/sampled/reward": "reward, sampled, {on}",
+    "success": "success, training episodes of this step",
+    "reward": "reward, training episodes of this step",
 }
 _SETTINGS = ("adv_estimator", "policy_loss", "learning_rate", "batch_size", "group_size")
 _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
@@ -57,7 +57,7 @@ _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
     """In the form that the Hugging Face hub reads."""
-    metrics = _metrics(run, step)
+    metrics, evaluated_on = _metrics(run, step)
     training = config.training
     base = config.model.local_path or config.model.model_name
     is_on_hub = "/" in base and not Path(base).exists()
@@ -81,7 +81,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
             "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
         ),
         steps=f"{step:,} steps of {training.batch_size:,} starts each",
-        figures=_table(metrics, step, [part for part in config.parts() if part]),
+        figures=_table(metrics, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],
         max_tokens=config.inference.max_tokens,
         temperature=config.inference.temperature,
@@ -97,29 +97,35 @@ def _game(environment: EnvironmentConfig) -> str:
     return environment.name + given
 
 
-def _metrics(run: Path, step: int) -> Mapping[str, float]:
-    """What the run's file says of the step; nothing if there is no such file or line."""
+def _metrics(run: Path, step: int) -> tuple[Mapping[str, float], str | None]:
+    """What the run's files say of the step, and what its evaluations are on, if they say it."""
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
     folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint lies two deep in it
     for folder in folders:
-        file = RunFolder(folder.expanduser()).metrics_file
-        if file.is_file():
-            found = [line for line in MetricsLog(file).read() if line.get("step") == step]
-            return numbers_of(found[-1]) if found else {}
-    return {}
+        own = RunFolder(folder.expanduser())
+        if own.metrics_file.is_file():
+            read = MetricsLog(own.metrics_file).read()
+            found = [line for line in read if line.get("step") == step]
+            return numbers_of(found[-1]) if found else {}, own.evaluated_on
+    return {}, None
 
 
-def _table(metrics: Mapping[str, float], step: int, parts: Sequence[str]) -> str:
+def _table(
+    metrics: Mapping[str, float], step: int, parts: Sequence[str], evaluated_on: str | None
+) -> str:
     """The metrics of a step; of a mix, those of the whole and then of each part."""
-    figures = dict(_FIGURES)
+    number = metrics.get("eval/greedy/num_episodes")
+    many = "episodes" if number is None else f"{number:,.0f} episodes"
+    on = f"{many} on {evaluated_on}" if evaluated_on else many
+    figures = {key: name.format(on=on) for key, name in _FIGURES.items()}
     for part in parts:
         figures |= {
             key.replace("eval/", f"eval/{part}/") if "/" in key else f"{part}/{key}": (
                 f"{part}: {name}"
             )
-            for key, name in _FIGURES.items()
+            for key, name in list(figures.items())[: len(_FIGURES)]
         }
     rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in figures.items() if key in metrics]
     if not rows:

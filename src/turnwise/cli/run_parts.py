@@ -307,6 +307,4 @@ def load_with_settings(
 
 def rows_of(parts: UserParts) -> Rows | None:
     """Return the rows that evaluation plays."""
-    rows: Any = parts.dataset if parts.eval_dataset is None else parts.eval_dataset
-    found: Rows | None = rows
-    return found
+    return parts.eval_rows

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from turnwise.runs.headline import wilson_interval as wilson_interval
+
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
 
@@ -67,16 +69,3 @@ def tells_success(results: Sequence[EpisodeResult]) -> bool:
     return any(
         "success" in info for r in results for agent in r.agents for info in agent.trajectory.infos
     )
-
-
-def wilson_interval(rate: float, number: int) -> tuple[float, float]:
-    """Where the true rate is in 95 of 100 cases.
-
-    >>> low, high = wilson_interval(1.0, 100)
-    >>> round(low, 3), round(high, 3)
-    (0.963, 1.0)
-    """
-    square = _Z**2 / number
-    middle = (rate + square / 2) / (1 + square)
-    reach = _Z / (1 + square) * math.sqrt(rate * (1 - rate) / number + square / (4 * number))
-    return (middle - reach if rate else 0.0), (middle + reach if rate < 1 else 1.0)

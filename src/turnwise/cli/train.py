@@ -212,6 +212,8 @@ def _about_the_demo(config: ConfigStore) -> str:
 
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
     """What was reached, and what to do next."""
+    from turnwise.runs.run_folder import RunFolder
+
     run = shlex.quote(legible(folder))
     of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
     commands = {
@@ -223,15 +225,19 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
     parts = [part for part in config.parts() if part]
-    return "\n".join(["", *_reached(history, parts), "", "Next:", *steps])
+    reached = _reached(history, parts, RunFolder(Path(folder)).evaluated_on)
+    return "\n".join(["", *reached, "", "Next:", *steps])
 
 
-def _reached(history: Sequence[Mapping[str, float]], parts: Sequence[str]) -> list[str]:
+def _reached(
+    history: Sequence[Mapping[str, float]], parts: Sequence[str], evaluated_on: str | None
+) -> list[str]:
     """The first tenth of the run and the last one; single steps are mostly noise.
 
-    Of a mix the whole first, then each part.
+    Of a mix the whole first, then each part. The headline comes last.
     """
     from turnwise.progress.run_state import brief
+    from turnwise.runs.headline import headline
 
     lines = []
     names = [*_REACHED, *(f"{part}/{name}" for part in parts for name in _REACHED)]
@@ -243,11 +249,16 @@ def _reached(history: Sequence[Mapping[str, float]], parts: Sequence[str]) -> li
             continue
         tenth = max(len(values) // 10, 1)
         first, last = (sum(part) / tenth for part in (values[:tenth], values[-tenth:]))
-        key = f"eval/{part}/greedy/{kind}" if part else f"eval/greedy/{name}"
-        held_out = [metrics[key] for metrics in history if key in metrics]
-        beside = f", {brief(held_out[-1])} on held-out episodes" if held_out else ""
-        lines.append(f"{name:<{width}} {brief(first)} at first, {brief(last)} at last{beside}")
-    return lines
+        many = f"{tenth:,} training steps" if tenth > 1 else "training step"
+        key = f"eval/{part}/greedy/{kind}"
+        evaluated = [metrics[key] for metrics in history if key in metrics] if part else []
+        beside = f", {brief(evaluated[-1])} in its last evaluation" if evaluated else ""
+        lines.append(
+            f"{name:<{width}} {brief(first)} in the first {many}, {brief(last)} in the last"
+            f"{f' {tenth:,}' if tenth > 1 else ''}{beside}"
+        )
+    found = headline(history, evaluated_on)
+    return [*lines, *([] if found is None else [str(found)])]
 
 
 def _command(words: Sequence[str], options: Mapping[str, str | None]) -> str:

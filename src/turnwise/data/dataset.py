@@ -92,7 +92,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     @property
     def tokenizer(self) -> Any:
         """The one that was given. A subclass that makes its items itself always has one."""
-        if self._tokenizer is None and self._makes_items:
+        if self._tokenizer is None and self.makes_items:
             _LOG.warning(
                 "%s was given no tokenizer and takes that of the built-in model %r. "
                 "Pass tokenizer= for another.",
@@ -107,12 +107,12 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         self._tokenizer = tokenizer
 
     @property
-    def _makes_items(self) -> bool:
+    def makes_items(self) -> bool:
         """Whether the items come from a subclass and not from a source."""
         return self._rows is None and type(self).__getitem__ is not RLHFDataset.__getitem__
 
     def __len__(self) -> int:
-        if self._makes_items:
+        if self.makes_items:
             environment = getattr(self, "env", None)
             own = len(environment) if isinstance(environment, Sized) else _DEFAULT_SIZE
             return own if self._size is None else self._size

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from turnwise.legible import legible
+from turnwise.runs.headline import policy_movement
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
@@ -28,6 +29,7 @@ class RunState:
     folder: str = ""
     num_steps: int = 0
     """Of the whole run, those before a resume included."""
+    evaluated_on: str = "held-out seeds"
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The metrics of every step so far."""
     messages: list[tuple[float, str]] = field(default_factory=list)
@@ -50,6 +52,7 @@ class RunState:
         self.model = one_line(run.model)
         self.folder = one_line(str(run.folder))
         self.num_steps = run.num_steps
+        self.evaluated_on = one_line(run.evaluated_on)
         self.history = list(run.history)
         self._first_step = run.first_step
 
@@ -130,7 +133,7 @@ class RunState:
 def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
     """A step in one line: `step 3/9  reward 0.50  entropy 1.20  1,234 tok/s  eta 0:12`."""
     parts = [f"step {metrics['step']:.0f}/{state.num_steps}"]
-    names = ["reward", "success", "entropy", "kl"]
+    names = ["reward", "success", "entropy", *policy_movement(metrics)]
     if not state.reports_success:
         names.remove("success")
     kinds = ["success", "reward"] if "success" in names else ["reward"]

@@ -11,17 +11,20 @@ from rich.text import Text
 
 from turnwise.progress.curve import draw_curve
 from turnwise.progress.run_state import RunState, brief, clock_time
+from turnwise.runs.headline import policy_movement
 
 # Metric, its name here, and which way is better: 1 up, -1 down, 0 neither.
 FIGURES = (
     ("reward", "reward", 1),
     ("success", "success", 1),
     ("entropy", "entropy", 0),
+    ("kl_ref", "KL to reference", 0),
     ("kl", "KL", 0),
+    ("grad_norm", "gradient norm", 0),
     ("time/tokens_per_second", "tokens/s", 0),
     ("turns", "turns", 0),
-    ("grad_norm", "gradient", 0),
 )
+_MOVEMENT = ("kl_ref", "kl", "grad_norm")
 NUM_FIGURES = 5
 MOST_COLUMNS = 120
 MOST_ROWS = 34
@@ -107,7 +110,9 @@ class RunView:
         shown = [
             figure
             for figure in FIGURES
-            if figure[0] in latest and (figure[0] != "success" or self.state.reports_success)
+            if figure[0] in latest
+            and (figure[0] != "success" or self.state.reports_success)
+            and (figure[0] not in _MOVEMENT or figure[0] in policy_movement(latest)[:1])
         ]
         room = max(width // NUM_FIGURES, 11)
         names, values = Text(), Text()
@@ -174,7 +179,8 @@ class RunView:
         for way in ("greedy", "sampled"):
             if found := self.state.latest(f"eval/{way}/{name}"):
                 parts.append(f"{brief(found[1])} {way}")
-        return Text(f"held-out {name} {', '.join(parts)}" if parts else "", "dim")
+        text = f"{name} on {self.state.evaluated_on} {', '.join(parts)}" if parts else ""
+        return Text(text, "dim")
 
     def _messages(self, width: int, num_lines: int) -> list[Text]:
         """The newest that have room, whole ones, the newest last."""

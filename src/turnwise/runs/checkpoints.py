@@ -41,6 +41,20 @@ class BestCheckpoint(Checkpoint):
 
     metric: str
     value: float
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of the value, where it is known."""
+    num_episodes: int | None = None
+    """What the value is the mean of, where it is known."""
+
+    def __str__(self) -> str:
+        known = []
+        if self.low is not None:
+            known.append(f"{self.low:.4g} to {self.high:.4g}")
+        if self.num_episodes is not None:
+            known.append(f"{self.num_episodes:,} episodes")
+        about = f" ({', '.join(known)})" if known else ""
+        return f"step {self.step:,}, the best by {self.metric}: {self.value:.4g}{about}"
 
 
 class CheckpointStore:
@@ -105,13 +119,27 @@ class CheckpointStore:
         except OSError as error:
             raise CheckpointError(f"cannot remove {checkpoint.path}: {error.strerror}") from error
 
-    def mark_best(self, checkpoint: Checkpoint, metric: str, value: float) -> None:
+    def mark_best(
+        self,
+        checkpoint: Checkpoint,
+        metric: str,
+        value: float,
+        interval: tuple[float, float] | None = None,
+        num_episodes: int | None = None,
+    ) -> None:
         """From now on this one is the best, and stays."""
         self._check_ours(checkpoint)
         value = float(value)
         if not math.isfinite(value):
             raise CheckpointError(f"the best {metric} got {value}, expected a finite number")
-        content = {"format": FORMAT, "step": checkpoint.step, "metric": metric, "value": value}
+        content = {
+            "format": FORMAT,
+            "step": checkpoint.step,
+            "metric": metric,
+            "value": value,
+            **({} if interval is None else {"low": interval[0], "high": interval[1]}),
+            **({} if num_episodes is None else {"num_episodes": num_episodes}),
+        }
         path = self.folder / "best.json"
         with explained(path), in_order(self.folder):
             write_file(path, sealed_json(content))
@@ -127,7 +155,9 @@ class CheckpointStore:
         marked = [found for found in self.list() if mark and found.step == mark["step"]]
         if not mark or not marked:
             return None
-        return BestCheckpoint(**vars(marked[0]), metric=mark["metric"], value=mark["value"])
+        known = ("metric", "value", "low", "high", "num_episodes")
+        about = {name: mark[name] for name in known if name in mark}
+        return BestCheckpoint(**vars(marked[0]), **about)
 
     def _best_mark(self) -> dict[str, Any]:
         try:

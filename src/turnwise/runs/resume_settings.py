@@ -26,6 +26,7 @@ FIXED: Mapping[str, str] = {
     "training.lora_rank": "it decides which weights there are in the checkpoints",
     "training.gamma": "it defines the return that the value head has learned",
     "training.batch_size": "the position in the dataset is counted in batches",
+    "training.eval_fraction": "it decides which rows are trained on",
     "training.seed": "the order of the data and every random number follow from it",
     "training.warm_start": _IMITATION,
     "training.warm_start_steps": _IMITATION,

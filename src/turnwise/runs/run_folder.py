@@ -91,6 +91,15 @@ class RunFolder:
                 )
         return found
 
+    @property
+    def evaluated_on(self) -> str | None:
+        """What its evaluations are on, `held-out seeds` or `training rows`; None: not recorded."""
+        try:
+            found = self.status.get("evaluation")
+        except ConfigError:
+            return None
+        return found if isinstance(found, str) else None
+
     def write_status(self, **status: Any) -> None:
         """Report how the run stands; a reader sees the old status or the new, never half of one."""
         with explained(self.status_file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -17,6 +18,7 @@ from turnwise.algo.choose import get_advantage_estimator, get_policy_loss
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import RLHFDataset
 from turnwise.data.by_name import dataset_by_name
+from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import EpisodeCollector, EpisodeLimits
@@ -58,6 +60,8 @@ class UserParts:
     limits: EpisodeLimits | None = None
     mix: tuple[MixPart, ...] = ()
     """The environments of a mix, instead of the one above; each has its own rows."""
+    eval_fraction: float | None = None
+    """The share of the dataset that is held out, where there is no dataset for evaluation."""
 
     def filled_from(self, config: ConfigStore) -> UserParts:
         """Return the same, with what Python did not give taken from the settings."""
@@ -75,7 +79,49 @@ class UserParts:
             if self.system_prompt is None
             else self.system_prompt,
             limits=self.limits or limits_of(config),
+            eval_fraction=config.training.eval_fraction,
         )
+
+    @functools.cached_property
+    def _split(self) -> Split:
+        return split_rows(self.dataset, self.eval_fraction)
+
+    @property
+    def train_rows(self) -> Rows | None:
+        """The rows to train on."""
+        has_own = self.dataset is None or self.eval_dataset is not None
+        rows: Rows | None = self.dataset if has_own else self._split.train
+        return rows
+
+    @property
+    def eval_rows(self) -> Rows | None:
+        """The rows to evaluate on; those that are trained on where there are too few."""
+        rows: Rows | None = self.eval_dataset
+        if rows is not None or self.dataset is None:
+            return rows
+        held_out = self._split.held_out
+        found: Rows = self.dataset if held_out is None else held_out
+        return found
+
+    @property
+    def evaluates_on(self) -> str:
+        """What evaluations are on, in words: `held-out seeds`, `16 held-out rows` ..."""
+        if self.mix:
+            kinds = dict.fromkeys(part.parts.evaluates_on for part in self.mix)
+            return " and ".join(kinds)
+        if self.eval_dataset is not None:
+            return f"{len(self.eval_dataset):,} rows of the evaluation dataset"
+        if self.dataset is None:
+            return "held-out seeds"
+        held_out = self._split.held_out
+        return "training rows" if held_out is None else f"{len(held_out):,} held-out rows"
+
+    def without_held_out(self) -> UserParts:
+        """The same, with all rows to train on, as runs of older versions have it."""
+        mix = tuple(
+            dataclasses.replace(part, parts=part.parts.without_held_out()) for part in self.mix
+        )
+        return dataclasses.replace(self, eval_fraction=None, mix=mix)
 
     @property
     def environment_name(self) -> str:
@@ -181,13 +227,12 @@ class MixPart:
     @property
     def source(self) -> TaskSource:
         """Where the tasks of its training episodes come from."""
-        return TaskSource(self.name, self.weight, self.parts.dataset, self.curriculum)
+        return TaskSource(self.name, self.weight, self.parts.train_rows, self.curriculum)
 
     @property
     def eval_rows(self) -> Rows | None:
         """The rows of its evaluation, if it has rows."""
-        rows: Rows | None = self.parts.eval_dataset
-        return self.source.rows if rows is None else rows
+        return self.parts.eval_rows
 
 
 @dataclass

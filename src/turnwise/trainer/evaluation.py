@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection, EpisodeCollector
 from turnwise.episode.collector import EpisodeTask
-from turnwise.episode.seeds import derive_seed
+from turnwise.episode.seeds import held_out_seed
 from turnwise.inference import SamplingParams
 from turnwise.trainer.assembly import MixPart
 from turnwise.trainer.figures import episode_figures
@@ -22,7 +22,7 @@ from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
 
 GREEDY = SamplingParams(temperature=0.0)
-_KEPT = ("reward", "reward_std", "success", "turns", "truncated", "errors")
+_KEPT = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
 
 
 def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> list[EpisodeTask]:
@@ -30,7 +30,7 @@ def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> li
     tasks = []
     for number in range(num_episodes):
         row = None if rows is None else rows[number % len(rows)]
-        own_seed = seed_of(row, rows, derive_seed(seed, "eval", number))
+        own_seed = seed_of(row, rows, held_out_seed(seed, "eval", number))
         tasks.append(EpisodeTask(own_seed, number, task=row))
     return tasks
 
@@ -124,4 +124,6 @@ class Evaluator:
             return {"": figures}
         found = {part.name: _figures(of_part(played, part.name)) for part in self._mix}
         weights = {part.name: part.weight for part in self._mix}
-        return {"": weighted_mean(found, weights), **found}
+        whole = weighted_mean(found, weights)
+        whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())
+        return {"": whole, **found}

@@ -81,8 +81,21 @@ class RunLifecycle:
             self._machinery = assemble(self.config, self._parts, self._planned_steps())
         return self._machinery
 
-    def _planned_steps(self) -> int:
+    def _steps_per_epoch(self) -> int:
         raise NotImplementedError
+
+    def _planned_steps(self) -> int:
+        return self.config.training.num_epochs * self._steps_per_epoch()
+
+    def _train_on_all_rows(self) -> None:
+        """For a run that began in a version that held no rows out: it has trained on them."""
+        before, self._parts = self._parts, self._parts.without_held_out()
+        if before.evaluates_on != self._parts.evaluates_on:
+            self._reporter.say(
+                "this run began with all rows of its dataset as training rows, and continues so: "
+                "its evaluations are on training rows. A new run holds rows out "
+                "(training.eval_fraction)."
+            )
 
     @functools.cached_property
     def _record(self) -> RunRecord:
@@ -111,7 +124,7 @@ class RunLifecycle:
                 yield f"{part.name}/", part.curriculum
 
     @contextlib.contextmanager
-    def _run(self, num_epochs: int, steps_per_epoch: int) -> Iterator[OpenRun]:
+    def _run(self, num_epochs: int | None, steps_per_epoch: int | None) -> Iterator[OpenRun]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
         self.__dict__.pop("_record", None)
         stop = StopRequest(self._reporter.say)
@@ -136,13 +149,14 @@ class RunLifecycle:
             self.run_folder = folder.path
             plan = self._epochs.plan(
                 self._num_fits,
-                num_epochs,
-                steps_per_epoch,
+                num_epochs or self.config.training.num_epochs,
+                steps_per_epoch or self._steps_per_epoch(),
                 self.config.checkpoint.save_interval,
                 step=self.step,
                 is_waiting=self._unwritten is not None,
             )
             self._num_fits += 1
+            records.add_facts({"evaluation": self._parts.evaluates_on})
             records.num_steps = plan.num_steps
             self._reporter.begin(
                 RunInfo(
@@ -152,6 +166,7 @@ class RunLifecycle:
                     plan.num_steps,
                     self.step,
                     tuple(self.metrics_history),
+                    self._parts.evaluates_on,
                 )
             )
             try:
@@ -189,7 +204,7 @@ class RunLifecycle:
             )
         return folder, resumes
 
-    def _take_up(self, records: Records, steps_per_epoch: int) -> None:
+    def _take_up(self, records: Records, steps_per_epoch: int | None) -> None:
         """Go on where the run in the folder stopped."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
@@ -215,12 +230,13 @@ class RunLifecycle:
             "num_broken_steps": self._broken_steps.num_in_a_row,
             "num_imitated": self._num_imitated,
             "unwritten": self._unwritten,
+            "holds_rows_out": self._parts.eval_fraction is not None,
         }
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.machinery.learner, self._recorded, progress)
 
-    def _take(self, checkpoint: Checkpoint, steps_per_epoch: int) -> None:
+    def _take(self, checkpoint: Checkpoint, steps_per_epoch: int | None = None) -> None:
         parts = self.machinery
         progress = read_state(checkpoint, parts.learner)
         parts.publish_weights()
@@ -230,11 +246,14 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._unwritten = progress["unwritten"]
+        if not progress.get("holds_rows_out"):
+            self._train_on_all_rows()
         if "epochs" in progress:
             self._epochs = Epochs.from_state_dict(progress["epochs"])
         else:  # a checkpoint of an older version
             is_waiting = self._unwritten is not None
-            self._epochs = Epochs.of_steps(self.step, steps_per_epoch, is_waiting=is_waiting)
+            per_epoch = steps_per_epoch or self._steps_per_epoch()
+            self._epochs = Epochs.of_steps(self.step, per_epoch, is_waiting=is_waiting)
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:
                 curriculum.load_state_dict(progress[f"{prefix}curriculum"])

@@ -19,6 +19,7 @@ from turnwise.runs.checkpoints import Checkpoint, CheckpointStore
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.doctor import Doctor, Finding
 from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.headline import interval
 from turnwise.runs.metrics_log import MetricsLog, missing_steps, numbers_of
 from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
@@ -190,8 +191,11 @@ class Records:
         if value is None or self._last["step"] != saved.step:
             return
         best = self.checkpoints.best
-        if best is None or best.metric != name or value > best.value:
-            self.checkpoints.mark_best(saved, name, value)
+        if best is None or best.metric != name or value >= best.value:  # the latest among equals
+            bounds = interval(self._last, name)
+            number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
+            num_episodes = None if number is None else int(number)
+            self.checkpoints.mark_best(saved, name, value, bounds, num_episodes)
 
     def end(self, outcome: str, step: int, write: Callable[[Path], None] | None) -> None:
         """The run is over or breaks off; saved once more, if it can be."""

@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 from turnwise.errors import ConfigError
 from turnwise.progress.choose import AutoReporter
 from turnwise.progress.log_records import PROGRESS
+from turnwise.runs.headline import policy_movement
 
 Metrics: TypeAlias = dict[str, float]
 """The figures of one step, under flat names."""
@@ -32,6 +33,8 @@ class RunInfo:
     """Steps that were done before."""
     history: Sequence[Mapping[str, float]] = ()
     """Their metrics."""
+    evaluated_on: str = "held-out seeds"
+    """What its evaluations are on: `held-out seeds`, `16 held-out rows`, `training rows` ..."""
 
 
 class Reporter(Protocol):
@@ -125,17 +128,18 @@ def choose_reporter(
     return Reporters(LogReporter(), reporter), nullcontext()
 
 
-_SHOWN = ("reward", "success", "turns", "entropy", "kl")
+_SHOWN = ("reward", "success", "turns", "entropy")
 
 
 def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
     """A step in one line.
 
-    >>> step_line({"step": 3, "reward": 0.5, "kl": 0.01, "time/tokens_per_second": 1234.0}, 9)
-    'step 3/9  reward 0.5  kl 0.01  1,234 tok/s'
+    >>> step_line({"step": 3, "reward": 0.5, "grad_norm": 0.1, "time/tokens_per_second": 99.0}, 9)
+    'step 3/9  reward 0.5  grad_norm 0.1  99 tok/s'
     """
     parts = [f"step {metrics['step']:.0f}/{num_steps}"]
-    parts += [f"{name} {metrics[name]:.3g}" for name in _SHOWN if name in metrics]
+    names = (*_SHOWN, *policy_movement(metrics))
+    parts += [f"{name} {metrics[name]:.3g}" for name in names if name in metrics]
     speed = metrics.get("time/tokens_per_second")
     if speed is not None:
         parts.append(f"{speed:,.0f} tok/s")

@@ -17,7 +17,7 @@ from turnwise.data.mix import Draw, parts_for_step
 from turnwise.data.order import rows_for_step
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
-from turnwise.episode.seeds import derive_seed
+from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.trainer.curriculum import Curriculum, Task
@@ -160,7 +160,7 @@ class Rollout:
             own = [number for number in numbers if drawn[number].part == part]
             rows = self._chosen_rows(source, step, attempt, [drawn[number] for number in own])
             for number, row in zip(own, rows, strict=True):
-                seed = derive_seed(training.seed, purpose, step, *attempts, number)
+                seed = training_seed(training.seed, purpose, step, *attempts, number)
                 seed = seed_of(row, source.rows, seed)
                 starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
         return [starts[number] for number in numbers]
@@ -198,7 +198,7 @@ def seed_of(row: Task | None, rows: Rows | None, seed: int) -> int:
 
 
 def _are_openings(rows: Any) -> bool:
-    return isinstance(rows, CustomEnvDataset)
+    return isinstance(getattr(rows, "source", rows), CustomEnvDataset)
 
 
 def group_size(config: ConfigStore) -> int:

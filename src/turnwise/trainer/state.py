@@ -108,6 +108,9 @@ def load_trained_model(
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
+    progress = json.loads(checkpoint.file(_STATE).read_text())["progress"]
+    if not progress.get("holds_rows_out"):  # of an older version: it has trained on all rows
+        config.training.eval_fraction = None
     if model is not None:
         config.model.local_path = model
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):

@@ -31,7 +31,7 @@ from turnwise.trainer.model_facts import model_facts
 from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.rollout import Rollout, Rows
+from turnwise.trainer.rollout import Rollout
 from turnwise.trainer.state import seed_generators, undone_if_interrupted
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch, uses_gpu
@@ -97,8 +97,6 @@ class RayPPOTrainer(RunLifecycle):
         )
         config, given = with_mix(config, given, environments)
         super().__init__(config, given, curriculum, reporter, resume)
-        self._rows: Rows | None = self._parts.dataset
-        self._eval_rows: Rows | None = self._parts.eval_dataset or self._rows
         self._failures = FailureReport(self._reporter.say)
         self._why_stop: str | None = None
         """Why the run ends as soon as this step is written down."""
@@ -106,13 +104,8 @@ class RayPPOTrainer(RunLifecycle):
         """What `rollout` played last."""
 
     def _steps_per_epoch(self) -> int:
-        training = self.config.training
-        if self._rows is None:
-            return training.steps_per_epoch
-        return max(1, -(-len(self._rows) // training.batch_size))
-
-    def _planned_steps(self) -> int:
-        return self.config.training.num_epochs * self._steps_per_epoch()
+        training, rows = self.config.training, self._parts.train_rows
+        return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
 
     # ---- the loop ----
 
@@ -127,9 +120,8 @@ class RayPPOTrainer(RunLifecycle):
         was interrupted is resumed.
         """
         refuse_during_import("starts training")
-        per_epoch = num_iters_per_epoch or self._steps_per_epoch()
         with (
-            self._run(num_epochs or self.config.training.num_epochs, per_epoch) as run,
+            self._run(num_epochs, num_iters_per_epoch) as run,
             self._rollout(run.plan) as rollout,
         ):
             records, stop, plan = run
@@ -147,7 +139,7 @@ class RayPPOTrainer(RunLifecycle):
                     metrics, played, columns = self._train_step(rollout, stop, clock)
                     self.step += 1
                     self._epochs.num_steps += 1
-                    ends_epoch = self._epochs.num_steps >= per_epoch
+                    ends_epoch = self._epochs.num_steps >= plan.steps_per_epoch
                     records.keep_episodes(self.step, played, columns, clock)
                     self._unwritten = {
                         "step": self.step,
@@ -171,7 +163,7 @@ class RayPPOTrainer(RunLifecycle):
         return parts.rollout(
             parts.collector,
             self.config,
-            self._rows,
+            self._parts.train_rows,
             self._curriculum,
             plan=plan,
             mix=[part.source for part in self._parts.mix],
@@ -295,7 +287,7 @@ class RayPPOTrainer(RunLifecycle):
     def _evaluator(self) -> Evaluator:
         parts = self.machinery
         return Evaluator(
-            parts.collector, self.config, self._eval_rows, self._reporter, self._parts.mix
+            parts.collector, self.config, self._parts.eval_rows, self._reporter, self._parts.mix
         )
 
     def _episode_progress(self, done: int, total: int) -> None:
@@ -317,7 +309,7 @@ class RayPPOTrainer(RunLifecycle):
 
         Training goes on from its step; what this run has of later ones is forgotten.
         """
-        self._take(open_checkpoint(Path(path)), self._steps_per_epoch())
+        self._take(open_checkpoint(Path(path)))
         self._num_fits = len(self._epochs.starts)  # the next one is not one of the checkpoint's
         self._is_loaded = True
         self.metrics_history = [m for m in self.metrics_history if m["step"] <= self.step]

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from turnwise.errors import ConfigError
 from turnwise.runs.episode_records import StoredEpisode
+from turnwise.runs.headline import headline
 from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Connection, Index, index_path
@@ -184,6 +185,7 @@ class ViewedRun:
             "started": self._started(),
             "updated": self.updated,
             "num_episodes": self._num_episodes,
+            "headline": self._headline(status) if last else None,
             "best_reward": self.metrics.best("reward") if last else None,
             "greedy_success": self.metrics.latest("eval/greedy/success") if last else None,
             "last": last,
@@ -192,6 +194,10 @@ class ViewedRun:
             "notes": self._last_notes(),
             "problems": self.problems,
         }
+
+    def _headline(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
+        found = headline(self.metrics.steps, str(status.get("evaluation") or "") or None)
+        return None if found is None else found.to_dict()
 
     def detail(self) -> dict[str, Any]:
         self.metrics.examine(_PATIENCE_SECONDS)

@@ -13,7 +13,7 @@ from turnwise.data import CustomEnvDataset
 from turnwise.data.openings import Openings
 from turnwise.data.order import rows_for_step
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.episode.seeds import derive_seed
+from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.errors import ConfigError
 from turnwise.scale.verl.names import AGENT_LOOP
 from turnwise.trainer.evaluation import held_out_tasks
@@ -91,7 +91,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             task = self._held_out[place]
             return task.seed, self._seed, task.task
         step, number = divmod(place, self._batch_size)
-        seed = derive_seed(self._seed, "train", step, 0, number)
+        seed = training_seed(self._seed, "train", step, 0, number)
         if self._rows is None:
             return seed, self._seed, None
         chosen = place % len(self._rows)
@@ -99,7 +99,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             chosen = rows_for_step(len(self._rows), step, self._batch_size, self._seed)[number]
         row = self._rows[chosen]
         sampling = self._seed
-        if isinstance(self._rows, CustomEnvDataset):
+        if isinstance(getattr(self._rows, "source", self._rows), CustomEnvDataset):
             sampling = derive_seed(self._seed, "sampling", step, 0)
         return seed_of(row, self._rows, seed), sampling, row
 

@@ -78,6 +78,7 @@ TARGETS: dict[str, str] = {
     "ray.num_learners": "trainer.n_gpus_per_node",
     "ray.gpus_per_worker": "trainer.n_gpus_per_node",
     "ray.address": "ray_kwargs.ray_init.address",
+    "training.eval_fraction": PARTS,
     "logging.level": PARTS,
     "logging.sinks": "trainer.logger",
     "logging.episodes_gb": PARTS,  # no episodes are kept there

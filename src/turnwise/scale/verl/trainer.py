@@ -121,10 +121,12 @@ class CustomRayPPOTrainer:
             device_name,
             None if batch_type(reward_fn) is None else reward_fn,
         )
-        self._rows: Rows | None = self._parts.dataset
-        self._has_verl_rows = isinstance(self._rows, CustomEnvironmentDataset)
-        standard = None if self._has_verl_rows else self._rows
-        self._eval_rows: Rows | None = self._parts.eval_dataset or standard
+        self._has_verl_rows = isinstance(self._parts.dataset, CustomEnvironmentDataset)
+        if self._has_verl_rows:  # it makes its own rows, those of evaluations too
+            self._parts = self._parts.without_held_out()
+        self._rows: Rows | None = self._parts.train_rows
+        has_eval_rows = not self._has_verl_rows or self._parts.eval_dataset is not None
+        self._eval_rows: Rows | None = self._parts.eval_rows if has_eval_rows else None
         # The same environment by its class and by `path.py:Class` is the same run.
         name = self._parts.environment_name
         self._name = f"{name.rpartition(':')[2] if '.py:' in name else name}-verl"

@@ -1,0 +1,102 @@
+"""What a run is evaluated on, and the one number that all doors say of it."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from trainer.runs import Listener, metrics_of
+from trainer.worlds import Echo, small_trainer
+from turnwise.cli import app
+from turnwise.cli.model_card import model_card
+from turnwise.cli.train import _closing
+from turnwise.data.held_out import split_rows
+from turnwise.runs.checkpoints import CheckpointStore
+from turnwise.runs.episode_store import EpisodeStore
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
+
+ROWS = [{"letter": "abcd"[i % 4], "number": i} for i in range(64)]
+SETTINGS = (
+    "training.warm_start=null",
+    "training.batch_size=24",
+    "training.num_epochs=2",
+    "training.eval_episodes=3",
+    "inference.max_tokens=1",
+)
+
+
+class Given(Echo):
+    """The letter of its task."""
+
+    def reset(self):
+        super().reset()
+        self.letter = self.task["letter"]
+        return self.letter
+
+    def step(self, action):
+        observation, reward, done, info = super().step(action)
+        return observation, reward, done, {**info, "number": self.task["number"]}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with small_trainer(tmp_path_factory.mktemp("runs"), Given, *SETTINGS, dataset=ROWS) as trainer:
+        trainer.fit()
+    return trainer
+
+
+def played(run, kind):
+    store = EpisodeStore(RunFolder(run.run_folder).episodes, 1)
+    return {
+        episode.agent.turns[-1].info["number"]
+        for step in store.steps(kind)
+        for episode in store.read(step, kind)
+    }
+
+
+def test_training_plays_all_rows_but_those_that_evaluations_are_on(run):
+    held_out = {row["number"] for row in split_rows(ROWS, 0.05).held_out}
+    assert len(run.metrics_history) == 4  # two epochs of 48 rows
+    assert played(run, "train") == set(range(64)) - held_out
+    assert len(held_out) == 16
+    assert played(run, "eval-greedy") <= held_out
+
+
+def test_every_door_says_the_same_headline(run):
+    folder = RunFolder(run.run_folder)
+    expected = headline(metrics_of(run.run_folder), "16 held-out rows")
+    assert folder.evaluated_on == "16 held-out rows"
+    assert expected.over == "3 greedy episodes on 16 held-out rows"
+    assert expected.step == 4
+    shown = CliRunner().invoke(app, ["doctor", str(run.run_folder), "--json"])
+    assert json.loads(shown.stdout)["headline"]["text"] == str(expected)
+    text = CliRunner().invoke(app, ["doctor", str(run.run_folder)]).stdout
+    assert str(expected) in " ".join(text.split())
+    assert str(expected) in _closing(run.config, run.metrics_history, str(run.run_folder))
+    card = model_card(run.run_folder, 4, run.config, "mine", 1)
+    assert f"greedy, 3 episodes on 16 held-out rows | {expected.value:.4g} |" in card
+
+
+def test_a_checkpoint_that_was_trained_on_all_rows_is_continued_so(tmp_path):
+    with small_trainer(
+        tmp_path, Given, *SETTINGS, "training.eval_fraction=null", dataset=ROWS
+    ) as trainer:
+        saved = trainer.save_checkpoint(tmp_path / "saved")
+    listener = Listener()
+    with small_trainer(tmp_path, Given, *SETTINGS, dataset=ROWS, reporter=listener) as trainer:
+        assert trainer._parts.evaluates_on == "16 held-out rows"
+        trainer.load_checkpoint(saved)
+        assert trainer._parts.evaluates_on == "training rows"
+        assert len(trainer._parts.train_rows) == 64
+    assert any("continues so" in line for line in listener.said)
+
+
+def test_the_latest_of_equals_is_the_best(run):
+    best = CheckpointStore(RunFolder(run.run_folder).checkpoints).best
+    values = [
+        (m["eval/greedy/reward"], m["step"]) for m in run.metrics_history if "time/evaluate" in m
+    ]
+    assert (best.value, best.step) == max(values)
+    assert best.num_episodes == 3
+    assert best.low <= best.value <= best.high
