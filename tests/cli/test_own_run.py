@@ -133,9 +133,10 @@ def test_rows_that_a_script_made_are_kept_in_the_run(folder, turnwise, monkeypat
 
 def test_a_scripts_run_is_trained_on_by_its_folder_from_elsewhere(folder, turnwise, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    run = folder / "runs" / "Greenhouse"
+    run = shutil.copytree(folder, folder.parent / "trained_on") / "runs" / "Greenhouse"
     before = json.loads((run / "run.json").read_text())
-    done = turnwise("train", str(run), "training.num_epochs=2", "--plain")
+    options = ("training.num_epochs=2", "--plain", "--trust-remote-code")
+    done = turnwise("train", str(run), *options)
     assert done.code == 0, done.err
     after = json.loads((run / "run.json").read_text())
     assert (after["step"], after["model"]) == (2, before["model"])
