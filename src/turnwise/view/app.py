@@ -148,7 +148,8 @@ class Viewer:
 
     def _run(self, request: Request) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
-        run.look()
+        if run.look():  # what is seen here the watcher does not find again
+            self.bell.ring()
         return run
 
 
