@@ -101,14 +101,19 @@ RESETS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "text"), STEPS, ids=lambda v: str(v)[:40])
+def name(value):
+    """The name of a case: an object's address would be another one in each process."""
+    return value[:50] if isinstance(value, str) else type(value).__name__
+
+
+@pytest.mark.parametrize(("value", "text"), STEPS, ids=name)
 def test_what_step_may_not_return(value, text):
     error, place = failure(maze("step", value))
     assert error == f"Maze.step() {text}"
     assert re.fullmatch(r'  File ".*test_table.py", line \d+, in now', place)  # the user's method
 
 
-@pytest.mark.parametrize(("value", "text"), RESETS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("value", "text"), RESETS, ids=name)
 def test_what_reset_may_not_return(value, text):
     assert failure(maze("reset", value))[0] == f"Maze.reset() {text}"
 
@@ -160,7 +165,7 @@ REWARDS = [
 ]
 
 
-@pytest.mark.parametrize(("value", "text"), REWARDS, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("value", "text"), REWARDS, ids=name)
 def test_what_a_reward_function_may_not_return(value, text):
     def score(trajectory):
         return value
@@ -351,7 +356,7 @@ TRAINERS = [
 ]
 
 
-@pytest.mark.parametrize(("options", "text"), TRAINERS, ids=lambda v: str(v)[:50])
+@pytest.mark.parametrize(("options", "text"), TRAINERS, ids=name)
 def test_what_a_trainer_refuses(options, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TurnwiseError) as caught:
