@@ -416,7 +416,7 @@ class TestNumbers:
         trainer.fit(num_epochs=1)
         trainer.cleanup()
         trainer.cleanup()
-        with pytest.raises(ConfigError, match="model= needs tokenizer="):
+        with pytest.raises(ConfigError, match="model= without tokenizer="):
             RayPPOTrainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
 
     def test_an_environment_that_is_an_instance(self, tmp_path):

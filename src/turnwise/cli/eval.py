@@ -143,7 +143,9 @@ def evaluate(
         if seed is not None:
             config.training.seed = seed
         parts = {name: _played(player, own, plan) for name, own in config.parts().items()}
-        evaluated_on = UserParts().filled_from(config.parts().popitem()[1]).evaluates_on
+        evaluated_on = {
+            name: UserParts().filled_from(own).evaluates_on for name, own in config.parts().items()
+        }
     for name, played in parts.items():
         first = played[plan.who]
         if all(result.status.is_error for result in first):
@@ -156,7 +158,7 @@ def evaluate(
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
-        "evaluated_on": evaluated_on,
+        "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
         "checkpoint": _which_checkpoint(source, checkpoint),
         **({} if agent is None else {"played_by": agent}),
     }
@@ -313,7 +315,8 @@ def _report_mix(
         print_json({**facts, "parts": each, "mean_by_weight": mean})
         return
     for name, played in parts.items():
-        _report({**facts, "environment": name}, played, plan, False, show)
+        own = {"environment": name, "evaluated_on": facts["evaluated_on"][name]}
+        _report({**facts, **own}, played, plan, False, show)
         typer.echo()
     console = make_console()
     words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
