@@ -40,11 +40,12 @@ def test_a_checkpoint_stands_for_its_run(turnwise, runs, tmp_path, monkeypatch, 
     assert ran.code == 0, ran.err
     if name == "export":
         assert json.loads(ran.out)["step"] == 1
-        assert "| reward in training |" in Path("exported/README.md").read_text()
+        card = Path("exported/README.md").read_text()
+        assert "| reward, training episodes of this step |" in card
         monkeypatch.chdir(tmp_path)
         assert turnwise(*command(name, runs.checkpoint)).code == 0
     if name == "doctor":
-        assert ": 1 steps, reward" in ran.out
+        assert ": 1 steps; reward" in ran.out
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -27,7 +27,10 @@ SHORTER = {
 }
 INSTALLS = ("python3", ".", "pip", "pytest")
 """First words of commands that need a machine of their own; `make newcomer` runs them."""
-VARIES = re.compile(r"(user: |assistant: |success .* at first|step (2|20|36)\b|  |water$|\.\.\.$)")
+VARIES = re.compile(
+    r"(user: |assistant: |(success|reward) .* (training|after) step|runs/MyEnv: 50 steps"
+    r"|seeds; highest|step (2|20|36)\b|  |water$|\.\.\.$)"
+)
 """Lines that follow from what a whole training run learned, or that stand for others."""
 
 

@@ -73,11 +73,11 @@ def test_a_pipe_gets_the_folder_first_and_a_line_per_step(tmp_path, capsys):
     assert out.startswith(f"run folder {trainer.run_folder}\n")
     first, second = trainer.metrics_history
     steps = [
-        f"step {number}/2  reward {reward}  entropy {m['entropy']:.2f}  kl "
+        f"step {number}/2  reward {reward}  entropy {m['entropy']:.2f}  grad_norm "
         for number, m in enumerate((first, second), 1)
         for reward in [f"{m['reward']:.2f}" if m["reward"] else "0"]
     ]
-    lines = masked(re.sub(r"success [\d.]+  |(?<=kl )\S+.*", "", out)).splitlines()
+    lines = masked(re.sub(r"success [\d.]+  |(?<=grad_norm )\S+.*", "", out)).splitlines()
     assert lines == [
         "run folder ...",
         "training tiny on Echo, 2 steps",
