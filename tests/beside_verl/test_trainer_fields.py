@@ -72,6 +72,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.warm_start_steps": 7,
     "training.warm_start_learning_rate": 0.5,
     "training.eval_episodes": 5,
+    "training.eval_fraction": 0.2,
     "training.seed": 7,
     "checkpoint.output_dir": "elsewhere",
     "checkpoint.run_name": "mine",

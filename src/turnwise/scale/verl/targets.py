@@ -86,6 +86,9 @@ TARGETS: dict[str, str] = {
     "tools": PARTS,
     "parser": PARTS,
     "system_prompt": PARTS,
+    "limits.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
+    "limits.max_tokens_per_turn": "data.max_response_length",
+    "limits.max_tokens": "data.max_response_length",
 } | {
     f"{section}.{name}": PARTS
     for section in ("dataset", "eval_dataset")
@@ -93,8 +96,7 @@ TARGETS: dict[str, str] = {
 } | {
     f"limits.{name}": PARTS
     for name in (
-        "max_turns", "max_tokens_per_turn", "max_tokens", "max_tool_calls", "max_seconds",
-        "max_observation", "reset_timeout", "step_timeout", "tool_timeout", "generation_timeout",
-        "reward_timeout", "close_timeout",
+        "max_tool_calls", "max_seconds", "max_observation", "reset_timeout", "step_timeout",
+        "tool_timeout", "generation_timeout", "reward_timeout", "close_timeout",
     )
 }  # fmt: skip
