@@ -15,7 +15,7 @@ env = $$($(PYTHON) scripts/environment.py $(1))
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo:  ## install, then watch a tiny model learn a game, in about three minutes
+demo:  ## install, then watch a tiny model learn a game: two to six minutes, by machine
 	@py=$(call env,demo)
 	$$py -m turnwise train --fresh
 
