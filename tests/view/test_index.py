@@ -11,7 +11,7 @@ import pytest
 from trainer.runs import Listener
 from trainer.worlds import Memory, small_trainer
 from turnwise.runs.episode_store import EpisodeStore
-from turnwise.view.index import VERSION, Index, index_path, remove_old_indexes
+from turnwise.view.index import VERSION, Index, IndexBroken, index_path, remove_old_indexes
 from turnwise.view.query import EpisodeQuery
 from view.runs_to_view import SMALL, crowd, said, write_run
 from view.serving import open_library, refresh
@@ -146,6 +146,47 @@ class TestTheDatabase:
         for run in runs:
             assert len(ids(run)) == 72
             assert run.indexed() == {"files": 12, "of": 12}
+
+    def test_six_viewers_make_it_at_once(self, tmp_path):
+        for attempt in range(8):
+            indexes = [Index(tmp_path / f"{attempt}.sqlite") for _ in range(6)]
+            together = threading.Barrier(len(indexes))
+            failures = []
+
+            def write(number, indexes=indexes, together=together, failures=failures):
+                together.wait()
+                try:
+                    with indexes[number].writing() as db:
+                        db.execute("INSERT INTO called VALUES ('look', ?)", (number,))
+                except Exception as error:
+                    failures.append(error)
+
+            threads = [threading.Thread(target=write, args=(n,)) for n in range(len(indexes))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert failures == []
+            with indexes[0].connection() as db:
+                assert db.execute("SELECT count(*) FROM called").fetchone() == (6,)
+            for index in indexes:
+                index.close()
+
+    def test_what_another_viewer_made_again_is_kept(self, tmp_path):
+        one, two = (Index(tmp_path / "run.sqlite") for _ in range(2))
+        for index in (one, two):
+            with index.connection():
+                pass
+        with pytest.raises(IndexBroken), one.connection() as db:
+            raise sqlite3.DatabaseError("file is not a database")
+        with one.writing() as db:
+            db.execute("INSERT INTO called VALUES ('look', 1)")
+        with pytest.raises(IndexBroken), two.connection() as db:
+            raise sqlite3.DatabaseError("file is not a database")
+        with two.connection() as db:
+            assert db.execute("SELECT count(*) FROM called").fetchone() == (1,)
+        one.close()
+        two.close()
 
     def test_old_ones_are_removed(self, tmp_path, monkeypatch):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

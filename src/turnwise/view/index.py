@@ -6,6 +6,7 @@ It can be thrown away at any time: the run's own files are the source. Two viewe
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -97,25 +98,41 @@ class Index:
         """Another number after the database was made anew."""
         self._is_closed = False
         self._is_prepared = False
+        self._inode = -1
+        """Of the file that was found or made last."""
 
     # ---- opening ----
 
     def _prepare(self) -> None:
-        """A database of our kind in that place, whatever was there before."""
-        for _ in range(2):
-            try:
-                with contextlib.closing(self._connect()) as db:
-                    if _is_ours(db):
-                        os.utime(self.path)
-                        return
-                    if _is_empty(db):
-                        _make_tables(db)
-                        return
-            except sqlite3.DatabaseError as error:
-                _LOG.debug("the index %s is made anew: %s", self.path, error)
-            self._remove()
+        """Make sure that a database of our kind is in that place, whatever was there before.
+
+        The caller holds the lock between viewers: another viewer that finds the database half made
+        would take it for a broken one and remove it.
+        """
+        try:
+            with contextlib.closing(self._connect()) as db:
+                if _is_empty(db):
+                    _make_tables(db)
+                if _is_ours(db):
+                    self._inode = os.stat(self.path).st_ino
+                    os.utime(self.path)
+                    return
+        except sqlite3.DatabaseError as error:
+            if _is_passing(error):
+                raise
+            _LOG.debug("the index %s is made again: %s", self.path, error)
+        self._remove()
         with contextlib.closing(self._connect()) as db:
             _make_tables(db)
+        self._inode = os.stat(self.path).st_ino
+
+    @contextlib.contextmanager
+    def _only_viewer(self) -> Iterator[None]:
+        """Hold the lock between all viewers of this run, in this process and in others."""
+        with open(f"{self.path}.lock", "ab") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def _connect(self) -> Connection:
         db = sqlite3.connect(
@@ -141,12 +158,17 @@ class Index:
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
     def _renew(self, generation: int) -> None:
-        """Throw the database away and begin with an empty one, unless that was done already."""
+        """Throw the database away and begin with an empty one, unless that was done already.
+
+        Another viewer may have done it: then another file is in its place, which is kept.
+        """
         with self._lock:
             if generation == self.generation:
                 self.generation += 1
-                self._remove()
-                self._prepare()
+                with self._only_viewer():
+                    if self.path.exists() and os.stat(self.path).st_ino == self._inode:
+                        self._remove()
+                    self._prepare()
 
     def close(self) -> None:
         with self._lock:
@@ -195,7 +217,8 @@ class Index:
             db.close()
         with self._lock:
             if not self._is_prepared:  # not before it is needed: there may be thousands of runs
-                self._prepare()
+                with self._only_viewer():
+                    self._prepare()
                 self._is_prepared = True
             return self.generation, self._connect()
 
@@ -233,9 +256,8 @@ def _is_empty(db: Connection) -> bool:
 
 def _make_tables(db: Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
-    if _is_empty(db):  # else another viewer was quicker
-        for statement in _TABLES.split(";"):
-            db.execute(statement)
+    for statement in _TABLES.split(";"):
+        db.execute(statement)
     db.execute("COMMIT")
 
 
@@ -281,5 +303,5 @@ def remove_old_indexes() -> None:
     for path in cache_folder().glob("*.sqlite"):
         with contextlib.suppress(OSError):
             if path.stat().st_mtime < oldest or not path.stem.endswith(f"-{VERSION}"):
-                for suffix in ("", "-wal", "-shm"):
+                for suffix in ("", "-wal", "-shm", ".lock"):
                     Path(f"{path}{suffix}").unlink(missing_ok=True)
