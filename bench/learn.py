@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from turnwise import ConfigStore, RayPPOTrainer, expert_player, play_episode, random_player
+from turnwise import ConfigStore, Trainer, expert_player, play_episode, random_player
 from turnwise.cli.train import DEMO
 from turnwise.env import environment_factory
 from turnwise.trainer.evaluation import held_out_tasks
@@ -42,7 +42,7 @@ class Learned:
 
 def learn(config: ConfigStore, expert: float) -> Learned:
     started = time.perf_counter()
-    with RayPPOTrainer(config) as trainer:
+    with Trainer(config) as trainer:
         history = trainer.fit()
     minutes = (time.perf_counter() - started) / 60
     spent, reached = 0.0, None

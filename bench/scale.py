@@ -28,7 +28,7 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.config import RayConfig
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeResult
@@ -223,14 +223,14 @@ def compare_modes(args: argparse.Namespace) -> None:
                 f"training.steps_per_epoch={NUM_STEPS}",
             )
             clock = Clock()
-            with RayPPOTrainer(config, Sleeper, reporter=clock) as trainer:
+            with Trainer(config, Sleeper, reporter=clock) as trainer:
                 trainer.fit()
                 print(f"{mode:>14}: {clock.seconds_a_step:.2f} s a step", flush=True)
                 if mode == "sync":
                     kill_workers(trainer, clock.seconds_a_step)
 
 
-def kill_workers(trainer: RayPPOTrainer, usual: float) -> None:
+def kill_workers(trainer: Trainer, usual: float) -> None:
     """How much longer a step takes in which a worker has to be replaced."""
     learner = trainer.machinery.learner
     assert isinstance(learner, RemoteLearner)

@@ -13,7 +13,7 @@ It prints the success of both on held-out numbers, and draws guess_number.png, o
 import subprocess
 import sys
 
-from turnwise import ConfigStore, RayPPOTrainer
+from turnwise import ConfigStore, Trainer
 
 
 def settings(estimator, quick):
@@ -45,7 +45,7 @@ def settings(estimator, quick):
 def main(quick):
     folders = []
     for estimator in ("gae", "grpo"):
-        with RayPPOTrainer(settings(estimator, quick)) as trainer:
+        with Trainer(settings(estimator, quick)) as trainer:
             history = trainer.fit()
             folders.append(str(trainer.run_folder))
             held_out = history[-1]["eval/greedy/success"]

@@ -17,7 +17,7 @@ the likeliest letters (eval/greedy) it arrives.
 import re
 import sys
 
-from turnwise import ConfigStore, GymnasiumEnvironment, RayPPOTrainer
+from turnwise import ConfigStore, GymnasiumEnvironment, Trainer
 
 SIZE = 4
 
@@ -61,7 +61,7 @@ def settings(quick):
 
 
 def main(quick):
-    with RayPPOTrainer(settings(quick), lake, reward_fn=nearness) as trainer:
+    with Trainer(settings(quick), lake, reward_fn=nearness) as trainer:
         history = trainer.fit()
         for name in ("success", "reward"):
             print(f"{name} {history[0][name]:.2f} at first, {history[-1][name]:.2f} at last")

@@ -22,7 +22,7 @@ from turnwise import (
     BaseEnvironment,
     ConfigStore,
     LLMJudge,
-    RayPPOTrainer,
+    Trainer,
     WeightedReward,
     openai_complete,
 )
@@ -95,7 +95,7 @@ def main(arguments):
         url = f"http://127.0.0.1:{server.server_port}/v1"
     judge = LLMJudge(openai_complete(url, arguments.model), rubric=RUBRIC)
     reward = WeightedReward({"judge": (judge, 1.0)})  # beside it there could be others
-    with RayPPOTrainer(settings(arguments.quick), Door, reward_fn=reward) as trainer:
+    with Trainer(settings(arguments.quick), Door, reward_fn=reward) as trainer:
         history = trainer.fit()
         print(f"the judge's score: {history[0]['reward']:.2f}, then {history[-1]['reward']:.2f}")
 

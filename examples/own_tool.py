@@ -13,7 +13,7 @@ times. Reward teaches it to look first and to believe what it sees.
 
 import sys
 
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer, ToolError, tool
+from turnwise import BaseEnvironment, ConfigStore, ToolError, Trainer, tool
 from turnwise.tools import ToolCall, ToolContext, get_parser
 
 CUPS = "abc"
@@ -77,7 +77,7 @@ def settings(quick):
 
 
 def main(quick):
-    with RayPPOTrainer(settings(quick), Cups, tools=[look], parser="react") as trainer:
+    with Trainer(settings(quick), Cups, tools=[look], parser="react") as trainer:
         history = trainer.fit()
         for name in ("reward", "tool_calls", "tool_failures"):
             first, last = (step.get(name, 0.0) for step in (history[0], history[-1]))

@@ -13,7 +13,7 @@ A perfect first player always wins here: it leaves its opponent three or six.
 
 import sys
 
-from turnwise import BaseEnvironment, ConfigStore, EpisodeCollector, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, EpisodeCollector, Trainer
 
 NUM_STICKS = 7
 
@@ -103,7 +103,7 @@ def games_won(trainer, num_games):
 
 def main(quick):
     num_games = 8 if quick else 128
-    with RayPPOTrainer(settings(quick), Nim) as trainer:
+    with Trainer(settings(quick), Nim) as trainer:
         before = games_won(trainer, num_games)
         trainer.fit()
         after = games_won(trainer, num_games)

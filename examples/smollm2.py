@@ -13,7 +13,7 @@ tiny model stands in, which knows no capitals: it shows that the script runs, an
 
 import sys
 
-from turnwise import ConfigStore, RayPPOTrainer
+from turnwise import ConfigStore, Trainer
 
 CAPITALS = {
     "France": "Paris",
@@ -55,7 +55,7 @@ def settings(quick):
 def main(quick):
     if quick:
         print("quick mode: the tiny model in the place of smollm2-135m")
-    with RayPPOTrainer(
+    with Trainer(
         settings(quick),
         reward_fn=short_and_right,
         dataset=QUESTIONS,

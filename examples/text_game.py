@@ -13,7 +13,7 @@ out, and on held-out seeds it wins every game when it takes the likeliest letter
 
 import sys
 
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 
 NEEDED = {"gate": "key", "cave": "lamp", "cliff": "rope"}
 THINGS = sorted(NEEDED.values())
@@ -71,7 +71,7 @@ def settings(quick):
 
 
 def main(quick):
-    with RayPPOTrainer(settings(quick), Journey) as trainer:
+    with Trainer(settings(quick), Journey) as trainer:
         history = trainer.fit()
         print(f"success {history[0]['success']:.2f} at first, {history[-1]['success']:.2f} at last")
         print(f"read what it says: turnwise view {trainer.run_folder}")

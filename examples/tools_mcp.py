@@ -16,7 +16,7 @@ the right price once in ten times.
 import os
 import sys
 
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.tools import MCPTools, ToolCall, get_parser
 
 PRICES = {"tea": 3, "jam": 7, "egg": 1, "oil": 9, "fig": 4, "nut": 6}
@@ -82,7 +82,7 @@ def main(quick):
     command = [__file__, "serve"]
     with (  # of our environment a server gets little, unless it is given more: keys stay here
         MCPTools.stdio(sys.executable, command, env=dict(os.environ)) as source,
-        RayPPOTrainer(settings(quick), Guest, tools=source.tools, parser="react") as trainer,
+        Trainer(settings(quick), Guest, tools=source.tools, parser="react") as trainer,
     ):
         history = trainer.fit()
         for name in ("reward", "tool_calls", "tool_failures"):

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from turnwise import ConfigStore, RayPPOTrainer
+from turnwise import ConfigStore, Trainer
 from turnwise.env import environment_factory, play_episode
 from turnwise.env.players import expert_player
 from turnwise.trainer.evaluation import held_out_tasks
@@ -133,7 +133,7 @@ def expert_success(config: ConfigStore) -> float:
 def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[int, float]:
     """How many steps of imitation bring the success into this range, or the last below it."""
     training, stop = config.training, StopRequest(print)
-    with RayPPOTrainer(config, resume="never") as trainer:
+    with Trainer(config, resume="never") as trainer:
         parts = trainer.machinery
         rollout = trainer._rollout()
         num_steps, last = 0, (1, 0.0)
@@ -181,7 +181,7 @@ def learn(
     num_steps, _ = find_warm_start(config, (low, high))
     config.training.warm_start_steps = num_steps
     config.training.eval_episodes = EVAL_EPISODES
-    with RayPPOTrainer(config, resume="never") as trainer:
+    with Trainer(config, resume="never") as trainer:
         with contextlib.suppress(KeyboardInterrupt):
             trainer.fit()
         history = trainer.metrics_history

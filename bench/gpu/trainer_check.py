@@ -34,7 +34,7 @@ from turnwise.env import environment_factory
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
 from turnwise.learner.log_probs import Head, chosen_log_probs
 from turnwise.models import load_model
-from turnwise.trainer import RayPPOTrainer
+from turnwise.trainer import Trainer
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import played_streams
 
@@ -122,7 +122,7 @@ def time_step(
     held = device.forget_peak()
     with (
         tempfile.TemporaryDirectory() as folder,
-        RayPPOTrainer(
+        Trainer(
             step_config(folder, work, num_steps, micro_batch_tokens),
             World,
             dataset=[{"prompt": prompt} for prompt in prompts],

@@ -1,4 +1,4 @@
-"""Our own trainer on the work of bench/train_step.py: `RayPPOTrainer` as a user has it.
+"""Our own trainer on the work of bench/train_step.py: `Trainer` as a user has it.
 
 What it keeps by default it keeps here too: the metrics and the episodes of every step on the disk.
 """
@@ -16,7 +16,7 @@ from measure import Order, Report, earned, fitted, memory_mib
 from turnwise import BaseEnvironment, ConfigStore, __version__
 from turnwise.chat import ChatFormat
 from turnwise.models import load_model
-from turnwise.trainer import RayPPOTrainer
+from turnwise.trainer import Trainer
 from turnwise.trainer.reporter import RunInfo
 
 
@@ -109,7 +109,7 @@ def main() -> None:
         World.observation = fitted(work.observation_tokens, between, 0)
     with (
         tempfile.TemporaryDirectory() as folder,
-        RayPPOTrainer(
+        Trainer(
             config_of(order, folder),
             World,
             dataset=[{"prompt": prompt} for prompt in prompts],

@@ -168,6 +168,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
     ),
     "turnwise.data": (
         "CustomEnvDataset",
+        "PromptDataset",
         "RLHFDataset",
         "collate_fn",
     ),
@@ -185,6 +186,7 @@ _EXPORTS: dict[str, tuple[str, ...]] = {
         "Levels",
         "RayPPOTrainer",
         "Reporter",
+        "Trainer",
         "load_trained_model",
     ),
     "turnwise.scale.create": ("create_trainer",),
@@ -283,6 +285,7 @@ if TYPE_CHECKING:
     )
     from turnwise.data import (
         CustomEnvDataset as CustomEnvDataset,
+        PromptDataset as PromptDataset,
         RLHFDataset as RLHFDataset,
         collate_fn as collate_fn,
     )
@@ -432,5 +435,6 @@ if TYPE_CHECKING:
         Levels as Levels,
         RayPPOTrainer as RayPPOTrainer,
         Reporter as Reporter,
+        Trainer as Trainer,
         load_trained_model as load_trained_model,
     )

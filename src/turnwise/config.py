@@ -419,7 +419,7 @@ class ConfigStore(Section):
         got: str = config.__name__ if isinstance(config, type) else type(config).__name__
         raise ConfigError(
             f"config got {got}, expected a ConfigStore, a dict of sections, or the path of a YAML "
-            "file. Settings come first, then the environment: RayPPOTrainer(config, MyEnvironment)."
+            "file. Settings come first, then the environment: Trainer(config, MyEnvironment)."
         )
 
     @classmethod

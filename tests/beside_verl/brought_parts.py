@@ -27,7 +27,7 @@ from turnwise import (
     CustomEnvironmentDataset,
     CustomRayPPOTrainer,
     EnvironmentRewardWrapper,
-    RLHFDataset,
+    PromptDataset,
     collate_fn,
     create_trainer,
 )
@@ -115,7 +115,7 @@ class OwnTrainer(CustomRayPPOTrainer):
 
 
 def with_a_function(config: ConfigStore) -> CustomRayPPOTrainer:
-    dataset = RLHFDataset([{"prompt": f"Say {n}.", "state": f"state {n}"} for n in range(6)])
+    dataset = PromptDataset([{"prompt": f"Say {n}.", "state": f"state {n}"} for n in range(6)])
     roles = (Role.ActorRollout, Role.Critic)
     pools = ResourcePoolManager({"own_pool": [1]}, dict.fromkeys(roles, "own_pool"))
     trainer = create_trainer(

@@ -23,8 +23,8 @@ from turnwise import (
     CustomGameEnvironment,
     CustomRayPPOTrainer,
     EnvironmentRewardWrapper,
-    RayPPOTrainer,
     RewardManager,
+    Trainer,
     VLLMRolloutSPMD,
     collate_fn,
     create_inference_engine,
@@ -139,7 +139,7 @@ def test_our_trainer_calls_a_function_of_data_protos(tmp_path: Path) -> None:
             "inference.max_tokens=4",
         ]
     )
-    with RayPPOTrainer(config, train_dataset=rows, reward_fn=scores) as trainer:
+    with Trainer(config, train_dataset=rows, reward_fn=scores) as trainer:
         (metrics,) = trainer.fit()
     assert metrics["reward"] == 1.5
 

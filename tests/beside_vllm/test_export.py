@@ -3,7 +3,7 @@
 import pytest
 
 from beside_vllm.cases import TOLERANCE, Saved, sample_all
-from turnwise import ConfigStore, RayPPOTrainer, load_model
+from turnwise import ConfigStore, Trainer, load_model
 from turnwise.cli import main
 from turnwise.inference import GenerationRequest, SamplingParams
 from turnwise.inference.vllm import VLLMInferenceEngine
@@ -15,7 +15,7 @@ def test_vllm_loads_an_export_and_samples_as_the_trained_model_does(tmp_path):
     config.training.warm_start, config.training.warm_start_steps = "random", 3
     config.inference.max_tokens, config.inference.max_turns = 4, 2
     config.checkpoint.output_dir, config.checkpoint.run_name = str(tmp_path), "run"
-    with RayPPOTrainer(config) as trainer:
+    with Trainer(config) as trainer:
         trainer.fit(1, 2)
     folder = tmp_path / "exported"
     with pytest.raises(SystemExit, match="0"):

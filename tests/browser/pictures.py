@@ -22,8 +22,8 @@ from browser.browsing import Visitor, chromium  # noqa: E402
 from turnwise import (  # noqa: E402
     BaseEnvironment,
     ConfigStore,
-    RayPPOTrainer,
     StepResult,
+    Trainer,
     tool,
 )
 from view.serving import serving  # noqa: E402
@@ -87,7 +87,7 @@ def open_the_safe(folder):
         "training.eval_episodes=8",
     ]
     config = ConfigStore.load(None, settings)
-    with RayPPOTrainer(config, Safe, tools=[], resume="never") as trainer:
+    with Trainer(config, Safe, tools=[], resume="never") as trainer:
         trainer.fit()
 
 

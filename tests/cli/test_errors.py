@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from turnwise import ConfigStore, RayPPOTrainer, ToolError
+from turnwise import ConfigStore, ToolError, Trainer
 
 SETTINGS = {
     "environment": {"name": "guess-number", "params": {"high": 7}, "max_steps": 2},
@@ -150,7 +150,7 @@ def test_a_tool_with_a_schema_that_cannot_be():
 
     config = ConfigStore.load("my.yaml")
     with pytest.raises(ToolError, match=r"(?s)shout.*Use str, int"):
-        RayPPOTrainer(config, tools=[shout]).fit()
+        Trainer(config, tools=[shout]).fit()
 
 
 @pytest.mark.usefixtures("folder")

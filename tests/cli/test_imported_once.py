@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SCRIPT = '''
-from turnwise import BaseEnvironment, RayPPOTrainer
+from turnwise import BaseEnvironment, Trainer
 
 with open("imports.txt", "a") as file:
     file.write(__name__ + "\\n")
@@ -78,7 +78,7 @@ def test_each_command_imports_the_file_once(imports):
 
 
 def test_a_script_that_would_train_is_refused_by_each_command(imports):
-    Path("door.py").write_text(f"{SCRIPT}RayPPOTrainer(environment=Door).fit()\n")
+    Path("door.py").write_text(f"{SCRIPT}Trainer(environment=Door).fit()\n")
     number = SCRIPT.count("\n") + 1
     for command in (
         ("check-env", "door.py:Door"),

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from turnwise import ConfigStore, MCPTools, RayPPOTrainer
+from turnwise import ConfigStore, MCPTools, Trainer
 from turnwise.user_code import import_object
 
 SCRIPT = '''
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer, tool
+from turnwise import BaseEnvironment, ConfigStore, Trainer, tool
 
 
 class Greenhouse(BaseEnvironment):
@@ -50,7 +50,7 @@ def train(**parts):
     config.training.num_epochs = 1
     config.training.batch_size = 2
     config.inference.max_tokens = 4
-    RayPPOTrainer(config, Greenhouse, parser="json", **parts).fit()
+    Trainer(config, Greenhouse, parser="json", **parts).fit()
 
 
 if __name__ == "__main__":
@@ -209,7 +209,7 @@ def test_a_server_is_started_again_where_it_was_and_its_secret_is_asked_for(
     config.training.batch_size = config.inference.max_tokens = 1
     parts = {"environment": import_object("desk.py:Desk"), "parser": "json", "reporter": None}
     server = MCPTools.stdio(sys.executable, ["server.py"], env={"GREETER_TOKEN": "hush"})
-    with server as source, RayPPOTrainer(config, tools=source.tools, **parts) as trainer:
+    with server as source, Trainer(config, tools=source.tools, **parts) as trainer:
         trainer.fit()
     for file in ("config.yaml", "run.json"):
         assert "hush" not in (trainer.run_folder / file).read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import ConfigStore, RayPPOTrainer
+from turnwise import ConfigStore, Trainer
 from turnwise.user_code.imports import import_file
 
 GREENHOUSE = '''
@@ -108,5 +108,5 @@ def _train(name: str, environment: object, *, params: dict | None = None, **part
     config.inference.max_turns = 4
     config.checkpoint.run_name = name
     config.environment.params = params or {}
-    with RayPPOTrainer(config, environment, **parts) as trainer:
+    with Trainer(config, environment, **parts) as trainer:
         trainer.fit()

@@ -9,7 +9,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch.utils.data import DataLoader, Dataset
 
-from turnwise import ConfigError, CustomEnvDataset, GuessNumberEnvironment, RLHFDataset, collate_fn
+from turnwise import (
+    ConfigError,
+    CustomEnvDataset,
+    GuessNumberEnvironment,
+    PromptDataset,
+    collate_fn,
+)
 from turnwise.models.tiny import make_tiny_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -27,7 +33,7 @@ def lengths(dataset):
 
 
 def test_a_text_is_tokenized_as_it_is():
-    item = RLHFDataset(["Why?"], tokenizer())[0]
+    item = PromptDataset(["Why?"], tokenizer())[0]
     assert item == {"prompt": "Why?", **tokenizer()("Why?", return_token_type_ids=False)}
 
 
@@ -36,7 +42,7 @@ def test_messages_are_written_by_the_chat_template():
         MESSAGES, add_generation_prompt=True, return_dict=False
     )
     rows = [{"prompt": MESSAGES}, {"prompt": "Why?", "system": "Be brief."}]
-    for item in RLHFDataset(rows, tokenizer()):
+    for item in PromptDataset(rows, tokenizer()):
         assert item["input_ids"] == expected
         assert item["attention_mask"] == [1] * len(expected)
 
@@ -44,29 +50,31 @@ def test_messages_are_written_by_the_chat_template():
 def test_messages_need_a_template():
     bare = make_tiny_tokenizer()
     bare.chat_template = None
-    dataset = RLHFDataset([{"prompt": MESSAGES}], bare)
+    dataset = PromptDataset([{"prompt": MESSAGES}], bare)
     with pytest.raises(ConfigError, match="no chat template"):
         dataset[0]
 
 
 def test_the_tokenizers_own_options():
     options = {"return_tensors": "pt", "padding": "max_length", "max_length": 6}
-    item = RLHFDataset(["Why?"], tokenizer(), tokenizer_kwargs=options)[0]
+    item = PromptDataset(["Why?"], tokenizer(), tokenizer_kwargs=options)[0]
     assert len(item["input_ids"]) == 6
     assert sum(item["attention_mask"]) == 4
     options = {"max_length": 2, "truncation": True}
-    assert lengths(RLHFDataset(["Why?"], tokenizer(), tokenizer_kwargs=options)) == [2]
+    assert lengths(PromptDataset(["Why?"], tokenizer(), tokenizer_kwargs=options)) == [2]
 
 
 def test_a_name_is_no_tokenizer():
     with pytest.raises(ConfigError, match=r"AutoTokenizer\.from_pretrained\('tiny'\)"):
-        RLHFDataset(["Why?"], "tiny")
+        PromptDataset(["Why?"], "tiny")
 
 
 class TestLimits:
     def test_nothing_happens_to_what_fits(self, caplog):
         for truncation in ("error", "drop", "left", "right"):
-            dataset = RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=20, truncation=truncation)
+            dataset = PromptDataset(
+                PROMPTS, tokenizer(), max_prompt_length=20, truncation=truncation
+            )
             assert lengths(dataset) == LENGTHS
         assert not caplog.records
 
@@ -74,11 +82,11 @@ class TestLimits:
         with pytest.raises(
             ConfigError, match=r"2 of 4 prompts .*=9; the prompt of row 1 has 10 to"
         ):
-            RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=9)
+            PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9)
 
     def test_too_long_is_left_out_and_told_once(self, caplog):
         with caplog.at_level(logging.WARNING, "turnwise"):
-            dataset = RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="drop")
+            dataset = PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="drop")
             assert lengths(dataset) == [3, 5]
             assert dataset[-1]["prompt"] == "x" * 5
             assert len(dataset) == 2
@@ -86,13 +94,13 @@ class TestLimits:
             "2 of 4 prompts are longer than max_prompt_length=9 and left out."
         ]
         with pytest.raises(ConfigError, match="all prompts"):
-            RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=2, truncation="drop")
+            PromptDataset(PROMPTS, tokenizer(), max_prompt_length=2, truncation="drop")
 
     @given(st.text(min_size=1).filter(str.strip), st.integers(4, 30), st.booleans())
     @settings(max_examples=60)
     def test_a_cut_text_ends_or_begins_as_it_did(self, text, limit, from_left):
         side = "left" if from_left else "right"
-        (item,) = RLHFDataset([text], tokenizer(), max_prompt_length=limit, truncation=side)
+        (item,) = PromptDataset([text], tokenizer(), max_prompt_length=limit, truncation=side)
         assert len(item["input_ids"]) <= limit
         assert text.endswith(item["prompt"]) if from_left else text.startswith(item["prompt"])
         num_bytes = len(text.encode())
@@ -100,36 +108,36 @@ class TestLimits:
         assert len(item["input_ids"]) > limit - 4 or len(item["input_ids"]) == num_bytes
 
     def test_cutting_is_told_once(self, caplog):
-        RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="left")
+        PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="left")
         assert [r.getMessage() for r in caplog.records] == [
             "2 of 4 prompts are longer than max_prompt_length=9 and cut on the left."
         ]
 
     def test_a_text_is_cut_beside_its_system_prompt(self):
         row = {"prompt": "begin " + "x" * 100 + " end", "system": "Be brief."}
-        (item,) = RLHFDataset([row], tokenizer(), max_prompt_length=90, truncation="left")
+        (item,) = PromptDataset([row], tokenizer(), max_prompt_length=90, truncation="left")
         assert len(item["input_ids"]) == 90
         assert item["prompt"].endswith("x end")
         assert item["system"] == "Be brief."
 
     def test_messages_are_not_cut(self):
         with pytest.raises(ConfigError, match="messages cannot"):
-            RLHFDataset(
+            PromptDataset(
                 [{"prompt": MESSAGES}], tokenizer(), max_prompt_length=10, truncation="left"
             )
 
     def test_a_limit_without_room_is_told(self):
         with pytest.raises(ConfigError, match="no room for a single character"):
-            RLHFDataset(["🍵🍵"], tokenizer(), max_prompt_length=3, truncation="right")
+            PromptDataset(["🍵🍵"], tokenizer(), max_prompt_length=3, truncation="right")
 
     def test_a_limit_needs_a_tokenizer(self):
         with pytest.raises(ConfigError, match="a tokenizer to count by"):
-            RLHFDataset(PROMPTS, max_prompt_length=9)
+            PromptDataset(PROMPTS, max_prompt_length=9)
         with pytest.raises(ConfigError, match="expected error, drop, left, right"):
-            RLHFDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="middle")
+            PromptDataset(PROMPTS, tokenizer(), max_prompt_length=9, truncation="middle")
 
 
-class Squares(RLHFDataset):
+class Squares(PromptDataset):
     """A subclass that makes its items itself."""
 
     def __init__(self, env, **kwargs):
@@ -158,12 +166,14 @@ class TestSubclasses:
         assert [item["state"] for item in dataset] == [0, 1, 2]
 
     def test_it_is_a_torch_dataset(self):
-        assert isinstance(RLHFDataset(["a"]), Dataset)
-        assert [item["prompt"] for item in RLHFDataset(["a", "b"]) + RLHFDataset(["c"])] == [*"abc"]
+        assert isinstance(PromptDataset(["a"]), Dataset)
+        assert [item["prompt"] for item in PromptDataset(["a", "b"]) + PromptDataset(["c"])] == [
+            *"abc"
+        ]
 
     def test_one_without_a_length_of_its_own(self):
         class Cubes(Squares):
-            __len__ = RLHFDataset.__len__
+            __len__ = PromptDataset.__len__
 
         assert len(Cubes(object())) == 1000
         assert len(Cubes(["one", "two"])) == 2
@@ -171,7 +181,7 @@ class TestSubclasses:
         assert [item["state"] for item in dataset] == [0, 1, 2]
         for wrong in ({"size": 0}, {"size": 3, "source": ["a"]}):
             with pytest.raises(ConfigError, match=r"expected at least 1, and no source"):
-                RLHFDataset(**wrong)
+                PromptDataset(**wrong)
 
     def test_one_without_a_tokenizer_says_whose_it_takes(self, caplog):
         dataset = pickle.loads(pickle.dumps(Squares(object())))
@@ -180,10 +190,10 @@ class TestSubclasses:
         assert [r.getMessage()[:66] for r in caplog.records] == [
             "Squares was given no tokenizer and takes that of the built-in mode"
         ]
-        assert "input_ids" not in RLHFDataset(["a"])[0]
+        assert "input_ids" not in PromptDataset(["a"])[0]
 
     def test_one_that_forgets_to_is_told(self):
-        class Forgetful(RLHFDataset):
+        class Forgetful(PromptDataset):
             pass
 
         with pytest.raises(ConfigError, match="Forgetful was given no source and has no"):
@@ -192,7 +202,7 @@ class TestSubclasses:
 
 class TestBatches:
     def test_prompts_are_padded_on_the_left(self):
-        batch = collate_fn(list(RLHFDataset(["ab", "c"], tokenizer())), pad_token_id=9)
+        batch = collate_fn(list(PromptDataset(["ab", "c"], tokenizer())), pad_token_id=9)
         a, b, c = tokenizer()("abc")["input_ids"]
         assert batch["input_ids"].tolist() == [[a, b], [9, c]]
         assert batch["attention_mask"].tolist() == [[1, 1], [0, 1]]
@@ -231,7 +241,7 @@ class TestBatches:
             collate_fn(items)
 
     def test_torchs_loader_takes_both(self):
-        dataset = RLHFDataset(PROMPTS, tokenizer())
+        dataset = PromptDataset(PROMPTS, tokenizer())
         collate = partial(collate_fn, pad_token_id=tokenizer().pad_token_id)
         batches = list(DataLoader(dataset, batch_size=3, collate_fn=collate))
         assert [tuple(batch["input_ids"].shape) for batch in batches] == [(3, 10), (1, 20)]
@@ -315,7 +325,7 @@ class TestOpenings:
 @pytest.mark.parametrize(
     "dataset",
     [
-        RLHFDataset(["a", {"prompt": MESSAGES}], tokenizer()),
+        PromptDataset(["a", {"prompt": MESSAGES}], tokenizer()),
         CustomEnvDataset(GuessNumberEnvironment, size=2),
         CustomEnvDataset("grid-world", size=2, tokenizer=tokenizer()),
     ],

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from turnwise import CustomEnvDataset, RLHFDataset
+from turnwise import CustomEnvDataset, PromptDataset
 from turnwise.data.held_out import split_rows
 from turnwise.episode.seeds import held_out_seed, training_seed
 
@@ -81,7 +81,7 @@ def test_some_seeds_of_an_environment_that_is_a_dataset():
 
 
 def test_items_of_a_users_own_method_are_not_split():
-    class Own(RLHFDataset):
+    class Own(PromptDataset):
         def __getitem__(self, index):
             return {"prompt": str(random.random())}
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from turnwise import ConfigError, RLHFDataset
+from turnwise import ConfigError, PromptDataset
 from turnwise.trainer.warm_start import read_conversations
 
 LINES = {
@@ -39,7 +39,7 @@ def test_what_is_no_json(tmp_path, kind, cases):
     for content, words in cases.items():
         path.write_bytes(content)
         with pytest.raises(ConfigError, match=words) as caught:
-            RLHFDataset(path)
+            PromptDataset(path)
         assert str(path) in str(caught.value), content[:40]
         assert len(str(caught.value)) < 500
 
@@ -57,12 +57,12 @@ def test_what_is_no_file(tmp_path, kind):
         tmp_path / f"none.{kind}": "is not there",
     }.items():
         with pytest.raises(ConfigError, match=words):
-            RLHFDataset(path)
+            PromptDataset(path)
 
 
 def test_a_table_says_how_it_is_given(tmp_path):
     with pytest.raises(ConfigError, match=r"read_csv\(path\)\.to_dict\('records'\)"):
-        RLHFDataset(str(tmp_path / "rows.csv"))
+        PromptDataset(str(tmp_path / "rows.csv"))
 
 
 def test_a_parquet_file_with_any_byte_changed(tmp_path):
@@ -77,7 +77,7 @@ def test_a_parquet_file_with_any_byte_changed(tmp_path):
         spoiled[place] ^= 0xFF
         path.write_bytes(spoiled)
         try:
-            list(RLHFDataset(path))
+            list(PromptDataset(path))
         except ConfigError as error:
             refused.append(str(error))
     assert len(refused) > 10

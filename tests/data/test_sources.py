@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise import ConfigError, MissingExtraError, RLHFDataset
+from turnwise import ConfigError, MissingExtraError, PromptDataset
 
 ROWS = [{"prompt": "6 x 7?", "answer": 42}, {"prompt": "Größe? 🍵", "answer": "L"}]
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
@@ -35,26 +35,26 @@ class Table:
 def test_json_lines(tmp_path):
     path = write_lines(tmp_path / "tasks.jsonl", ROWS)
     for source in (path, str(path)):
-        assert list(RLHFDataset(source)) == ROWS
+        assert list(PromptDataset(source)) == ROWS
 
 
 def test_json_lines_as_editors_leave_them(tmp_path):
     path = tmp_path / "tasks.jsonl"
     separator = '"a\u2028b"'  # a line's end for some, inside of a text
     path.write_bytes(f'\ufeff{{"prompt": {separator}}}\r\n\r\n  \n"plain"'.encode())
-    assert [row["prompt"] for row in RLHFDataset(path)] == ["a\u2028b", "plain"]
+    assert [row["prompt"] for row in PromptDataset(path)] == ["a\u2028b", "plain"]
 
 
 def test_a_json_list(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps(ROWS, indent=1))
-    assert list(RLHFDataset(path)) == ROWS
+    assert list(PromptDataset(path)) == ROWS
 
 
 def test_several_files_follow_each_other(tmp_path):
     first = write_lines(tmp_path / "a.jsonl", ROWS)
     second = write_lines(tmp_path / "b.jsonl", ROWS[:1])
-    assert list(RLHFDataset([first, str(second)])) == [*ROWS, ROWS[0]]
+    assert list(PromptDataset([first, str(second)])) == [*ROWS, ROWS[0]]
 
 
 def test_parquet(tmp_path):
@@ -63,21 +63,21 @@ def test_parquet(tmp_path):
     rows = [{"prompt": MESSAGES, "reward_model": {"ground_truth": "x"}, "n": n} for n in range(5)]
     path = tmp_path / "tasks.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
-    assert list(RLHFDataset(path)) == rows
+    assert list(PromptDataset(path)) == rows
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match="cannot be read as Parquet"):
-        RLHFDataset(path)
+        PromptDataset(path)
 
 
 def test_parquet_without_its_package_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     (tmp_path / "tasks.parquet").write_bytes(b"PAR1")
     with pytest.raises(MissingExtraError, match=r"pip install 'turnwise\[parquet\]'"):
-        RLHFDataset(tmp_path / "tasks.parquet")
+        PromptDataset(tmp_path / "tasks.parquet")
 
 
 def test_lists_of_texts_and_of_dicts():
-    dataset = RLHFDataset(["Hello.", {"prompt": "Bye.", "n": 1}])
+    dataset = PromptDataset(["Hello.", {"prompt": "Bye.", "n": 1}])
     assert list(dataset) == [{"prompt": "Hello."}, {"prompt": "Bye.", "n": 1}]
     assert dataset[-1] == dataset[1]
     assert [dataset[np.int64(0)]] == [dataset[0]]
@@ -86,45 +86,45 @@ def test_lists_of_texts_and_of_dicts():
 
 
 def test_texts_that_end_like_files_are_prompts_if_they_have_spaces():
-    assert RLHFDataset(["Explain data.json", "Read x.jsonl"])[0]["prompt"] == "Explain data.json"
+    assert PromptDataset(["Explain data.json", "Read x.jsonl"])[0]["prompt"] == "Explain data.json"
 
 
 def test_another_column_can_be_the_prompt():
-    dataset = RLHFDataset([{"question": "Why?", "answer": 1}], prompt_key="question")
+    dataset = PromptDataset([{"question": "Why?", "answer": 1}], prompt_key="question")
     assert dataset[0] == {"question": "Why?", "prompt": "Why?", "answer": 1}
-    assert RLHFDataset(["Why?"], prompt_key="question")[0]["prompt"] == "Why?"
+    assert PromptDataset(["Why?"], prompt_key="question")[0]["prompt"] == "Why?"
 
 
 def test_rows_of_others_are_read_when_they_are_asked_for():
     table = Table([{"prompt": f"{n}?"} for n in range(1000)])
-    dataset = RLHFDataset(table)
+    dataset = PromptDataset(table)
     assert len(dataset) == 1000
     assert dataset[999]["prompt"] == "999?"
     assert table.num_read == 2  # the first, to know the columns, and the one
 
 
 def test_a_dataset_of_a_dataset():
-    inner = RLHFDataset(ROWS)
-    assert list(RLHFDataset(inner)) == ROWS
+    inner = PromptDataset(ROWS)
+    assert list(PromptDataset(inner)) == ROWS
 
 
 def test_a_hugging_face_dataset(tmp_path):
     datasets = pytest.importorskip("datasets")
     split = datasets.Dataset.from_list([{"prompt": MESSAGES, "n": n} for n in range(3)])
-    assert RLHFDataset(split)[2] == {"prompt": MESSAGES, "n": 2}
+    assert PromptDataset(split)[2] == {"prompt": MESSAGES, "n": 2}
     with pytest.raises(ConfigError, match=r"DatasetDict of 'train'.*source\['train'\]"):
-        RLHFDataset(datasets.DatasetDict({"train": split}))
+        PromptDataset(datasets.DatasetDict({"train": split}))
     with pytest.raises(ConfigError, match="list\\(source\\)"):
-        RLHFDataset(split.to_iterable_dataset())
+        PromptDataset(split.to_iterable_dataset())
 
 
 def test_messages_in_an_array_as_pandas_has_them():
     row = {"prompt": np.array(MESSAGES, dtype=object)}
-    assert RLHFDataset(Table([row]))[0] == {"prompt": MESSAGES}
+    assert PromptDataset(Table([row]))[0] == {"prompt": MESSAGES}
 
 
 def test_an_item_can_be_changed_without_harm():
-    dataset = RLHFDataset(ROWS)
+    dataset = PromptDataset(ROWS)
     dataset[0]["prompt"] = "other"
     dataset[0].pop("answer")
     assert list(dataset) == ROWS
@@ -140,7 +140,7 @@ def test_an_item_can_be_changed_without_harm():
 )
 def test_what_json_holds_comes_back(tmp_path_factory, rows):
     path = write_lines(tmp_path_factory.mktemp("rows") / "rows.jsonl", rows)
-    assert list(RLHFDataset(path)) == rows
+    assert list(PromptDataset(path)) == rows
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
 def test_a_bad_file_is_told_with_the_place(tmp_path, name, text, told):
     (tmp_path / name).write_text(text)
     with pytest.raises(ConfigError, match=told):
-        RLHFDataset(str(tmp_path / name))
+        PromptDataset(str(tmp_path / name))
 
 
 def test_a_file_that_is_not_utf8_is_told(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b'{"prompt": "x"}\n{"prompt": "\xff"}\n')
     with pytest.raises(ConfigError, match=r"a\.jsonl, line 2 is not UTF-8"):
-        RLHFDataset(tmp_path / "a.jsonl")
+        PromptDataset(tmp_path / "a.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_file_that_is_not_utf8_is_told(tmp_path):
 )
 def test_a_bad_source_is_told(source, told):
     with pytest.raises(ConfigError, match=told):
-        RLHFDataset(source)
+        PromptDataset(source)
 
 
 def test_an_error_of_the_source_itself_is_not_hidden():
@@ -202,4 +202,4 @@ def test_an_error_of_the_source_itself_is_not_hidden():
             raise KeyError("its own")
 
     with pytest.raises(KeyError, match="its own"):
-        RLHFDataset(Failing([1]))
+        PromptDataset(Failing([1]))

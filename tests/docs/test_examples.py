@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from turnwise import RayPPOTrainer
+from turnwise import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = re.compile(r'^```python(?: title="([^"]+)")?\n(.*?)^```', re.M | re.S)
@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 @pytest.fixture
 def short_runs(monkeypatch):
     """Training as on the page, but for one small step: the page's own would take minutes."""
-    fit = RayPPOTrainer.fit
+    fit = Trainer.fit
 
     def fit_shortly(self, num_epochs=None, num_iters_per_epoch=None):
         training = self.config.training
@@ -24,7 +24,7 @@ def short_runs(monkeypatch):
         training.eval_episodes = min(training.eval_episodes, 2)
         return fit(self, num_epochs=1, num_iters_per_epoch=1)
 
-    monkeypatch.setattr(RayPPOTrainer, "fit", fit_shortly)
+    monkeypatch.setattr(Trainer, "fit", fit_shortly)
 
 
 @pytest.mark.usefixtures("short_runs")

@@ -10,8 +10,8 @@ from turnwise import (
     BatchError,
     ConfigError,
     MissingExtraError,
+    PromptDataset,
     RewardBatch,
-    RLHFDataset,
     VLLMRolloutSPMD,
     collate_fn,
     create_inference_engine,
@@ -28,7 +28,7 @@ def engine():
 
 
 def batch_of(engine):
-    items = RLHFDataset([{"prompt": text, "level": n} for n, text in enumerate(PROMPTS)])
+    items = PromptDataset([{"prompt": text, "level": n} for n, text in enumerate(PROMPTS)])
     items.tokenizer = engine.tokenizer
     return collate_fn(list(items), pad_token_id=engine.tokenizer.pad_token_id)
 

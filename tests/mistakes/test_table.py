@@ -9,7 +9,7 @@ import types
 import numpy as np
 import pytest
 
-from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, RayPPOTrainer, create_trainer
+from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer, create_trainer
 from turnwise.episode import EpisodeCollector
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import ScriptedEngine
@@ -249,7 +249,7 @@ EXPECTED_ENV = (
 )
 EXPECTED_CONFIG = (
     "expected a ConfigStore, a dict of sections, or the path of a YAML file. Settings come first, "
-    "then the environment: RayPPOTrainer(config, MyEnvironment)."
+    "then the environment: Trainer(config, MyEnvironment)."
 )
 EXPECTED_ROWS = (
     "expected a file (.jsonl, .json, .parquet), a list of rows, or an object with len() and rows "
@@ -360,7 +360,7 @@ TRAINERS = [
 def test_what_a_trainer_refuses(options, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(TurnwiseError) as caught:
-        RayPPOTrainer(**{"environment": Good, **options}).fit()
+        Trainer(**{"environment": Good, **options}).fit()
     assert str(caught.value) == text
     assert list(tmp_path.iterdir()) == []  # no folder is left behind
 
@@ -368,7 +368,7 @@ def test_what_a_trainer_refuses(options, text, tmp_path, monkeypatch):
 def test_a_dict_and_a_file_are_settings_too(tmp_path):
     (tmp_path / "run.yaml").write_text("training:\n  batch_size: 7\n")
     for config in ({"training": {"batch_size": 7}}, tmp_path / "run.yaml"):
-        for make in (RayPPOTrainer, create_trainer):
+        for make in (Trainer, create_trainer):
             assert make(config, Good).config.training.batch_size == 7
 
 
@@ -395,7 +395,7 @@ def test_files_of_rows(content, text, tmp_path, monkeypatch):
     if content is not None:
         (tmp_path / "rows.jsonl").write_text(content)
     with pytest.raises(ConfigError) as caught:
-        RayPPOTrainer(dataset="rows.jsonl")
+        Trainer(dataset="rows.jsonl")
     assert str(caught.value) == text.format(here=tmp_path)
 
 
@@ -404,7 +404,7 @@ def test_files_of_rows(content, text, tmp_path, monkeypatch):
 )
 def test_a_tokenizer_that_turns_text_into_nothing(ids, got):
     with pytest.raises(ConfigError) as caught:
-        RayPPOTrainer(environment=Good, model=object(), tokenizer=NotReady(ids)).fit()
+        Trainer(environment=Good, model=object(), tokenizer=NotReady(ids)).fit()
     assert str(caught.value) == (
         f"the tokenizer my-model encodes 'Hello, what is 3 + 4?' to {got}, expected tokens that "
         "stand for the text. Is its vocabulary there (tokenizer.json, vocab.json, "

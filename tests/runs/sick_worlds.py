@@ -6,7 +6,7 @@ import functools
 import tempfile
 
 from trainer.worlds import Echo, small_config, small_trainer
-from turnwise import RayPPOTrainer, TrainingStopped, tool
+from turnwise import Trainer, TrainingStopped, tool
 from turnwise.models.tiny import make_tiny_tokenizer
 
 QUICK = (
@@ -91,7 +91,7 @@ def train(folder, environment, *overrides, steps=6, model=None, prepare=None, **
     overrides = (*QUICK, f"training.steps_per_epoch={steps}", *overrides)
     config = small_config(folder, *overrides)
     tokenizer = make_tiny_tokenizer()
-    with RayPPOTrainer(config, environment, model=model, tokenizer=tokenizer, **options) as trainer:
+    with Trainer(config, environment, model=model, tokenizer=tokenizer, **options) as trainer:
         if prepare is not None:
             prepare(trainer)
         with contextlib.suppress(TrainingStopped):

@@ -250,7 +250,7 @@ def test_one_step_off_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_pat
 
 SCRIPT = """
 import os, sys
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.tools import ActionParser, ParseResult, ToolCall
 
 CALLS = sys.argv[1] + "/calls.txt"
@@ -292,7 +292,7 @@ if __name__ == "__main__":
         f"checkpoint.output_dir={sys.argv[1]}", "ray.use_ray=true", "training.batch_size=2",
         "training.num_epochs=1", "training.steps_per_epoch=1", "inference.max_tokens=2",
         "inference.max_turns=3", "training.adv_estimator=reinforce_plus_plus", *sys.argv[2:]])
-    with RayPPOTrainer(config, Coin, reward, tools=[toss], parser=Eager()) as trainer:
+    with Trainer(config, Coin, reward, tools=[toss], parser=Eager()) as trainer:
         (metrics,) = trainer.fit()
         pids = trainer.machinery.engine.pool.pids()
         print("pids", os.getpid(), *pids)

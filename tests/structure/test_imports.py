@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,20 @@ def test_every_public_name_exists_and_the_type_checkers_see_the_same():
     }
     listed = {(module, name) for module, names in turnwise._EXPORTS.items() for name in names}
     assert seen == listed | {("turnwise", name) for name in turnwise._MODULES}
+
+
+def test_classes_under_their_earlier_names_are_the_same():
+    from turnwise.data import dataset
+    from turnwise.trainer import trainer
+
+    assert turnwise.RayPPOTrainer is turnwise.Trainer is trainer.RayPPOTrainer
+    assert turnwise.RLHFDataset is turnwise.PromptDataset is dataset.RLHFDataset
+    # What earlier versions pickled names the class where it was defined.
+    assert pickle.loads(b"cturnwise.trainer.trainer\nRayPPOTrainer\n.") is turnwise.Trainer
+    rows = pickle.dumps(turnwise.PromptDataset(["Say a."]), protocol=0)
+    earlier = rows.replace(b"PromptDataset", b"RLHFDataset")
+    assert earlier != rows
+    assert pickle.loads(earlier)[0] == {"prompt": "Say a."}
 
 
 def test_an_unknown_name_says_the_nearest():

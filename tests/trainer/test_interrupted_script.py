@@ -11,7 +11,7 @@ import turnwise
 SCRIPT = """
 import atexit, logging
 
-from turnwise import ConfigStore, RayPPOTrainer
+from turnwise import ConfigStore, Trainer
 
 atexit.register(lambda: print("left", eval("1 + 1")))  # it makes Python forget the interrupt
 logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -21,7 +21,7 @@ config.inference.max_tokens = 2
 config.training.batch_size = 4
 config.training.num_epochs = 100_000
 config.checkpoint.run_name = "mine"
-RayPPOTrainer(config).fit()
+Trainer(config).fit()
 """
 
 

@@ -7,7 +7,7 @@ from statistics import mean
 import pytest
 
 from trainer.worlds import Echo, Memory, small_config, small_model
-from turnwise import RayPPOTrainer
+from turnwise import Trainer
 
 # Starts in a step; all play 64 episodes, those that compare the episodes of a group 8 of each.
 BATCHES = {"gae": 64, "turn_gae": 64, "reinforce_plus_plus": 64, "grpo": 8, "rloo": 8}
@@ -44,7 +44,7 @@ def trained(world, *settings, seed, weights=None):
             f"training.seed={seed}",
             *settings,
         )
-        with RayPPOTrainer(config, world, model=model, tokenizer=tokenizer) as trainer:
+        with Trainer(config, world, model=model, tokenizer=tokenizer) as trainer:
             rewards = [metrics["reward"] for metrics in trainer.fit()]
     return rewards, {name: x.clone() for name, x in model.state_dict().items()}
 

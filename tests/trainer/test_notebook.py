@@ -9,7 +9,7 @@ import pytest
 from turnwise.cli import main
 
 DEFINED = """
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 
 class Greenhouse(BaseEnvironment):
     max_steps = 2
@@ -33,7 +33,7 @@ config.training.batch_size = config.inference.max_tokens = 2
 
 TRAINED = """
 rows = [{"word": "dry"}, {"word": "wet"}]
-with RayPPOTrainer(config, Greenhouse, score, dataset=rows) as trainer:
+with Trainer(config, Greenhouse, score, dataset=rows) as trainer:
     trainer.fit()
 """
 
@@ -43,7 +43,7 @@ class Broken(Greenhouse):
         plants = {}
         return plants["rose"], 1.0, True, {}
 
-RayPPOTrainer(config, Broken).fit()
+Trainer(config, Broken).fit()
 """
 
 

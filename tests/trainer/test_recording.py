@@ -20,7 +20,7 @@ from turnwise import (
     WeightedReward,
 )
 from turnwise.config import RewardItem
-from turnwise.data import RLHFDataset
+from turnwise.data import PromptDataset
 from turnwise.errors import ConfigError
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools.by_name import parser_by_name, tools_by_name
@@ -129,7 +129,7 @@ def record(**parts):
     return record_run(ConfigStore(), given, given.filled_from(ConfigStore()), {})
 
 
-class Fresh(RLHFDataset):
+class Fresh(PromptDataset):
     """Other rows each time that they are read."""
 
     def __getitem__(self, index):
@@ -142,7 +142,7 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     assert kept.config.dataset.path == ["<run>/dataset.jsonl"]
     lines = kept.files["dataset.jsonl"].decode().splitlines()
     assert [json.loads(line) for line in lines] == rows
-    texts = record(eval_dataset=RLHFDataset(["Say a.", "Say b."]))  # texts are no names of files
+    texts = record(eval_dataset=PromptDataset(["Say a.", "Say b."]))  # texts are no names of files
     assert texts.files["eval_dataset.jsonl"].startswith(b'{"prompt": "Say a."}')
     for lost, words in [
         ([{"at": (0, 1)}], "row 0 comes back from JSON as another one: at is (0, 1)"),
@@ -164,10 +164,10 @@ def test_rows_of_files_that_were_cut_are_not_the_rows_of_the_files(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "short"}\n{"prompt": "a very long one"}\n')
-    whole = record(dataset=RLHFDataset(file))
+    whole = record(dataset=PromptDataset(file))
     assert whole.config.dataset.path == ["rows.jsonl"]  # from here: the project may be moved
     options = {"tokenizer": make_tiny_tokenizer(), "max_prompt_length": 8, "truncation": "drop"}
-    cut = record(dataset=RLHFDataset(file, **options))
+    cut = record(dataset=PromptDataset(file, **options))
     assert cut.files["dataset.jsonl"] == b'{"prompt": "short"}\n'
 
 

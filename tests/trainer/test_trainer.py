@@ -1,4 +1,4 @@
-"""`RayPPOTrainer`: every algorithm, what goes wrong in a run, and checkpoints by hand."""
+"""`Trainer`: every algorithm, what goes wrong in a run, and checkpoints by hand."""
 
 import math
 import os
@@ -8,7 +8,7 @@ import torch
 
 from trainer.runs import Listener, assert_same_run, metrics_of, newest_files
 from trainer.worlds import Echo, Memory, Several, small_model, small_trainer
-from turnwise import BaseEnvironment, CheckpointError, ConfigError, RayPPOTrainer
+from turnwise import BaseEnvironment, CheckpointError, ConfigError, Trainer
 from turnwise.algo.choose import ADVANTAGE_ESTIMATORS, POLICY_LOSSES
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import TrainingStopped
@@ -417,7 +417,7 @@ class TestNumbers:
         trainer.cleanup()
         trainer.cleanup()
         with pytest.raises(ConfigError, match="model= without tokenizer="):
-            RayPPOTrainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
+            Trainer(trainer.config, Echo, model=small_model()[0]).evaluate(1)
 
     def test_an_environment_that_is_an_instance(self, tmp_path):
         class Plain(BaseEnvironment):

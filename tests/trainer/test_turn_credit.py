@@ -8,7 +8,7 @@ from statistics import mean
 import pytest
 
 from trainer.worlds import Echo, small_config, small_model
-from turnwise import RayPPOTrainer
+from turnwise import Trainer
 
 
 class LuckThenEcho(Echo):
@@ -58,7 +58,7 @@ def train(*settings, seed, weights=None):
             f"training.seed={seed}",
             *settings,
         )
-        with RayPPOTrainer(config, LuckThenEcho, model=model, tokenizer=tokenizer) as trainer:
+        with Trainer(config, LuckThenEcho, model=model, tokenizer=tokenizer) as trainer:
             successes = [metrics["success"] for metrics in trainer.fit()]
     return successes, {name: x.clone() for name, x in model.state_dict().items()}
 

@@ -5,7 +5,7 @@ import random
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from turnwise import BaseEnvironment, ConfigStore, RayPPOTrainer
+from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.models.tiny import make_tiny_tokenizer
 
 LETTERS = "abcd"
@@ -103,6 +103,6 @@ def small_config(folder, *overrides):
 
 def small_trainer(folder, environment=Echo, *overrides, **options):
     model, tokenizer = small_model()
-    return RayPPOTrainer(
+    return Trainer(
         small_config(folder, *overrides), environment, model=model, tokenizer=tokenizer, **options
     )

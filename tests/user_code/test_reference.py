@@ -141,11 +141,11 @@ def test_errors_name_what_is_missing(tmp_path):
 def test_a_script_without_a_guard_is_refused_before_it_trains(tmp_path):
     script = tmp_path / "train_it.py"
     script.write_text(
-        "from turnwise import ConfigStore, RayPPOTrainer\n"
+        "from turnwise import ConfigStore, Trainer\n"
         f"{ENV}\n"
         "config = ConfigStore()\n"
         f"config.checkpoint.output_dir = {str(tmp_path / 'runs')!r}\n"
-        "trainer = RayPPOTrainer(config, Maze)\n"
+        "trainer = Trainer(config, Maze)\n"
         "trainer.fit()\n"
     )
     with pytest.raises(ConfigError, match=r"train_it.py:19 starts training"):

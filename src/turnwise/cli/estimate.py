@@ -77,7 +77,7 @@ def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -
 
 
 def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
-    from turnwise.trainer.trainer import RayPPOTrainer
+    from turnwise.trainer.trainer import Trainer
 
     trial = copy.deepcopy(config)
     trial.checkpoint.output_dir = str(folder)
@@ -85,7 +85,7 @@ def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
     trial.logging.sinks = []
     training = trial.training
     training.warm_start_steps = min(training.warm_start_steps, MOST_WARM_START_STEPS)
-    with RayPPOTrainer(trial, reporter=measured, resume="never") as trainer:
+    with Trainer(trial, reporter=measured, resume="never") as trainer:
         trainer.fit(1, NUM_STEPS)
         started = time.perf_counter()
         saved = trainer.save_checkpoint(folder / "saved")

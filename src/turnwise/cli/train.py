@@ -176,9 +176,9 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
 
     words = make_console(stderr=as_json)
     with make_reporter(plain=plain, as_json=as_json) as reporter:
-        from turnwise.trainer.trainer import RayPPOTrainer
+        from turnwise.trainer.trainer import Trainer
 
-        trainer = RayPPOTrainer(config, reporter=reporter, resume=resume)
+        trainer = Trainer(config, reporter=reporter, resume=resume)
         try:
             with trainer:
                 trainer.fit()

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import DatasetConfig
-from turnwise.data.dataset import RLHFDataset
+from turnwise.data.dataset import PromptDataset
 from turnwise.data.files import FILE_KINDS
 from turnwise.data.sources import Row, rows_of
 from turnwise.errors import ConfigError, did_you_mean
 
 
-def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> RLHFDataset | None:
+def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDataset | None:
     """Return the rows that the settings name, or None if they name no file.
 
     Rows that are not prompts are the tasks of an environment, as they stand in the file.
@@ -28,7 +28,7 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> RLHFDataset 
     files = [file for path in paths for file in _files(Path(path).expanduser(), config.split)]
     rows = [_renamed(row, config.columns) for row in rows_of(files, None)]
     prompt_key = config.prompt_key if are_prompts else None
-    found = RLHFDataset(rows[: config.max_rows], prompt_key=prompt_key)
+    found = PromptDataset(rows[: config.max_rows], prompt_key=prompt_key)
     found.origin = config
     return found
 

@@ -1,4 +1,4 @@
-"""`RLHFDataset`: the prompts to train on, one row each."""
+"""`PromptDataset`: the prompts to train on, one row each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEFAULT_SIZE = 1000
 _DEFAULT_TOKENIZER = "tiny"
 
 
-class RLHFDataset(Dataset[dict[str, Any]]):
+class PromptDataset(Dataset[dict[str, Any]]):
     """A map-style torch `Dataset` of dicts, each with a `prompt`.
 
     `source` is a file of the kind .jsonl, .json or .parquet, several of them, a list of texts or
@@ -34,7 +34,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     is, messages by the chat template. With `prompt_key=None` the rows are tasks of an environment
     and need no prompt.
 
-    >>> dataset = RLHFDataset([{"question": "6 x 7?", "answer": "42"}], prompt_key="question")
+    >>> dataset = PromptDataset([{"question": "6 x 7?", "answer": "42"}], prompt_key="question")
     >>> dataset[0]["prompt"], dataset[0]["answer"], len(dataset)
     ('6 x 7?', '42', 1)
 
@@ -109,7 +109,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     @property
     def makes_items(self) -> bool:
         """Whether the items come from a subclass and not from a source."""
-        return self._rows is None and type(self).__getitem__ is not RLHFDataset.__getitem__
+        return self._rows is None and type(self).__getitem__ is not PromptDataset.__getitem__
 
     def __len__(self) -> int:
         if self.makes_items:
@@ -127,7 +127,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
 
     def plain_row(self, index: int) -> dict[str, Any]:
         """The item without its token ids, which follow from it and the tokenizer."""
-        if type(self).__getitem__ is not RLHFDataset.__getitem__:
+        if type(self).__getitem__ is not PromptDataset.__getitem__:
             return self[index]
         number = range(len(self))[operator.index(index)]
         return self._row(number if self._kept is None else self._kept[number])
@@ -225,6 +225,10 @@ class RLHFDataset(Dataset[dict[str, Any]]):
                 f"max_prompt_length={limit} leaves no room for a single character of {text!r:.80}"
             )
         return kept(fits)
+
+
+RLHFDataset = PromptDataset
+"""The same class under the name that VERL's users know; pickles and subclasses may name it."""
 
 
 def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
-from turnwise.data.dataset import RLHFDataset
+from turnwise.data.dataset import PromptDataset
 
 MIN_HELD_OUT = 16
 """Different rows that an evaluation needs at least."""
@@ -98,4 +98,4 @@ def _plain(value: Any) -> Any:
 
 def _makes_items(rows: Any) -> bool:
     """Whether the items come from a user's method, which may give others each time."""
-    return isinstance(rows, RLHFDataset) and rows.makes_items
+    return isinstance(rows, PromptDataset) and rows.makes_items

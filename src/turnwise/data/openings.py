@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 from turnwise.config import EnvironmentConfig
-from turnwise.data.dataset import RLHFDataset
+from turnwise.data.dataset import PromptDataset
 from turnwise.deadlines import is_async, run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
@@ -15,11 +15,11 @@ from turnwise.episode.world import finish
 from turnwise.errors import ConfigError
 
 
-class CustomEnvDataset(RLHFDataset):
+class CustomEnvDataset(PromptDataset):
     """Row i is how an environment opens with the seed `seed + i`.
 
     `environment` is a name, a class, a factory or an instance, which stays as it is; `config` is
-    the environment's, the other options are `RLHFDataset`'s. An item has the `prompt` (prefix and
+    the environment's, the other options are `PromptDataset`'s. An item has the `prompt` (prefix and
     first observation), the `seed`, the `state` in words, and `expected_action` where the
     environment knows a good player's. For evaluation, begin where the training's seeds end.
 

@@ -50,7 +50,7 @@ class RewardManager:
     >>> manager.compute_trajectory_reward(won)  # 1 for the step, 5 for success, 9 × 0.1 for speed
     6.9
 
-    A manager is itself a reward function: `RayPPOTrainer(..., reward_fn=RewardManager(env))`.
+    A manager is itself a reward function: `Trainer(..., reward_fn=RewardManager(env))`.
     Called with a `DataProto` of VERL's or a `RewardBatch` it scores the episodes that the batch
     carries, or else each response as the first action of a fresh copy of the environment;
     `tokenizer` reads responses that are token ids.

@@ -82,6 +82,8 @@ _NAMES_FILES = {
     *("environment.name", "environment.reward", "environments", "reward", "tools"),
     *("dataset.path", "eval_dataset.path"),
 }
+_RENAMED = {"<object>:RLHFDataset": "<object>:PromptDataset"}
+"""What earlier runs recorded about rows in memory, and what is recorded now."""
 _SAME_EXPERIMENT = {"training.num_epochs"}
 _SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
 _REFERENCE = (
@@ -127,7 +129,7 @@ def _comparable(name: str, value: Any) -> Any:
     if name not in _NAMES_FILES:
         return value
     if isinstance(value, str):
-        return value.rpartition("/")[2]
+        return _RENAMED.get(value, value.rpartition("/")[2])
     if isinstance(value, list):
         return [_comparable(name, item) for item in value]
     if isinstance(value, dict):

@@ -12,7 +12,7 @@ from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.reward import RewardFn
 from turnwise.scale.verl import CustomRayPPOTrainer
-from turnwise.trainer.trainer import RayPPOTrainer
+from turnwise.trainer.trainer import Trainer
 
 ENGINES = ("local", "ray", "verl")
 
@@ -24,8 +24,8 @@ def create_trainer(
     tokenizer: Any = None,
     engine: str = "local",
     **options: Any,
-) -> RayPPOTrainer | CustomRayPPOTrainer:
-    """A trainer; `options` are those of `RayPPOTrainer`, or with "verl" of `CustomRayPPOTrainer`.
+) -> Trainer | CustomRayPPOTrainer:
+    """A trainer; `options` are those of `Trainer`, or with "verl" of `CustomRayPPOTrainer`.
 
     "local" is as the settings say, so with `ray.use_ray` it is on Ray too.
     """
@@ -41,4 +41,4 @@ def create_trainer(
     if engine == "ray":
         config = copy.deepcopy(ConfigStore.of(config))
         config.ray.use_ray = True
-    return RayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)
+    return Trainer(config, environment, reward_fn, tokenizer=tokenizer, **options)

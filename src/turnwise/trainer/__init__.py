@@ -3,7 +3,7 @@
 from turnwise.trainer.curriculum import Curriculum, Levels
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo
 from turnwise.trainer.state import load_trained_model
-from turnwise.trainer.trainer import RayPPOTrainer
+from turnwise.trainer.trainer import RayPPOTrainer, Trainer
 
 __all__ = [
     "Curriculum",
@@ -13,5 +13,6 @@ __all__ = [
     "RayPPOTrainer",
     "Reporter",
     "RunInfo",
+    "Trainer",
     "load_trained_model",
 ]

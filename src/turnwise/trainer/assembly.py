@@ -16,7 +16,7 @@ import torch
 
 from turnwise.algo.choose import get_advantage_estimator, get_policy_loss
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
-from turnwise.data import RLHFDataset
+from turnwise.data import PromptDataset
 from turnwise.data.by_name import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
@@ -317,7 +317,7 @@ def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:
     if rows is None:
         return None
     if isinstance(dataset, list | str | Path):
-        rows = RLHFDataset(dataset, prompt_key="prompt" if are_prompts else None)
+        rows = PromptDataset(dataset, prompt_key="prompt" if are_prompts else None)
     if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         fix = "Make a list of it: list(...)."
         if isinstance(rows, Mapping):

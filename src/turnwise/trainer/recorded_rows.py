@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import DatasetConfig
-from turnwise.data import CustomEnvDataset, RLHFDataset
+from turnwise.data import CustomEnvDataset, PromptDataset
 from turnwise.data.sources import is_file_name
 from turnwise.trainer.labels import is_lost, object_label
 
@@ -68,7 +68,7 @@ def dataset_hash(rows: Any) -> str:
 
 def _row(rows: Any, index: int) -> Any:
     """A row as an episode gets it, but for the token ids, which follow from it."""
-    return rows.plain_row(index) if isinstance(rows, RLHFDataset) else rows[index]
+    return rows.plain_row(index) if isinstance(rows, PromptDataset) else rows[index]
 
 
 def _columns(rows: Any) -> list[str]:
@@ -83,7 +83,7 @@ def _file_origin(given: Any) -> DatasetConfig | None:
     if isinstance(given, list | tuple) and given and all(map(is_file_name, given)):
         return DatasetConfig(path=[portable_path(path) for path in given])
     # A subclass may make other items of the rows than the files hold.
-    origin = given.origin if type(given) is RLHFDataset else None
+    origin = given.origin if type(given) is PromptDataset else None
     if origin is None or origin.path is None:
         return None
     names = [origin.path] if isinstance(origin.path, str) else origin.path

@@ -1,4 +1,4 @@
-"""`RayPPOTrainer`: episodes, advantages, update, again; and everything that a run leaves behind."""
+"""`Trainer`: episodes, advantages, update, again; and everything that a run leaves behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
 
-class RayPPOTrainer(RunLifecycle):
+class Trainer(RunLifecycle):
     """Trains a language model in an environment.
 
     `environment` is a class, a factory, an instance or a name; `environments` is a mix of them,
@@ -331,3 +331,7 @@ class RayPPOTrainer(RunLifecycle):
 
 def _finite(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+RayPPOTrainer = Trainer
+"""The same class under the name that VERL's users know; pickles and subclasses may name it."""

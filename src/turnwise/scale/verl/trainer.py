@@ -44,7 +44,7 @@ _LOG = logging.getLogger("turnwise")
 class CustomRayPPOTrainer:
     """Trains with VERL's own `RayPPOTrainer`, or its V1 trainer.
 
-    The arguments are those of `RayPPOTrainer`; `verl_overrides` are written as VERL's command
+    The arguments are those of `turnwise.Trainer`; `verl_overrides` are written as VERL's command
     line takes them, such as `"trainer.use_v1=true"`, and stand above all else. Of a
     `multi_turn_engine` the turns, the system prompt and the tools are taken.
 
