@@ -1,13 +1,14 @@
-"""Puts every setting into the reference, from the source of config.py; nothing is imported.
+"""Puts every setting into the reference, from the source of turnwise.config; nothing is imported.
 
 A page that holds the line `<!-- settings -->` gets a table for each section there.
 """
 
 import ast
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
-CONFIG = Path(__file__).resolve().parents[2] / "src" / "turnwise" / "config.py"
+CONFIG = Path(__file__).resolve().parents[2] / "src" / "turnwise" / "config"
 PLACE = "<!-- settings -->"
 WORDS = {
     "str": "text",
@@ -24,11 +25,13 @@ WORDS = {
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    return markdown.replace(PLACE, tables(CONFIG.read_text())) if PLACE in markdown else markdown
+    if PLACE not in markdown:
+        return markdown
+    return markdown.replace(PLACE, tables(path.read_text() for path in sorted(CONFIG.glob("*.py"))))
 
 
-def tables(source: str) -> str:
-    module = ast.parse(source).body
+def tables(sources: Iterable[str]) -> str:
+    module = [node for source in sources for node in ast.parse(source).body]
     classes = {node.name: node for node in module if isinstance(node, ast.ClassDef)}
     # Types with a name of their own, such as Positive = Annotated[int, Ge(1)].
     named = {node.targets[0].id: node.value for node in module if isinstance(node, ast.Assign)}
@@ -82,7 +85,7 @@ def in_words(kind: ast.expr, named: dict[str, ast.expr]) -> str:
             return in_words(named[name], named)
         case ast.Name(id=name):
             return WORDS[name]
-    raise ValueError(f"config.py has a type that this page cannot say: {ast.unparse(kind)}")
+    raise ValueError(f"turnwise.config has a type that this page cannot say: {ast.unparse(kind)}")
 
 
 def in_yaml(default: object) -> str:

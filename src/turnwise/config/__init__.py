@@ -1,0 +1,48 @@
+"""All settings: plain dataclasses, a YAML file, and dotted overrides.
+
+>>> config = ConfigStore()
+>>> config.training.learning_rate = 3e-5
+>>> config.validate().training.learning_rate
+3e-05
+
+A misspelt name is an error when it is written, not a setting that silently does nothing. Each
+section has the file of its name; `store.py` reads and writes them together.
+"""
+
+from turnwise.config.checkpoint import CheckpointConfig
+from turnwise.config.dataset import DatasetConfig
+from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
+from turnwise.config.fields import Positive, Probability, Seconds, Section, setting
+from turnwise.config.inference import InferenceConfig
+from turnwise.config.limits import LimitsConfig
+from turnwise.config.logging import LoggingConfig
+from turnwise.config.mix import part_names
+from turnwise.config.model import ModelConfig
+from turnwise.config.ray import RayConfig
+from turnwise.config.store import RUN, ConfigStore, find_config, setting_types
+from turnwise.config.training import LossAggregation, TrainingConfig
+
+__all__ = [
+    "RUN",
+    "CheckpointConfig",
+    "ConfigStore",
+    "DatasetConfig",
+    "EnvironmentConfig",
+    "EnvironmentItem",
+    "InferenceConfig",
+    "LimitsConfig",
+    "LoggingConfig",
+    "LossAggregation",
+    "ModelConfig",
+    "Positive",
+    "Probability",
+    "RayConfig",
+    "RewardItem",
+    "Seconds",
+    "Section",
+    "TrainingConfig",
+    "find_config",
+    "part_names",
+    "setting",
+    "setting_types",
+]

@@ -1,0 +1,89 @@
+"""The section `environment`, and the settings `environments` and `reward`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Gt
+
+from turnwise.config.dataset import DatasetConfig
+from turnwise.config.fields import Positive, Section, setting
+from turnwise.errors import ConfigError, did_you_mean
+
+
+@dataclass
+class EnvironmentConfig(Section):
+    """Which environment, and what it is given.
+
+    An environment may read its settings as attributes or as from a dict: `config.max_steps`,
+    `config.get("size", 4)`, `config["size"]`. What is not a field is looked up in `params`.
+    """
+
+    name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
+    max_steps: Positive | None = setting(None, "Most actions; none: the environment's own limit.")
+    params: dict[str, Any] = setting({}, "The environment's own settings.")
+    reward: str | None = setting(None, "The former place of the setting `reward`.")
+
+    @classmethod
+    def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:
+        """From whatever an environment is given: a config, a plain dict, or nothing."""
+        if config is None:
+            return cls()
+        if isinstance(config, EnvironmentConfig):
+            return config
+        if not isinstance(config, Mapping):
+            raise ConfigError(
+                f"an environment takes an EnvironmentConfig, a dict or None, "
+                f"got {type(config).__name__}"
+            )
+        fields = {f.name for f in dataclasses.fields(cls)} - {"params"}
+        own = {key: value for key, value in config.items() if key in fields}
+        params = {key: value for key, value in config.items() if key not in {*fields, "params"}}
+        return cls(**own, params={**config.get("params", {}), **params})
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A setting by name, as from a dict; a field that is None counts as not given."""
+        if key in self.params:
+            return self.params[key]
+        value = getattr(self, key, None)
+        return default if value is None else value
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self:
+            return self.params[key] if key in self.params else getattr(self, key)
+        raise KeyError(f"environment has no setting {key!r}. {did_you_mean(key, self.params)}")
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.params or key in {f.name for f in dataclasses.fields(self)}
+
+
+@dataclass
+class RewardItem(Section):
+    """One function of a weighted reward."""
+
+    function: str | None = setting(None, "path.py:function; null: the sum of the step rewards.")
+    weight: float = setting(1.0, "Its weight in the sum.")
+    name: str | None = setting(None, "Its name in the metrics; null: the function's.")
+
+
+@dataclass
+class EnvironmentItem(Section):
+    """One environment of a mix: its share of the groups, and what it has of its own."""
+
+    environment: str = field(metadata={"help": "A name (see `turnwise envs`) or path.py:Class."})
+    weight: Annotated[float, Gt(0)] = setting(1.0, "Its share of the groups, relative to others.")
+    name: str | None = setting(None, "Its name in the metrics; null: the environment's.")
+    max_steps: Positive | None = setting(None, "Most actions; null: the environment's own limit.")
+    params: dict[str, Any] = setting({}, "The environment's own settings.")
+    dataset: DatasetConfig = field(
+        default_factory=DatasetConfig, metadata={"help": "The rows that are its tasks."}
+    )
+    eval_dataset: DatasetConfig = field(
+        default_factory=DatasetConfig, metadata={"help": "The rows that it is evaluated on."}
+    )
+    reward: str | list[RewardItem] | None = setting(None, "Its reward; null: the run's.")
+    tools: list[str | dict[str, Any]] | None = setting(None, "Its tools; null: the run's.")
+    system_prompt: str | None = setting(None, "Its system prompt; null: the run's.")

@@ -1,0 +1,231 @@
+"""`ConfigStore`: every setting of a run, read from YAML files and overrides, and written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from turnwise.config.checkpoint import CheckpointConfig
+from turnwise.config.checks import checked
+from turnwise.config.dataset import DatasetConfig
+from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
+from turnwise.config.fields import Section, setting, setting_types_of
+from turnwise.config.inference import InferenceConfig
+from turnwise.config.limits import LimitsConfig
+from turnwise.config.logging import LoggingConfig
+from turnwise.config.mix import check_mix, part_names
+from turnwise.config.model import ModelConfig
+from turnwise.config.ray import RayConfig
+from turnwise.config.reading import apply_override, full_section
+from turnwise.config.training import TrainingConfig
+from turnwise.config.writing import yaml_lines
+from turnwise.errors import ConfigError
+from turnwise.whole_files import write_whole
+from turnwise.yaml_files import read_yaml
+
+RUN = "<run>"
+"""In the settings of a run: its own folder, as in `<run>/dataset.jsonl`."""
+_OF_ONE_ENVIRONMENT = ("environment", "dataset", "eval_dataset")
+"""Sections that a run with a mix does not have: each part has its own."""
+_MOST_NAMES = 4
+
+
+@dataclass
+class ConfigStore(Section):
+    """Every setting of a run. As it stands it trains the tiny model on a CPU, offline."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    environments: list[EnvironmentItem] | None = setting(
+        None,
+        "A mix, instead of `environment`: a list of {environment, weight, name, max_steps, params, "
+        "dataset, eval_dataset, reward, tools, system_prompt}.",
+    )
+    reward: str | list[RewardItem] | None = setting(
+        None,
+        "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
+    )
+    tools: list[str | dict[str, Any]] = setting(
+        [],
+        "Tools of the agent: calculator, python, path.py:name, {mcp: command or URL}; "
+        "{tool: name, option: value} sets options.",
+    )
+    parser: str = setting("auto", "How tool calls are written; auto: as the chat template has it.")
+    system_prompt: str | None = setting(None, "Put before the environment's own system prompt.")
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    eval_dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    def validate(self) -> Self:
+        """Check every value, turn near misses into the right type ("3e-5"), return self."""
+        right = _read(dataclasses.asdict(self), source="config")
+        for section in dataclasses.fields(right):
+            setattr(self, section.name, getattr(right, section.name))
+        return self
+
+    @classmethod
+    def of(cls, config: Any) -> ConfigStore:
+        """Return checked settings from whatever a trainer is given: settings, nested dicts such as
+        `{"training": {"batch_size": 8}}`, a YAML file, or nothing."""
+        if config is None:
+            return cls()
+        if isinstance(config, ConfigStore):
+            return config.validate()
+        if isinstance(config, Mapping):
+            return _read(dict(config), source="config")
+        if isinstance(config, str | Path):
+            return cls.load(config)
+        got: str = config.__name__ if isinstance(config, type) else type(config).__name__
+        raise ConfigError(
+            f"config got {got}, expected a ConfigStore, a dict of sections, or the path of a YAML "
+            "file. Settings come first, then the environment: Trainer(config, MyEnvironment)."
+        )
+
+    @classmethod
+    def load(cls, path: str | Path | None = None, overrides: Iterable[str] = ()) -> ConfigStore:
+        """Read a YAML file (none: the defaults), then apply `section.name=value` overrides."""
+        data = read_yaml(Path(path)) if path is not None else {}
+        given = {apply_override(data, each, setting_types()): each for each in overrides}
+        config = _read(data, str(path) if path is not None else "config", given)
+        if path is not None:
+            _find_own_files(config, Path(path).absolute().parent)
+        return config
+
+    @classmethod
+    def from_args(cls, argv: Sequence[str] | None = None) -> ConfigStore:
+        """The settings that a script's command line asks for.
+
+        `main.py --config-path=config --config-name=test training.batch_size=8`
+        """
+        parser = argparse.ArgumentParser(description="turnwise settings")
+        parser.add_argument("--config-path", metavar="DIR", help="folder of the YAML file")
+        parser.add_argument("--config-name", metavar="NAME", help="its name, with or without .yaml")
+        parser.add_argument("overrides", nargs="*", metavar="section.name=value")
+        args = parser.parse_args(argv)
+        return cls.load(find_config(args.config_path, args.config_name), args.overrides)
+
+    def save(self, path: str | Path) -> None:
+        """Write a YAML file with each setting's help beside it; the file is whole or not there."""
+        path = Path(path)
+        content = self.to_yaml().encode()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+
+    def to_yaml(self) -> str:
+        """The settings as YAML, each under its line of help."""
+        self.validate()
+        lines: list[str] = []
+        for section in dataclasses.fields(self):
+            if self.environments is not None and section.name in _OF_ONE_ENVIRONMENT:
+                continue
+            values = getattr(self, section.name)
+            if "help" in section.metadata:  # a setting of its own
+                lines += [*yaml_lines(section, values), ""]
+                continue
+            lines += [f"# {(type(values).__doc__ or '').splitlines()[0]}", f"{section.name}:"]
+            for item in dataclasses.fields(values):
+                shown = yaml_lines(item, getattr(values, item.name))
+                lines += [f"  {line}" if line else "" for line in shown]
+            lines.append("")
+        return "\n".join(lines)
+
+    def parts(self) -> dict[str, ConfigStore]:
+        """The settings of each environment of a mix, as if it were the only one, by its name.
+
+        Without a mix they are the settings themselves, under the empty name.
+        """
+        if self.environments is None:
+            return {"": self}
+        names = part_names(self.environments)
+        items = zip(names, self.environments, strict=True)
+        return {name: _alone(item, self) for name, item in items}
+
+    def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
+        """Each dataset of the run with a name, `eval_dataset` or `dataset-maze` of a mix."""
+        owners: list[tuple[str, ConfigStore | EnvironmentItem]] = [("", self)]
+        if self.environments is not None:
+            names = [re.sub(r"[^\w.]+", "-", name) for name in part_names(self.environments)]
+            owners += zip((f"-{name}" for name in names), self.environments, strict=True)
+        for ending, owner in owners:
+            yield f"dataset{ending}", owner.dataset
+            yield f"eval_dataset{ending}", owner.eval_dataset
+
+    @property
+    def environment_name(self) -> str:
+        """What the run plays: the name of its environment, or the names of a mix."""
+        if self.environments is None:
+            return self.environment.name
+        names = part_names(self.environments)
+        if len(names) > _MOST_NAMES:  # the run's folder is named after them
+            names[_MOST_NAMES - 1 :] = [f"{len(names) - _MOST_NAMES + 1}-more"]
+        return "+".join(names)
+
+    def settings(self) -> Iterator[tuple[str, Any]]:
+        """Every setting by its dotted name, `training.gamma` or `parser`, with its value."""
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if "help" in item.metadata:
+                yield item.name, value
+            else:
+                yield from (
+                    (f"{item.name}.{inner.name}", getattr(value, inner.name))
+                    for inner in dataclasses.fields(value)
+                )
+
+
+def setting_types() -> dict[str, tuple[str, Any]]:
+    """Every setting by its dotted name: its line of help, and its type."""
+    return setting_types_of(ConfigStore)
+
+
+def find_config(folder: str | Path | None, name: str | None) -> Path | None:
+    """The file that `--config-path` and `--config-name` mean; None if neither is given."""
+    if folder is None and name is None:
+        return None
+    path = Path(folder or ".") / (name or "config")
+    return path if path.suffix in {".yaml", ".yml"} else path.with_name(path.name + ".yaml")
+
+
+def _read(
+    data: dict[str, Any], source: str, overrides: Mapping[str, str] | None = None
+) -> ConfigStore:
+    """Settings from nested mappings as a YAML file has them, short forms included."""
+    single = {item.name for item in dataclasses.fields(ConfigStore) if "help" in item.metadata}
+    full = {name: full_section(name, given, name in single) for name, given in data.items()}
+    store = checked(ConfigStore, full, source, overrides or {})
+    if store.environments is not None:
+        datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}
+        check_mix(store.environments, datasets, full, source)
+    return store
+
+
+def _alone(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:
+    """The settings of a run in which this environment of its mix is the only one."""
+    return dataclasses.replace(
+        run,
+        environments=None,
+        environment=EnvironmentConfig(item.environment, item.max_steps, item.params),
+        dataset=item.dataset,
+        eval_dataset=item.eval_dataset,
+        reward=run.reward if item.reward is None else item.reward,
+        tools=run.tools if item.tools is None else item.tools,
+        system_prompt=run.system_prompt if item.system_prompt is None else item.system_prompt,
+    )
+
+
+def _find_own_files(config: ConfigStore, folder: Path) -> None:
+    """Put the run's folder where `<run>` stands; the settings may be those of a checkpoint."""
+    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    for _, dataset in config.datasets():
+        if any(path.startswith(RUN) for path in dataset.paths):
+            dataset.path = [path.replace(RUN, str(run), 1) for path in dataset.paths]

@@ -1,0 +1,106 @@
+"""The section `training`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
+
+from turnwise.config.fields import Positive, Section, setting
+
+LossAggregation = Literal[
+    "token-mean",
+    "token-sum",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "seq-mean-token-mean",
+]
+
+
+@dataclass
+class TrainingConfig(Section):
+    """The learning algorithm and its numbers."""
+
+    adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ...")
+    learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Step size of the optimiser.")
+    gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount per token of the policy.")
+    lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
+    clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
+    num_epochs: Positive = setting(10, "How many epochs `fit` runs.")
+    steps_per_epoch: Positive = setting(
+        10, "Training steps in an epoch, where no dataset says how many there are."
+    )
+    batch_size: Positive = setting(
+        32,
+        "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
+    )
+    group_size: Positive | None = setting(
+        None, "Episodes from the same start; none: 8 for estimators that compare them, else 1."
+    )
+    resample: Annotated[int, Ge(0)] = setting(
+        0, "Groups in which all earned the same are replaced by others, in so many rounds."
+    )
+    on_error: Literal["retry", "drop_group", "fail"] = setting(
+        "retry", "What to do about an episode that failed; retry: three tries, then without it."
+    )
+    use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
+    kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
+    kl_target: Annotated[float, Gt(0)] | None = setting(
+        None, "The KL that the penalty's weight is steered towards; none: it stays as it is."
+    )
+    update_epochs: Positive = setting(1, "How often each batch is learned from.")
+    mini_batch_size: Positive | None = setting(
+        None, "Episodes in one step of the optimiser; none: the whole batch."
+    )
+    micro_batch_tokens: Positive | None = setting(
+        None,
+        "Tokens computed at once: memory and speed depend on it, the result does not; none: 4,096 "
+        "on a CPU, what a fifth of its memory takes on a GPU.",
+    )
+    policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
+    loss_agg_mode: LossAggregation | None = setting(
+        None, "How token losses become one number; none: as the policy loss has it."
+    )
+    entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
+    kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
+    target_kl: Annotated[float, Gt(0)] | None = setting(
+        None, "An update ends early when the policy has moved 1.5 times as far; none: never."
+    )
+    max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
+        "auto",
+        "A run stops when the learner's log-probs differ by more from the sampler's: the largest "
+        "difference (auto: 0.01) where both compute in float32 on the same weights, else the mean "
+        "(auto: 0.5); null disables the check.",
+    )
+    critic: Literal["shared", "separate"] = setting(
+        "shared", "Where the value head sits, if one is needed: the policy's trunk or a copy."
+    )
+    value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
+    max_grad_norm: Annotated[float, Gt(0)] | None = setting(
+        1.0, "Larger gradients are scaled down to this norm; none: never."
+    )
+    weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
+    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the step size rises.")
+    lr_schedule: Literal["constant", "linear", "cosine"] = setting(
+        "constant", "What the step size does afterwards; linear and cosine fall to 0."
+    )
+    lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0: train all weights.")
+    gradient_checkpointing: bool = setting(
+        False, "Compute layers again for the gradient: less memory, a third more time."
+    )
+    warm_start: str | None = setting(
+        None,
+        "Imitate first: expert, random (the environment's players) or a file of conversations.",
+    )
+    warm_start_steps: Positive = setting(100, "Steps of imitation.")
+    warm_start_learning_rate: Annotated[float, Gt(0)] = setting(1e-3, "Their step size.")
+    eval_episodes: Annotated[int, Ge(0)] = setting(
+        0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0: none."
+    )
+    eval_fraction: Annotated[float, Ge(0), Lt(1)] | None = setting(
+        0.05,
+        "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
+        "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
+    )
+    seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
