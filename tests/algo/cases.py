@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
 import torch
 
 from algo.batches import as_lists
 from algo.reference import reference_of
+from every_case import every_case
 from turnwise import algo
 
 AGGREGATIONS = [
@@ -59,8 +59,8 @@ class Case:
         return variable.grad
 
 
-def each(cases: list[Case]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("case", cases, ids=lambda case: case.label)
+def each(cases: list[Case]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return every_case("case", cases, label=lambda case: case.label)
 
 
 SCORES = "token_level_rewards response_mask"
