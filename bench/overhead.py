@@ -32,14 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from overhead_work import Measure, Order, Report, time_turns
 
-from turnwise import (
-    BaseEnvironment,
-    EpisodeCollector,
-    EpisodeLimits,
-    GenerationRequest,
-    GenerationResult,
-    ScriptedEngine,
-)
+from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
+from turnwise.inference import GenerationRequest, GenerationResult, ScriptedEngine
 from turnwise.models import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

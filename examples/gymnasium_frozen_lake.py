@@ -17,7 +17,8 @@ the likeliest letters (eval/greedy) it arrives.
 import re
 import sys
 
-from turnwise import ConfigStore, GymnasiumEnvironment, Trainer
+from turnwise import ConfigStore, Trainer
+from turnwise.env import GymnasiumEnvironment
 
 SIZE = 4
 

@@ -18,14 +18,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from turnwise import (
-    BaseEnvironment,
-    ConfigStore,
-    LLMJudge,
-    Trainer,
-    WeightedReward,
-    openai_complete,
-)
+from turnwise import BaseEnvironment, ConfigStore, LLMJudge, Trainer, WeightedReward
+from turnwise.reward import openai_complete
 
 SCORES = {"welcome": 10, "hello": 7, "what?": 3, "go away": 0}
 RUBRIC = "Was the agent polite to the person at the door? 10 is as polite as can be, 0 is rude."

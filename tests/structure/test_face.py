@@ -1,0 +1,98 @@
+"""The names of `turnwise`: the small face, and every other name that users may have written."""
+
+import ast
+import difflib
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import turnwise
+from structure.face import FROZEN, face
+from turnwise import _names
+
+SOURCE = Path(turnwise.__file__).parent
+EARLIER = Path(__file__).with_name("earlier_names.txt").read_text().split()
+"""What `turnwise` exported before the face became small, and the modules in it."""
+EXTRAS = {
+    *("gymnasium", "textarena", "reasoning_gym", "vllm", "sglang", "ray", "verl", "mcp", "peft"),
+    *("tensorboard", "wandb", "mlflow", "trackio", "pyarrow", "starlette", "uvicorn", "matplotlib"),
+    "gguf",
+}
+
+
+def test_the_face_is_the_frozen_one():
+    now, frozen = face(), FROZEN.read_text().splitlines()
+    changes = "\n".join(difflib.unified_diff(frozen, now, "face.txt", "now", lineterm="", n=0))
+    assert now == frozen, (
+        f"{changes}\nIf users should see this change: PYTHONPATH=src python {FROZEN.parent}/face.py"
+    )
+
+
+def test_every_earlier_name_is_still_imported_from_the_top():
+    assert len(EARLIER) == 169
+    missing = [name for name in EARLIER if getattr(turnwise, name, None) is None]
+    assert not missing
+
+
+def test_import_is_quick_and_all_names_are_there_on_a_base_install():
+    code = (
+        "import sys\n"
+        f"sys.modules.update(dict.fromkeys({sorted(EXTRAS)!r}))\n"
+        "import turnwise\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'yaml', 'rich', 'typer', 'asyncio'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+        "from turnwise import *\n"
+        "print(sorted(set(turnwise.__all__) - set(globals())))\n"
+    )
+    environment = {"PYTHONPATH": str(SOURCE.parent), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert result.stdout == "[]\n[]\n", result.stderr
+
+
+def test_type_checkers_see_the_same_names():
+    tree = ast.parse((SOURCE / "__init__.pyi").read_text())
+    seen = {
+        (node.module, alias.asname)
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    listed = {(module, name) for name, module in _names.HOME.items()}
+    assert seen == listed | {("turnwise", name) for name in _names.MODULES}
+    (exported,) = [node.value for node in tree.body if isinstance(node, ast.Assign)]
+    assert set(ast.literal_eval(exported)) == set(turnwise.__all__)
+
+
+def test_classes_under_their_earlier_names_are_the_same():
+    from turnwise.data import dataset
+    from turnwise.trainer import trainer
+
+    assert turnwise.RayPPOTrainer is turnwise.Trainer is trainer.RayPPOTrainer
+    assert turnwise.RLHFDataset is turnwise.PromptDataset is dataset.RLHFDataset
+    # What earlier versions pickled names the class where it was defined.
+    assert pickle.loads(b"cturnwise.trainer.trainer\nRayPPOTrainer\n.") is turnwise.Trainer
+    rows = pickle.dumps(turnwise.PromptDataset(["Say a."]), protocol=0)
+    earlier = rows.replace(b"PromptDataset", b"RLHFDataset")
+    assert earlier != rows
+    assert pickle.loads(earlier)[0] == {"prompt": "Say a."}
+
+
+def test_an_unknown_name_says_the_nearest():
+    with pytest.raises(AttributeError, match="BaseEnvironment"):
+        turnwise.BaseEnviroment  # noqa: B018 - the look-up is the test
+
+
+def test_the_first_page_of_the_reference_lists_the_face_in_its_groups():
+    page = (SOURCE.parents[1] / "docs" / "reference" / "index.md").read_text()
+    groups = {}
+    for section in page.split("\n## ")[1:]:
+        title, _, body = section.partition("\n")
+        groups[title] = re.findall(r"^\| \[`(\w+)`\]", body, re.M)
+    assert groups.pop("By module") == []
+    table = {title: sum(group.values(), ()) for title, group in _names.FACE.items()}
+    assert groups == {title: list(names) for title, names in table.items()}
