@@ -38,6 +38,8 @@ class Learned:
     minutes: float
     minutes_to_bar: float | None
     """Until an evaluation after an epoch was at the bar; None: never."""
+    steps_to_bar: int | None
+    """The same in training steps, which do not depend on the machine."""
 
 
 def learn(config: ConfigStore, expert: float) -> Learned:
@@ -45,12 +47,12 @@ def learn(config: ConfigStore, expert: float) -> Learned:
     with Trainer(config) as trainer:
         history = trainer.fit()
     minutes = (time.perf_counter() - started) / 60
-    spent, reached = 0.0, None
+    spent, reached, steps = 0.0, None, None
     for metrics in history:
         spent += metrics["time/step"] + metrics.get("time/evaluate", 0.0)
         success = metrics.get("eval/sampled/success")
         if reached is None and success is not None and success >= ENOUGH * expert:
-            reached = spent
+            reached, steps = spent, int(metrics["step"])
     warm = minutes * 60 - sum(m["time/step"] + m.get("time/evaluate", 0.0) for m in history)
     last = history[-1]
     return Learned(
@@ -59,6 +61,7 @@ def learn(config: ConfigStore, expert: float) -> Learned:
         last["eval/greedy/success"],
         minutes,
         None if reached is None else (reached + warm) / 60,
+        steps,
     )
 
 
@@ -84,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {datetime.date.today()}"
     )
-    print("seed  expert  random   start     end  greedy  minutes  to the bar")
+    print("seed  expert  random   start     end  greedy  minutes  to the bar  steps")
     is_enough = True
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
@@ -95,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reached = "never" if found.minutes_to_bar is None else f"{found.minutes_to_bar:.2f}"
         print(
             f"{seed:4}  {expert:6.2f}  {chance:6.2f}  {found.start:6.2f}  {found.end:6.2f}  "
-            f"{found.greedy:6.2f}  {found.minutes:7.2f}  {reached:>10}",
+            f"{found.greedy:6.2f}  {found.minutes:7.2f}  {reached:>10}  "
+            f"{found.steps_to_bar or 'never':>5}",
             flush=True,
         )
         in_time = found.minutes_to_bar is not None and found.minutes_to_bar <= MOST_MINUTES

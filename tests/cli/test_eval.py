@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from cli.conftest import COINS
 from turnwise.cli import main
-from turnwise.cli.scores import wilson_interval
+from turnwise.runs.headline import wilson_interval
 
 SETTINGS = {
     "environment": {"name": "coins.py:Coins"},

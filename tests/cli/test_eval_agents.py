@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.cli.pass_at_k import Estimate, pass_at_k, shown_ks
-from turnwise.cli.scores import wilson_interval
+from turnwise.cli.intervals import Estimate
+from turnwise.cli.pass_at_k import pass_at_k, shown_ks
+from turnwise.runs.headline import wilson_interval
 
 AGENTS = '''
 import random
@@ -220,7 +222,6 @@ def test_a_wrong_agent_is_a_message(turnwise, arguments, message):
 def test_each_lost_component_is_named_with_the_option_that_supplies_it(
     turnwise, runs, tmp_path, setting, lost, option, replacement
 ):
-    import shutil
 
     import yaml
 

@@ -19,6 +19,7 @@ from turnwise.cli.common import (
     print_json,
     working,
 )
+from turnwise.cli.eval_rows import EvalRows, SplitName, rows_of_split
 from turnwise.cli.run_parts import (
     CheckpointOption,
     DatasetOption,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from turnwise.config import ConfigStore
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
+    from turnwise.trainer.assembly import UserParts
 
 INTERRUPTED = 130
 
@@ -64,6 +66,14 @@ def evaluate(
     system_prompt: SystemPromptOption = None,
     model: ModelOption = None,
     part: PartOption = None,
+    split: Annotated[
+        SplitName | None,
+        typer.Option(
+            help="Which rows of the run's dataset to play: those that it was trained on, or those "
+            "that were held out.",
+            show_default="held-out rows where there are any",
+        ),
+    ] = None,
     agent: Annotated[
         str | None,
         typer.Option(
@@ -106,14 +116,16 @@ def evaluate(
     """Play held-out episodes with a trained model; beside it, the expert and the random player.
 
     A run is played with its own environment, tools, parser, system prompt, dataset and reward.
-    The same seed means the same episodes for each player. Ranges are 95 % intervals. Of a mix of
-    environments each part plays so many episodes, and has its own scores.
+    The same seed means the same episodes for each player. Ranges are 95 % intervals; where there
+    are fewer rows than episodes, each row is played equally often, and the intervals are over
+    rows. Of a mix of environments each part plays so many episodes, and has its own scores.
 
     [bold]Examples[/bold]
 
     turnwise eval runs/guess-number
     turnwise eval runs/guess-number --checkpoint best --sampled --episodes 500
     turnwise eval runs/mine --k 8 --episodes 50
+    turnwise eval runs/mine --split train
     turnwise eval runs/mine --show 3
     turnwise eval runs/mix --part maze
     turnwise eval runs/mine --agent my_agent.py:act
@@ -123,7 +135,6 @@ def evaluate(
     """
     from turnwise.cli.held_out import Plan
     from turnwise.cli.run_parts import source_of
-    from turnwise.trainer.assembly import UserParts
     from turnwise.user_code import settings_from
 
     is_greedy = k is None if greedy is None else greedy
@@ -134,6 +145,11 @@ def evaluate(
     supplied.allow_code(agent)
     source = source_of(run_or_model, checkpoint)
     _check_names(run_or_model, source, env, agent)
+    if split is not None and dataset:
+        raise ConfigError(
+            f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
+            "Leave out one of them."
+        )
     plan = Plan(episodes, k, is_greedy, agent)
     with settings_from(source, is_trusted=trust_remote_code):
         with working(f"loading {run_or_model or agent}"):
@@ -142,10 +158,7 @@ def evaluate(
             )
         if seed is not None:
             config.training.seed = seed
-        parts = {name: _played(player, own, plan) for name, own in config.parts().items()}
-        evaluated_on = {
-            name: UserParts().filled_from(own).evaluates_on for name, own in config.parts().items()
-        }
+        chosen, parts = _play_parts(player, config, split, plan)
     for name, played in parts.items():
         first = played[plan.who]
         if all(result.status.is_error for result in first):
@@ -158,15 +171,18 @@ def evaluate(
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
         "seed": config.training.seed,
-        "evaluated_on": evaluated_on if config.environments else evaluated_on[""],
+        "evaluated_on": {name: rows.words for name, rows in chosen.items()}
+        if config.environments
+        else chosen[""].words,
+        "split": split,
         "checkpoint": _which_checkpoint(source, checkpoint),
         **({} if agent is None else {"played_by": agent}),
     }
     if config.environments is None:
-        _report(facts, parts[""], plan, as_json, show)
+        _report(facts, parts[""], chosen[""], plan, as_json, show)
         return
     weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
-    _report_mix(facts, parts, weights, plan, as_json, show)
+    _report_mix(facts, parts, chosen, weights, plan, as_json, show)
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
@@ -240,8 +256,23 @@ def _loaded(
     return player, config
 
 
+def _play_parts(
+    player: LoadedModel, config: ConfigStore, split: SplitName | None, plan: Plan
+) -> tuple[dict[str, EvalRows], dict[str, Mapping[str, Sequence[EpisodeResult]]]]:
+    """The rows of each environment of a mix, or of the only one, and what was played of them."""
+    from turnwise.trainer.assembly import UserParts
+
+    parts = {name: UserParts().filled_from(own) for name, own in config.parts().items()}
+    chosen = {name: rows_of_split(part, split, name) for name, part in parts.items()}
+    played = {
+        name: _played(player, own, parts[name], chosen[name], plan)
+        for name, own in config.parts().items()
+    }
+    return chosen, played
+
+
 def _played(
-    player: LoadedModel, config: ConfigStore, plan: Plan
+    player: LoadedModel, config: ConfigStore, parts: UserParts, chosen: EvalRows, plan: Plan
 ) -> Mapping[str, Sequence[EpisodeResult]]:
     from rich.status import Status
 
@@ -258,7 +289,7 @@ def _played(
 
     try:
         with status, stop.listening():
-            played = play_held_out(player, config, plan, stop, tell)
+            played = play_held_out(player, config, parts, chosen, plan, stop, tell)
         if stop.is_wanted:
             raise Interrupted
     except (Interrupted, KeyboardInterrupt):
@@ -270,6 +301,7 @@ def _played(
 def _report(
     facts: Mapping[str, Any],
     played: Mapping[str, Sequence[EpisodeResult]],
+    chosen: EvalRows,
     plan: Plan,
     as_json: bool,
     show: int,
@@ -283,7 +315,7 @@ def _report(
     console = make_console()
     for result in played[plan.who][:show]:
         show_conversation(console, result)
-    console.print(_headline(facts, plan, attempts))
+    console.print(_headline(facts, chosen, plan))
     name = plan.agent or "model"
     if attempts is not None:
         show_attempts(console, name, attempts)
@@ -294,6 +326,7 @@ def _report(
 def _report_mix(
     facts: Mapping[str, Any],
     parts: Mapping[str, Mapping[str, Sequence[EpisodeResult]]],
+    chosen: Mapping[str, EvalRows],
     weights: Mapping[str, float],
     plan: Plan,
     as_json: bool,
@@ -315,8 +348,7 @@ def _report_mix(
         print_json({**facts, "parts": each, "mean_by_weight": mean})
         return
     for name, played in parts.items():
-        own = {"environment": name, "evaluated_on": facts["evaluated_on"][name]}
-        _report({**facts, **own}, played, plan, False, show)
+        _report({**facts, "environment": name}, played, chosen[name], plan, False, show)
         typer.echo()
     console = make_console()
     words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
@@ -331,7 +363,7 @@ def _scored(
     from turnwise.cli.scores import Scores, tells_success
 
     tells = any(tells_success(results) for results in played.values())
-    scores = {who: Scores.of(results, tells) for who, results in played.items()}
+    scores = {who: Scores.of(results, tells, seed) for who, results in played.items()}
     if plan.k is None:
         return scores, None
     return scores, AttemptScores.of(played[plan.who], plan.num_attempts, seed, tells)
@@ -342,17 +374,19 @@ def _as_dict(scores: Mapping[str, Scores | None], attempts: AttemptScores | None
     return found if attempts is None else {**found, "attempts": attempts.to_dict()}
 
 
-def _headline(facts: Mapping[str, Any], plan: Plan, attempts: AttemptScores | None) -> str:
+def _headline(facts: Mapping[str, Any], chosen: EvalRows, plan: Plan) -> str:
     who = legible(str(facts["name"] or plan.agent))
     if facts["name"] and plan.agent:
         who = f"{legible(plan.agent)} in the environment of {who}"
     how = "" if plan.agent is not None else f", {facts['sampling']}"
-    on = facts["evaluated_on"]
-    is_usual = on == "held-out seeds"
-    many = f"{plan.num_tasks:,} {'held-out episodes' if is_usual else f'episodes on {on}'}"
-    if attempts is not None:
-        tasks = "held-out tasks" if is_usual else f"tasks of {on}"
-        many = f"{len(attempts.tasks):,} {tasks}, {plan.num_attempts} attempts each"
+    number = plan.num_episodes(chosen)
+    if plan.k is not None:
+        tasks = "held-out tasks" if chosen.is_seeds else f"tasks of {chosen.words}"
+        many = f"{number:,} {tasks}, {plan.num_attempts} attempts each"
+    elif chosen.is_seeds:
+        many = f"{number:,} held-out episodes"
+    else:
+        many = f"{number:,} episodes on {chosen.words}{chosen.often(number)}"
     best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
     return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
 

@@ -10,7 +10,8 @@ from turnwise.cli.common import legible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.cli.pass_at_k import AttemptScores, Estimate
+    from turnwise.cli.intervals import Estimate
+    from turnwise.cli.pass_at_k import AttemptScores
     from turnwise.cli.scores import Scores
     from turnwise.episode import EpisodeResult
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.cli.agents import SCRIPTED, AgentMaker, agent_by_name
-from turnwise.cli.run_parts import rows_of
+from turnwise.cli.eval_rows import EvalRows
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -21,7 +21,7 @@ from turnwise.episode.player_engine import player_episode
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.trainer.assembly import UserParts
-from turnwise.trainer.evaluation import GREEDY, held_out_tasks
+from turnwise.trainer.evaluation import GREEDY, held_out_tasks, num_of_rows
 from turnwise.trainer.rollout import run_tasks
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
@@ -43,6 +43,14 @@ class Plan:
     agent: str | None = None
     """Who plays instead of the model: `expert`, `random`, `file.py:function`."""
 
+    def num_episodes(self, chosen: EvalRows) -> int:
+        """Episodes of the first player, attempts at a task aside; with `k` a row is played once."""
+        if chosen.rows is None:
+            return self.num_tasks
+        if self.k is not None:
+            return min(self.num_tasks, len(chosen.rows))
+        return num_of_rows(self.num_tasks, len(chosen.rows))
+
     @property
     def num_attempts(self) -> int:
         return self.k or 1
@@ -54,24 +62,27 @@ class Plan:
 
 
 def play_held_out(
-    player: LoadedModel, config: ConfigStore, plan: Plan, stop: StopRequest, on_episode: OnEpisode
+    player: LoadedModel,
+    config: ConfigStore,
+    parts: UserParts,
+    chosen: EvalRows,
+    plan: Plan,
+    stop: StopRequest,
+    on_episode: OnEpisode,
 ) -> dict[str, Sequence[EpisodeResult]]:
     """By who played: `model` or `agent`, then `expert` and `random` where there are such.
 
     Without a model, `player` has its tokenizer alone: an agent's words become tokens too.
     """
-    parts = UserParts().filled_from(config)
     factory = parts.factory(config)
-    rows = rows_of(parts)
-    num_tasks = plan.num_tasks
-    if plan.k is not None and rows is not None:
-        num_tasks = min(num_tasks, len(rows))  # a row twice is no second task
-    tasks = held_out_tasks(num_tasks, config.training.seed, rows)
-    attempts = [
-        dataclasses.replace(task, group=number, member=member)
-        for number, task in enumerate(tasks)
-        for member in range(plan.num_attempts)
-    ]
+    tasks = held_out_tasks(plan.num_episodes(chosen), config.training.seed, chosen.rows)
+    attempts = tasks
+    if plan.k is not None:
+        attempts = [
+            dataclasses.replace(task, member=member)
+            for task in tasks
+            for member in range(plan.num_attempts)
+        ]
     with contextlib.ExitStack() as closing, _engine(player) as engine:
         options = parts.episode_options(config, closing)
         if plan.is_greedy:

@@ -3,8 +3,7 @@
 With n attempts at a task of which c solved it, 1 - C(n-c, k) / C(n, k) is the share of the subsets
 of k attempts that hold a solved one: an unbiased estimate of pass@k for every k up to n.
 
-Intervals are over tasks, since attempts at one task are alike. Where each task's value is 0 or 1
-(pass@n), Wilson's formula applies; elsewhere the tasks are resampled (bootstrap percentiles).
+Intervals are over tasks, since attempts at one task are alike.
 """
 
 from __future__ import annotations
@@ -15,46 +14,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.scores import wilson_interval
+from turnwise.cli.intervals import Estimate
 from turnwise.errors import ConfigError
+from turnwise.runs.headline import wilson_interval
 
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
 
-_NUM_RESAMPLES = 2000
 NO_SUCCESS = (
     "pass@k needs to know which attempts solved their task, and no step reported "
     "info['success']: only the mean reward is given. Return {'success': True or False} with the "
     "last step of an episode."
 )
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over tasks with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-    num_tasks: int
-
-    @classmethod
-    def over_tasks(cls, values: Sequence[float], seed: int, is_rate: bool = True) -> Estimate:
-        """Return the mean of one value a task; there is at least one."""
-        mean = statistics.fmean(values)
-        if is_rate and all(value in (0.0, 1.0) for value in values):
-            low, high = wilson_interval(mean, len(values))
-        else:
-            low, high = _resampled(values, seed)
-        return cls(mean, low, high, len(values))
-
-    def to_dict(self) -> dict[str, float]:
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "num_tasks": self.num_tasks,
-        }
 
 
 @dataclass(frozen=True)
@@ -179,17 +150,3 @@ def _task_score(number: int, attempts: Sequence[EpisodeResult], reports: bool) -
         sum(r.trajectory.success for r in whole) if reports else None,
         statistics.fmean(rewards) if rewards else None,
     )
-
-
-def _resampled(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """The middle 95 % of the means of as many tasks, drawn again with replacement."""
-    import numpy as np
-
-    rng = np.random.default_rng(seed)
-    all_values = np.asarray(values, dtype=np.float64)
-    means = [
-        all_values[rng.integers(len(values), size=len(values))].mean()
-        for _ in range(_NUM_RESAMPLES)
-    ]
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(low), float(high)

@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.runs.headline import wilson_interval as wilson_interval
+from turnwise.cli.intervals import Estimate, Z, standard_error
 
 if TYPE_CHECKING:
-    from turnwise.episode import EpisodeResult
-
-_Z = 1.959964  # of a 95 % interval
+    from turnwise.episode import AgentRecord, EpisodeResult
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures of one player; rates are shares of the episodes."""
+    """Figures of one player; rates are shares of the episodes.
+
+    Success and reward are means over tasks. Where a row was played several times, its episodes are
+    one task: they are alike, and counting each of them would make the intervals too narrow.
+    """
 
     episodes: int
     """Those that did not fail."""
+    tasks: int
+    """Rows or seeds that these were of: what the intervals count."""
     success: float | None
     """None: the environment does not tell."""
     success_low: float | None
     success_high: float | None
-    """95 % interval, by Wilson's formula, which holds near 0 and 1 too."""
+    """95 % interval; Wilson's formula, which holds near 0 and 1 too, where a task has one value."""
     reward: float
     reward_std: float
+    """Over episodes."""
     reward_margin: float
     """Half of the mean's 95 % interval."""
     turns: float
@@ -37,24 +41,30 @@ class Scores:
     """Of all that were asked for."""
 
     @classmethod
-    def of(cls, results: Sequence[EpisodeResult], tells_success: bool) -> Scores | None:
-        """None if every episode failed."""
+    def of(
+        cls, results: Sequence[EpisodeResult], tells_success: bool, seed: int = 0
+    ) -> Scores | None:
+        """Return None if every episode failed; `seed` is that of resampled intervals."""
         whole = [r for r in results if not r.status.is_error]
-        agents = [agent for r in whole for agent in r.agents if agent.reward is not None]
-        if not agents:
+        tasks = _by_task(whole)
+        if not tasks:
             return None
-        rewards = [agent.reward.total for agent in agents if agent.reward is not None]
-        std = statistics.stdev(rewards) if len(rewards) > 1 else 0.0
-        success = statistics.fmean(agent.trajectory.success for agent in agents)
-        low, high = wilson_interval(success, len(agents))
+        every = [agent for agents in tasks for agent in agents]
+        if len(tasks) == 1:  # of one row nothing is known but how its episodes differ
+            tasks = [[agent] for agent in every]
+        rewards = [statistics.fmean(map(_reward, agents)) for agents in tasks]
+        success = Estimate.over_tasks(
+            [statistics.fmean(a.trajectory.success for a in agents) for agents in tasks], seed
+        )
         return cls(
             episodes=len(whole),
-            success=success if tells_success else None,
-            success_low=low if tells_success else None,
-            success_high=high if tells_success else None,
+            tasks=len({r.group for r in whole}),
+            success=success.value if tells_success else None,
+            success_low=success.low if tells_success else None,
+            success_high=success.high if tells_success else None,
             reward=statistics.fmean(rewards),
-            reward_std=std,
-            reward_margin=_Z * std / math.sqrt(len(rewards)),
+            reward_std=statistics.stdev(map(_reward, every)) if len(every) > 1 else 0.0,
+            reward_margin=Z * standard_error(rewards),
             turns=sum(r.num_turns for r in whole) / len(whole),
             truncated=statistics.fmean(r.status.is_truncated for r in whole),
             errors=1 - len(whole) / len(results),
@@ -62,6 +72,21 @@ class Scores:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def _by_task(results: Sequence[EpisodeResult]) -> list[list[AgentRecord]]:
+    """The agents that have a reward, those of the episodes of one task together."""
+    tasks: dict[int, list[AgentRecord]] = {}
+    for result in results:
+        scored = [agent for agent in result.agents if agent.reward is not None]
+        if scored:
+            tasks.setdefault(result.group, []).extend(scored)
+    return list(tasks.values())
+
+
+def _reward(agent: AgentRecord) -> float:
+    assert agent.reward is not None
+    return agent.reward.total
 
 
 def tells_success(results: Sequence[EpisodeResult]) -> bool:

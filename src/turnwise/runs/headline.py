@@ -76,11 +76,15 @@ def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
 def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | None:
     """The 95 % interval of a success or a reward, by the number of episodes beside it.
 
-    None where that is not known, and for a mix of environments, whose mean is weighted.
+    Where several episodes were played from one start or of one row, it is by the number of these:
+    episodes of one row are alike. That is at least as wide as it should be, and exact where they
+    all end in the same way. None where the number is not known, and for a mix of environments,
+    whose mean is weighted.
     """
     prefix, _, kind = name.rpartition("/")
     prefix = f"{prefix}/" if prefix else ""
-    number, spread = metrics.get(f"{prefix}num_episodes"), metrics.get(f"{prefix}reward_std")
+    number = metrics.get(f"{prefix}num_groups", metrics.get(f"{prefix}num_episodes"))
+    spread = metrics.get(f"{prefix}reward_std")
     is_mix = any(key.count("/") == 3 and key.startswith("eval/") for key in metrics)
     if not number or is_mix:
         return None

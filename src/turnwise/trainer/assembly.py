@@ -104,6 +104,12 @@ class UserParts:
         return found
 
     @property
+    def holds_rows_out(self) -> bool:
+        """Whether there are rows that are not trained on: a dataset of their own, or a share."""
+        has_own = self.eval_dataset is not None
+        return has_own or (self.dataset is not None and self._split.held_out is not None)
+
+    @property
     def evaluates_on(self) -> str:
         """What evaluations are on, in words: `held-out seeds`, `16 held-out rows` ..."""
         if self.mix:

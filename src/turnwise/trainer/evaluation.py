@@ -23,16 +23,35 @@ from turnwise.trainer.stopwatch import Stopwatch
 
 GREEDY = SamplingParams(temperature=0.0)
 _KEPT = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
+_NUM_TASKS = "num_groups"
+"""Kept where rows were played several times: intervals count rows."""
 
 
 def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> list[EpisodeTask]:
-    """The same episodes whenever they are asked for."""
+    """The same episodes whenever they are asked for.
+
+    Where there are fewer rows than episodes, each row is played equally often: of 12 rows and 100
+    episodes, 8 times. The episodes of a row are one group, by which intervals count them once.
+    """
+    if rows is None:
+        seeds = [held_out_seed(seed, "eval", number) for number in range(num_episodes)]
+        return [EpisodeTask(own_seed, number) for number, own_seed in enumerate(seeds)]
     tasks = []
-    for number in range(num_episodes):
-        row = None if rows is None else rows[number % len(rows)]
+    for number in range(num_of_rows(num_episodes, len(rows))):
+        repeat, place = divmod(number, len(rows))
+        row = rows[place]
         own_seed = seed_of(row, rows, held_out_seed(seed, "eval", number))
-        tasks.append(EpisodeTask(own_seed, number, task=row))
+        tasks.append(EpisodeTask(own_seed, place, repeat, task=row))
     return tasks
+
+
+def num_of_rows(num_episodes: int, num_rows: int) -> int:
+    """How many episodes are played of so many rows, if so many are asked for.
+
+    >>> num_of_rows(100, 12), num_of_rows(100, 500)
+    (96, 100)
+    """
+    return num_episodes if num_episodes < num_rows else num_episodes // num_rows * num_rows
 
 
 def evaluate(
@@ -49,7 +68,8 @@ def evaluate(
 
 def _figures(played: Collection) -> Metrics:
     figures = episode_figures(played)
-    return {name: figures[name] for name in _KEPT if name in figures}
+    kept = (*_KEPT, _NUM_TASKS) if figures[_NUM_TASKS] < figures["num_episodes"] else _KEPT
+    return {name: figures[name] for name in kept if name in figures}
 
 
 def held_out_mix(mix: Sequence[MixPart], num_episodes: int, seed: int) -> list[EpisodeTask]:
@@ -126,4 +146,5 @@ class Evaluator:
         weights = {part.name: part.weight for part in self._mix}
         whole = weighted_mean(found, weights)
         whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())
+        whole.pop(_NUM_TASKS, None)  # no interval is given of a weighted mean
         return {"": whole, **found}

@@ -47,12 +47,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             raise ConfigError(f"got size={size}, batch_size={batch_size}; expected at least 1")
         self.environment = environment
         self.tokenizer = tokenizer
-        self._size = size
         self._rows: Any = rows
         self._batch_size = batch_size
         self._seed = seed
         self._max_length = max_length
         self._held_out = held_out_tasks(size, seed, rows) if held_out else None
+        self._size = size if self._held_out is None else len(self._held_out)
         self._in_order = in_order
         self._name = name
 
