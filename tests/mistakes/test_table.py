@@ -8,8 +8,17 @@ import types
 
 import numpy as np
 import pytest
+import torch
 
-from turnwise import BaseEnvironment, ConfigStore, EpisodeLimits, Trainer, create_trainer
+from turnwise import (
+    BaseEnvironment,
+    ConfigStore,
+    EpisodeLimits,
+    JSONActionParser,
+    Levels,
+    Trainer,
+    create_trainer,
+)
 from turnwise.episode import EpisodeCollector
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import ScriptedEngine
@@ -255,6 +264,10 @@ EXPECTED_ROWS = (
     "expected a file (.jsonl, .json, .parquet), a list of rows, or an object with len() and rows "
     "by number."
 )
+EXPECTED_CURRICULUM = (
+    "expected an object with the methods choose, observe, state_dict and load_state_dict, such as "
+    "turnwise.Levels."
+)
 TRAINERS = [
     (
         {"environment": Plain},
@@ -324,6 +337,64 @@ TRAINERS = [
         "folder, or a Hugging Face id such as Qwen/Qwen3-0.6B.",
     ),
     ({"parser": "hermess"}, "there is no parser 'hermess' for tool calls. Did you mean 'hermes'?"),
+    (
+        {"parser": JSONActionParser},
+        "parser got the class JSONActionParser, expected a name such as 'hermes', or an object "
+        "with the methods parse and render. Pass an object of it: parser=JSONActionParser().",
+    ),
+    (
+        {"parser": three},
+        "parser got an object of type function, expected a name such as 'hermes', or an object "
+        "with the methods parse and render. Derive its class from turnwise.ActionParser.",
+    ),
+    (
+        {"curriculum": [{"size": 2}]},
+        f"curriculum got an object of type list, {EXPECTED_CURRICULUM} For tasks from easy to hard "
+        "write curriculum=turnwise.Levels([...]).",
+    ),
+    (
+        {"curriculum": Levels},
+        f"curriculum got the class Levels, {EXPECTED_CURRICULUM} Pass an object of it: "
+        "curriculum=Levels(...).",
+    ),
+    (
+        {"curriculum": "levels"},
+        f"curriculum got 'levels', {EXPECTED_CURRICULUM} It has no method choose, observe, "
+        "state_dict, load_state_dict.",
+    ),
+    (
+        {"environment": None, "environments": [{"environment": Good, "curriculum": 3}]},
+        f"curriculum got 3, {EXPECTED_CURRICULUM} It has no method choose, observe, state_dict, "
+        "load_state_dict.",
+    ),
+    (
+        {"system_prompt": ["Be brief."]},
+        "system_prompt got an object of type list, expected a text, which stands before the "
+        "environment's own system prompt.",
+    ),
+    (
+        {"model": "tiny", "tokenizer": TOKENIZER},
+        "model got 'tiny', expected a Hugging Face model that is loaded, with its tokenizer beside "
+        "it. A model by name is a setting: model.model_name, or model.local_path for a folder.",
+    ),
+    (
+        {"tokenizer": 5},
+        "tokenizer got 5, expected a Hugging Face tokenizer, or the name or folder of one. Load it "
+        "with AutoTokenizer.from_pretrained(...).",
+    ),
+    (
+        {"tools": 5},
+        "tools got 5, expected a list of tools: functions, or objects of turnwise.Tool",
+    ),
+    (
+        {"tools": "calculator"},
+        "a tool is a Tool object or a function, got the text 'calculator'. Pass the tool itself; "
+        "one that is named by text is the setting tools: [calculator, path.py:function].",
+    ),
+    (
+        {"eval_dataset": 5},
+        f"eval_dataset got int, {EXPECTED_ROWS} Make a list of it: list(...).",
+    ),
     ({"tools": one}, "tools got one, expected a list of tools: tools=[one]"),
     (
         {"tools": [one, one]},
@@ -349,7 +420,7 @@ TRAINERS = [
         "with the same settings that did not end is continued.",
     ),
     (
-        {"model": object()},
+        {"model": torch.nn.Identity()},
         "got model= without tokenizer=. Pass both: the tokenizer turns text into the tokens that "
         "this model knows.",
     ),
@@ -404,7 +475,7 @@ def test_files_of_rows(content, text, tmp_path, monkeypatch):
 )
 def test_a_tokenizer_that_turns_text_into_nothing(ids, got):
     with pytest.raises(ConfigError) as caught:
-        Trainer(environment=Good, model=object(), tokenizer=NotReady(ids)).fit()
+        Trainer(environment=Good, model=torch.nn.Identity(), tokenizer=NotReady(ids)).fit()
     assert str(caught.value) == (
         f"the tokenizer my-model encodes 'Hello, what is 3 + 4?' to {got}, expected tokens that "
         "stand for the text. Is its vocabulary there (tokenizer.json, vocab.json, "

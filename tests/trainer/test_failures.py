@@ -1,5 +1,7 @@
 """A user's mistake is seen at once: failed episodes are shown with the user's own lines."""
 
+import json
+
 import pytest
 
 from trainer.runs import Listener, metrics_of
@@ -97,6 +99,36 @@ def test_the_first_failure_of_each_kind_is_shown_once(tmp_path):
 def test_one_environment_of_a_mix_that_only_fails_stops_the_run(tmp_path):
     with pytest.raises(TrainingStopped, match="every episode of Divides in the first step failed"):
         fitted(tmp_path, None, environments=[Echo, Divides])
+
+
+class BreaksLater(Echo):
+    """Works in the first step of a run, and never again."""
+
+    num_resets = 0
+
+    def reset(self):
+        type(self).num_resets += 1
+        if self.num_resets > 2:
+            raise OSError("the server is gone")
+        return super().reset()
+
+
+def test_one_environment_of_a_mix_that_fails_later_on_stops_the_run_too(tmp_path):
+    mix, settings = {"echo": Echo, "later": BreaksLater}, ["training.num_epochs=9"]
+    with pytest.raises(TrainingStopped) as caught:
+        fitted(tmp_path, None, settings, environments=mix)
+    why, kind, *lines = str(caught.value).splitlines()
+    assert why == (
+        "every episode of later failed in the same way in 5 steps in a row, so there is nothing "
+        "more to learn from."
+    )
+    assert kind == "environment error: OSError: the server is gone"
+    assert lines[-2].strip() == 'raise OSError("the server is gone")'
+    steps = metrics_of(newest_run(tmp_path))
+    assert [step["later/errors"] for step in steps] == [0, 1, 1, 1, 1, 1]
+    assert all(step["num_steps"] for step in steps)  # the other one was learned from
+    status = json.loads((newest_run(tmp_path) / "run.json").read_text())["status"]
+    assert status.startswith("stopped: every episode of later failed")
 
 
 class Unpaid(Echo):

@@ -85,8 +85,9 @@ def test_the_metrics_are_of_each_part_and_of_all(run):
         assert metrics["Asked/num_groups"] == 1
         assert (metrics["memory/turns"], metrics["Asked/turns"]) == (3, 1)
         assert metrics["turns"] == pytest.approx((3 * 3 + 1) / 4)
-        mean = (3 * metrics["memory/reward"] + metrics["Asked/reward"]) / 4
-        assert metrics["reward"] == pytest.approx(mean)
+        for name in ("reward", "zero_variance"):
+            mean = (3 * metrics[f"memory/{name}"] + metrics[f"Asked/{name}"]) / 4
+            assert metrics[name] == pytest.approx(mean)
         # Its own reward function counts twice what the environment gives.
         assert metrics["memory/reward"] == pytest.approx(2 * metrics["memory/success"])
         assert metrics["Asked/reward"] == pytest.approx(metrics["Asked/success"])

@@ -61,7 +61,7 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
     >>> len(split.train), len(split.held_out)
     (945, 55)
     """
-    if not fraction or len(rows) < MIN_ROWS or _makes_items(rows):
+    if not fraction or len(rows) < MIN_ROWS or makes_items(rows):
         return Split(rows)
     keys = [row_key(rows[number]) for number in range(len(rows))]
     different = sorted(set(keys))
@@ -96,6 +96,6 @@ def _plain(value: Any) -> Any:
     return type(value).__qualname__
 
 
-def _makes_items(rows: Any) -> bool:
+def makes_items(rows: Any) -> bool:
     """Whether the items come from a user's method, which may give others each time."""
     return isinstance(rows, PromptDataset) and rows.makes_items

@@ -110,6 +110,12 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
         raise ToolError(
             f"{thing.__name__} is a class, expected a tool. Make one: {thing.__name__}()"
         )
+    if isinstance(thing, str):
+        raise ToolError(
+            f"a tool is a Tool object or a function, got the text {thing!r:.80}. Pass the tool "
+            "itself; one that is named by text is the setting tools: [calculator, "
+            "path.py:function]."
+        )
     raise ToolError(
         f"a tool is a Tool object or a function, got {type(thing).__name__}. "
         "Derive its class from turnwise.Tool, or wrap it in a function."

@@ -35,6 +35,13 @@ class ToolRegistry:
         self._context: ToolContext | None = None
         self._environment: BaseEnvironment | None = None
         given: Any = tools
+        if isinstance(given, str):
+            given = tools = [given]  # which is refused as a whole, not letter by letter
+        if not isinstance(given, Iterable) and not callable(given) and not isinstance(given, Tool):
+            raise ToolError(
+                f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
+                "turnwise.Tool"
+            )
         if not isinstance(given, Iterable):
             name = getattr(given, "__name__", type(given).__name__)
             raise ToolError(f"tools got {name}, expected a list of tools: tools=[{name}]")

@@ -36,6 +36,11 @@ from turnwise.trainer.batches import Advantages
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.rollout import Rollout, Rows, TaskSource, limits_of
 from turnwise.trainer.state import load_configured_model
+from turnwise.trainer.wrong_types import (
+    check_model_and_tokenizer,
+    check_parser,
+    check_system_prompt,
+)
 from turnwise.user_code import require_model_code, require_use
 
 _LOG = logging.getLogger("turnwise")
@@ -72,7 +77,7 @@ class UserParts:
             self,
             environment=environment,
             dataset=_rows(self.dataset, config.dataset, are_prompts),
-            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts),
+            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
             parser=parser_by_name(config.parser) if self.parser is None else self.parser,
             system_prompt=config.system_prompt
@@ -317,7 +322,9 @@ def environment_of(parts: UserParts, config: ConfigStore) -> EnvironmentSource:
     return PROMPTS if has_rows and not is_named else config.environment.name
 
 
-def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:
+def _rows(
+    dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
+) -> Rows | None:
     """The rows of a dataset that was given (lists and files become one), or that has a name."""
     rows: Any = dataset_by_name(named, are_prompts=are_prompts) if dataset is None else dataset
     if rows is None:
@@ -329,11 +336,11 @@ def _rows(dataset: Any, named: DatasetConfig, are_prompts: bool) -> Rows | None:
         if isinstance(rows, Mapping):
             fix = "A single row goes into a list; of several splits name one: dataset['train']."
         raise ConfigError(
-            f"dataset got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
+            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
             f"of rows, or an object with len() and rows by number. {fix}"
         )
     if not len(rows):
-        raise ConfigError("the dataset has no rows, expected at least one")
+        raise ConfigError(f"{name} has no rows, expected at least one")
     found: Rows = rows
     return found
 
@@ -399,6 +406,11 @@ def check_parts(parts: UserParts) -> None:
         RewardFunction.of(parts.reward_fn)
     if isinstance(parts.parser, str) and parts.parser != "auto":
         get_parser(parts.parser)
+    check_parser(parts.parser)
+    check_system_prompt(parts.system_prompt)
+    check_model_and_tokenizer(parts.model, parts.tokenizer)
+    for part in parts.mix:
+        check_parts(part.parts)
     if parts.limits is not None and not isinstance(parts.limits, EpisodeLimits):
         raise ConfigError(
             f"limits got {type(parts.limits).__name__}, expected turnwise.EpisodeLimits. Write "

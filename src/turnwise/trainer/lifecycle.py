@@ -23,6 +23,7 @@ from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
 from turnwise.trainer.training_step import BrokenSteps
+from turnwise.trainer.wrong_types import check_curriculum
 
 
 class OpenRun(NamedTuple):
@@ -59,6 +60,7 @@ class RunLifecycle:
                 "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
                 "environment: environments=[{'environment': ..., 'curriculum': ...}]"
             )
+        check_curriculum(curriculum)
         self._curriculum = curriculum
         self._reporter, self._display = choose_reporter(reporter)
         self._resume: Resume = resume

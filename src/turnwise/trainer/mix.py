@@ -14,6 +14,7 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ToolRegistry
 from turnwise.trainer.assembly import MixPart, UserParts
 from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.wrong_types import check_curriculum
 from turnwise.user_code import reference_to
 
 GivenEnvironment: TypeAlias = (
@@ -64,6 +65,7 @@ class GivenPart:
                 f"an environment of a mix got max_steps or params, and {type(source).__name__} is "
                 "an instance, which has its settings already. Pass the class, or only the instance."
             )
+        check_curriculum(objects.get("curriculum"))
         label = source if isinstance(source, str) else reference_to(source).label
         own = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
         return cls(

@@ -60,8 +60,9 @@ class Rollout:
         """Where the run ends and is saved, for who plays ahead; None: nobody does."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
-        self.zero_variance: float | None = None
-        """The share of groups in which all earned the same, before any was replaced."""
+        self.zero_variance: dict[str, float] = {}
+        """The share of groups in which all earned the same, before any was replaced: of all groups
+        under the empty name, of each environment of a mix under its own. Empty without groups."""
         self._training = config.training
         self._group_size = group_size(config)
         self._sources = list(mix) or [TaskSource(rows=rows, curriculum=curriculum)]
@@ -84,10 +85,7 @@ class Rollout:
         collection = self._played((step, 0), tasks, stop, on_episode)
         dull = _dull_groups(collection)
         self.num_resampled = 0
-        self.zero_variance = None
-        if self._group_size > 1:
-            num_groups = len({result.group for result in collection}) or 1
-            self.zero_variance = len(dull) / num_groups
+        self.zero_variance = _shares(collection, dull) if self._group_size > 1 else {}
         for attempt in range(1, self._training.resample + 1):
             if not dull or self._group_size == 1:
                 break
@@ -243,6 +241,16 @@ def run_tasks(
             on_episode(next(count), len(tasks))
 
     return run_unless_stopped(collector.play(tasks, on_result=tell), stop)
+
+
+def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
+    """The share of groups that are chosen, of all and of each environment of a mix."""
+    parts = {result.group: result.part for result in results}
+    found = {"": len(chosen) / (len(parts) or 1)}
+    for name in sorted({*parts.values()} - {""}):
+        own = {group for group, part in parts.items() if part == name}
+        found[name] = len(own & chosen) / len(own)
+    return found
 
 
 def _dull_groups(results: Collection) -> set[int]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import RUN, ConfigStore, DatasetConfig
+from turnwise.data.shared_rows import shared_rows
 from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.reward import WeightedReward
 from turnwise.trainer.assembly import UserParts
@@ -48,8 +49,12 @@ def record_run(
     found = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
+    trained_on: dict[str, Any] = {}
     for name, setting, source, rows in _datasets(found, given, parts):
+        trained_on[name] = rows
         datasets[name] = facts = rows_facts(setting, source, rows)
+        if name.startswith("eval_"):
+            facts |= _shared(rows, trained_on.get(name.removeprefix("eval_")))
         if not any(map(is_lost, setting.paths)):
             continue
         content, problem = rows_to_keep(rows)
@@ -72,6 +77,15 @@ def record_run(
     if parts.limits is not None:
         facts["limits"] = dataclasses.asdict(parts.limits)
     return RunRecord(found, facts, files)
+
+
+def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
+    """How many rows of an evaluation dataset are also trained on, where there are any."""
+    if trained_on is None:
+        return {}
+    found = shared_rows(rows, trained_on)
+    shared = {"rows_trained_on": found.num_shared, "rows_compared": found.num_compared}
+    return shared if found.num_shared else {}
 
 
 def _datasets(

@@ -11,7 +11,7 @@ from turnwise.config import ConfigStore
 from turnwise.episode import Collection
 from turnwise.trainer.assembly import Machinery
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
-from turnwise.trainer.failures import FailureReport
+from turnwise.trainer.failures import MOST_FAILED_STEPS, FailureReport
 from turnwise.trainer.figures import staleness
 from turnwise.trainer.gap import GapLimit
 from turnwise.trainer.part_figures import step_figures
@@ -19,8 +19,6 @@ from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.rollout import OnEpisode, Rollout
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
-
-_MOST_BROKEN_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,11 @@ def play_step(
     why_stop = failures.look(played, is_first_step=nothing_learned)
     baselines = rollout.baselines(stop) if needs_baselines and why_stop is None else None
     figures = step_figures(played)
-    if rollout.zero_variance is not None:
-        figures["zero_variance"] = rollout.zero_variance
+    if rollout.zero_variance:
+        figures |= {
+            f"{name}/zero_variance" if name else "zero_variance": share
+            for name, share in rollout.zero_variance.items()
+        }
         figures["num_resampled"] = rollout.num_resampled
     return PlayedStep(played, figures, baselines), why_stop
 
@@ -95,7 +96,7 @@ class BrokenSteps:
         """Count the step if it changed nothing; why the run should end, if it should."""
         is_broken = not figures.get("num_steps")
         self.num_in_a_row = self.num_in_a_row + 1 if is_broken else 0
-        if self.num_in_a_row < _MOST_BROKEN_STEPS:
+        if self.num_in_a_row < MOST_FAILED_STEPS:
             return None
         if figures.get("num_skipped_steps"):
             why = (
@@ -104,4 +105,4 @@ class BrokenSteps:
             )
         else:
             why = "no episode could be learned from. Look at the errors in log.txt."
-        return f"{_MOST_BROKEN_STEPS} steps in a row changed nothing: {why}"
+        return f"{MOST_FAILED_STEPS} steps in a row changed nothing: {why}"

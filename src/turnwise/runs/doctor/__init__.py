@@ -20,7 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from turnwise.runs.doctor.checks import CHECKS, Check
-from turnwise.runs.doctor.evidence import example_of, why_stopped
+from turnwise.runs.doctor.evidence import (
+    AFTER_SHARED_ROWS,
+    example_of,
+    facts_of,
+    rows_trained_on,
+    why_stopped,
+)
 from turnwise.runs.doctor.history import History
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.run_folder import RunFolder
@@ -154,6 +160,8 @@ def findings(run_folder: str | Path) -> list[Finding]:
         dataclasses.replace(finding, example=example_of(folder, finding.code))
         for finding in present(steps)
     ]
+    if (shared := rows_trained_on(facts_of(folder))) is not None:
+        found.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))
     stopped = why_stopped(folder)
     if stopped is None:
         return found

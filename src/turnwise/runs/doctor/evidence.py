@@ -15,16 +15,47 @@ EpisodeText: TypeAlias = Mapping[str, Any]
 _STOPPED = "stopped: "
 
 
+def facts_of(folder: RunFolder) -> Mapping[str, Any]:
+    """What `run.json` says; nothing where it cannot be read: the metrics say something anyway."""
+    try:
+        return folder.status
+    except (ConfigError, OSError):
+        return {}
+
+
 def why_stopped(folder: RunFolder) -> tuple[int, str] | None:
     """The steps that were done and the reason, of a run that an error ended."""
-    try:
-        status = folder.status
-    except (ConfigError, OSError):  # the metrics have something to say all the same
-        return None
+    status = facts_of(folder)
     text = str(status.get("status", ""))
     if not text.startswith(_STOPPED):
         return None
     return int(status.get("step", 0)), text.removeprefix(_STOPPED)
+
+
+def rows_trained_on(facts: Mapping[str, Any]) -> str | None:
+    """How many rows of an evaluation dataset are also in the training dataset, if any are.
+
+    `facts` is what `run.json` says of the run.
+    """
+    found = facts.get("datasets")
+    texts = []
+    for name, rows in found.items() if isinstance(found, dict) else ():
+        own = rows if isinstance(rows, dict) else {}
+        shared, total = own.get("rows_trained_on"), own.get("rows_compared")
+        if isinstance(shared, int) and isinstance(total, int):
+            texts.append(f"{shared:,} of {total:,} rows of {name} are also in the training dataset")
+    if not texts:
+        return None
+    return (
+        f"{' and '.join(texts)}: evaluations are in part on rows that are trained on, and look "
+        "better than they would on new rows."
+    )
+
+
+AFTER_SHARED_ROWS = (
+    "Remove these rows from one of the two datasets, or leave out eval_dataset: then a share of "
+    "the training rows is held out by their content (training.eval_fraction)."
+)
 
 
 def example_of(folder: RunFolder, code: str) -> str | None:

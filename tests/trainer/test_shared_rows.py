@@ -1,0 +1,56 @@
+"""Rows of the evaluation dataset that are trained on are named, when a run begins and later."""
+
+import json
+import random
+
+from typer.testing import CliRunner
+
+from trainer.runs import Listener
+from trainer.worlds import Echo, small_trainer
+from turnwise import RLHFDataset
+from turnwise.cli import app
+from turnwise.data.shared_rows import SharedRows, shared_rows
+
+QUICK = (
+    "training.warm_start=null",
+    "training.batch_size=2",
+    "training.num_epochs=1",
+    "inference.max_tokens=1",
+)
+ROWS = [{"word": word, "size": {"x": 1, "y": 2}} for word in "ab"]
+SAME = [{"size": {"y": 2, "x": 1}, "word": "b"}, {"word": "c"}, {"word": "d"}]
+
+
+def test_a_run_says_it_when_it_begins_and_so_does_the_doctor(tmp_path):
+    file = tmp_path / "other name.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in SAME))
+    listener = Listener()
+    options = {"dataset": ROWS, "eval_dataset": str(file), "reporter": listener}
+    with small_trainer(tmp_path / "runs", Echo, *QUICK, **options) as trainer:
+        trainer.fit()
+    text = (
+        "1 of 3 rows of eval_dataset are also in the training dataset: evaluations are in part on "
+        "rows that are trained on, and look better than they would on new rows."
+    )
+    (warning,) = [said for said in listener.said if said.startswith("warning: ")]
+    assert warning.startswith(f"warning: {text} Remove these rows from one of the two datasets")
+    shown = CliRunner().invoke(app, ["doctor", str(trainer.run_folder), "--json"])
+    found = {finding["code"]: finding for finding in json.loads(shown.stdout)["now"]}
+    assert found["shared-rows"]["text"] == text
+    assert "training.eval_fraction" in found["shared-rows"]["cure"]
+
+
+class Fresh(RLHFDataset):
+    """Other items each time that they are read."""
+
+    def __getitem__(self, index):
+        return {"prompt": str(random.random())}
+
+
+def test_rows_are_compared_by_all_that_is_in_them():
+    assert shared_rows(ROWS, ROWS) == SharedRows(2, 2)
+    assert shared_rows(ROWS, [{**row, "number": 1} for row in ROWS]) == SharedRows(0, 2)
+    # An object that has no JSON may be another one each time: such rows are not compared.
+    assert shared_rows([{"image": object()}], [{"image": object()}]) == SharedRows(0, 0)
+    fresh = Fresh(size=3)
+    assert shared_rows(fresh, fresh) == SharedRows(0, 0)
