@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from trainer.runs import Listener
 from trainer.worlds import Echo, small_trainer
-from turnwise import RLHFDataset
+from turnwise import PromptDataset
 from turnwise.cli import app
 from turnwise.data.shared_rows import SharedRows, shared_rows
 
@@ -40,7 +40,7 @@ def test_a_run_says_it_when_it_begins_and_so_does_the_doctor(tmp_path):
     assert "training.eval_fraction" in found["shared-rows"]["cure"]
 
 
-class Fresh(RLHFDataset):
+class Fresh(PromptDataset):
     """Other items each time that they are read."""
 
     def __getitem__(self, index):
