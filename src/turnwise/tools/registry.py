@@ -36,7 +36,7 @@ class ToolRegistry:
         self._environment: BaseEnvironment | None = None
         given: Any = tools
         if isinstance(given, str):
-            given = tools = [given]  # which is refused as a whole, not letter by letter
+            given = [given]  # which is refused as a whole, not letter by letter
         if not isinstance(given, Iterable) and not callable(given) and not isinstance(given, Tool):
             raise ToolError(
                 f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
@@ -45,7 +45,7 @@ class ToolRegistry:
         if not isinstance(given, Iterable):
             name = getattr(given, "__name__", type(given).__name__)
             raise ToolError(f"tools got {name}, expected a list of tools: tools=[{name}]")
-        self.register_all(tools)
+        self.register_all(given)
 
     @classmethod
     def from_object(cls, owner: object) -> Self:
