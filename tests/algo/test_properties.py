@@ -10,7 +10,8 @@ from algo.batches import TOKEN_FIELDS, assert_close, assert_same, copied, make_b
 from algo.cases import ADVANTAGES, ALL, POLICY_LOSSES, TURN_ADVANTAGES, Case, each
 from every_case import named
 from turnwise import algo
-from turnwise.algo import BatchTotals, tiling
+from turnwise.algo import BatchTotals
+from turnwise.algo.fast import tiles
 
 # Of GAE not every pair of gamma and lambda.
 DISTINCT = [case for case in ALL if case.options.get("gamma") not in (0.0, 0.3, 0.99)]
@@ -182,7 +183,7 @@ def test_results_do_not_depend_on_how_the_batch_is_cut_into_tiles(
     whole = case.run(batch)
     gradient = case.gradient(batch) if case.variable else torch.zeros(())
     with monkeypatch.context() as patch:
-        patch.setattr(tiling, "_CPU_TILE", 30)
+        patch.setattr(tiles, "_CPU_TILE", 30)
         assert_close(case.run(batch), as_numbers(whole), 1e-5)
         if case.variable:
             assert_same(case.gradient(batch), gradient)

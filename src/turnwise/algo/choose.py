@@ -37,7 +37,6 @@ from turnwise.algo.losses.geo_mean import compute_geo_mean_loss
 from turnwise.algo.losses.gspo import compute_gspo_loss
 from turnwise.algo.losses.ppo import compute_policy_loss
 from turnwise.algo.losses.sapo import compute_sapo_loss
-from turnwise.algo.losses.tiled import Metrics
 from turnwise.algo.losses.weighted import (
     compute_cispo_loss,
     compute_dppo_kl_loss,
@@ -45,6 +44,7 @@ from turnwise.algo.losses.weighted import (
     compute_gpg_loss,
     compute_reinforce_loss,
 )
+from turnwise.algo.types import Metrics
 from turnwise.errors import ConfigError, did_you_mean
 
 AdvantageEstimator: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]

@@ -12,8 +12,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from turnwise.algo.losses.tiled import Metrics
 from turnwise.algo.masked import as_mask, keep, masked_mean, wide
+from turnwise.algo.types import Metrics
 from turnwise.errors import ConfigError, did_you_mean
 
 # exp(±20) is as far as a weight goes before truncation.

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from turnwise.algo.masked import ROUNDING
+from turnwise.algo.types import ROUNDING
 from turnwise.errors import ConfigError
 
 GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]

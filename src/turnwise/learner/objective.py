@@ -10,9 +10,9 @@ import torch
 from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
-from turnwise.algo.losses.tiled import Metrics
 from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import BatchTotals, aggregate_loss, keep, masked_mean, wide
+from turnwise.algo.types import Metrics
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions

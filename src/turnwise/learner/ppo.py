@@ -11,9 +11,9 @@ import torch
 from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.ppo import compute_policy_loss
-from turnwise.algo.losses.tiled import Metrics
 from turnwise.algo.losses.value import compute_value_loss
-from turnwise.algo.masked import masked_whiten_
+from turnwise.algo.masked import masked_whiten
+from turnwise.algo.types import Metrics
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
@@ -72,12 +72,12 @@ class PPOTrainer:
         """
         if response_mask is None:
             advantages, returns = estimate_advantages(rewards, values, dones, self.gamma, self.lam)
-            return masked_whiten_(advantages, torch.ones_like(rewards, dtype=torch.bool)), returns
+            return masked_whiten(advantages, torch.ones_like(rewards, dtype=torch.bool)), returns
         mask = response_mask.bool()
         if not bool((dones.bool() & mask)[:, :-1].any()):
             return compute_gae_advantage_return(rewards, values, mask, self.gamma, self.lam)
         advantages, returns = self._divided(rewards, values, dones.bool(), mask)
-        return masked_whiten_(advantages, mask), returns
+        return masked_whiten(advantages, mask), returns
 
     def _divided(
         self, rewards: torch.Tensor, values: torch.Tensor, dones: torch.Tensor, mask: torch.Tensor

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from turnwise.algo.losses.tiled import Metrics
+from turnwise.algo.types import Metrics
 
 Figure: TypeAlias = torch.Tensor | float
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.masked import Moments, RowMask, as_mask, whiten_kept_, wide
-from turnwise.algo.recurrence import suffix_sum_tile
-from turnwise.algo.tiling import row_tiles
-
-# Below this lambda the rearranged sum would lose digits to 1 / lambda.
-_SMALL_LAMBDA = 0.1
+from turnwise.algo.fast import gae as fast
+from turnwise.algo.masked import as_mask, masked_whiten, wide
+from turnwise.plain_mode import is_plain
 
 
 @torch.no_grad()
@@ -44,44 +41,25 @@ def compute_gae_advantage_return(
         values there; nothing may use them.)
     """
     mask = as_mask(response_mask)
-    if bootstrap_values is not None:
-        extra = gamma * wide(bootstrap_values)
-        token_level_rewards = _with_bootstrap(wide(token_level_rewards), mask, extra)
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    advantages = torch.empty(values.shape, dtype=dtype, device=values.device)
-    returns = torch.empty_like(advantages)
-    moments = Moments(values.device)
-    for rows in row_tiles(values):
-        tile = RowMask(mask[rows], dtype)
-        inputs = token_level_rewards[rows].to(dtype), values[rows].to(dtype)
-        kept = tile.keep_(_gae_tile(*inputs, mask[rows], tile, gamma, lam, advantages[rows]))
-        tile.keep_(torch.add(kept, inputs[1], out=returns[rows]))
-        if whiten:
-            # An advantage is a difference of return and value, and rounded as these are.
-            moments.add(kept, tile.numbers, minuends=returns[rows])
+    rewards, values = wide(token_level_rewards), wide(values)
+    if not is_plain():
+        return fast.gae(rewards, values, mask, gamma, lam, bootstrap_values, whiten)
+    advantages = torch.zeros_like(values)
+    # In float64: over thousands of tokens float32 would lose digits.
+    next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+    next_value = next_advantage if bootstrap_values is None else bootstrap_values.double()
+    for t in reversed(range(values.shape[1])):
+        here, value = mask[:, t], values[:, t].double()
+        delta = rewards[:, t] + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = torch.where(here, advantage, 0.0)
+        next_advantage = torch.where(here, advantage, next_advantage)
+        next_value = torch.where(here, value, next_value)
+    returns = torch.where(mask, advantages + values, 0.0)
     if whiten:
-        whiten_kept_(advantages, mask, moments)
+        # An advantage is a difference of return and value, and rounded as these are.
+        advantages = masked_whiten(advantages, mask, minuends=returns)
     return advantages, returns
-
-
-def _gae_tile(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor,
-    tile: RowMask,
-    gamma: float,
-    lam: float,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """Advantages of a few rows, written to `out`; those of masked tokens are anything."""
-    if lam < _SMALL_LAMBDA:
-        errors = rewards + gamma * _next_values(values, mask) - values
-        return out.copy_(suffix_sum_tile(tile.keep_(errors), tile, gamma * lam))
-    # The values telescope: A_t = Σ_k (γλ)^k (r + (1/λ − 1) V)_(t+k) − V_t / λ, which needs no
-    # look-up of the next policy token's value.
-    terms = tile.keep_(torch.add(rewards, values, alpha=1.0 / lam - 1.0))
-    sums = suffix_sum_tile(terms, tile, gamma * lam)
-    return torch.sub(sums, values, alpha=1.0 / lam, out=out)
 
 
 def estimate_advantages(
@@ -117,19 +95,3 @@ def estimate_advantages(
         spread(rewards), spread(values), exists, gamma, lam, whiten=False
     )
     return advantages[episode, position], returns[episode, position]
-
-
-def _with_bootstrap(rewards: torch.Tensor, mask: torch.Tensor, extra: torch.Tensor) -> torch.Tensor:
-    """The rewards with `extra` [B] added on each row's last policy token."""
-    is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
-    return rewards + torch.where(is_last, extra[:, None], 0.0)
-
-
-def _next_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The value at the next policy token after each token; 0 after the last one."""
-    length = values.shape[1]
-    position = torch.arange(length, device=values.device)
-    here_or_later = torch.where(mask, position, length).flip(1).cummin(1).values.flip(1)
-    later = torch.cat([here_or_later[:, 1:], here_or_later.new_full((len(values), 1), length)], 1)
-    padded = torch.cat([values, values.new_zeros(len(values), 1)], 1)
-    return padded.gather(1, later)

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 
 import torch
 
+from turnwise.algo.fast.tiles import has_kernels
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import RowMask, as_mask, keep, masked_row_sum, masked_whiten_, wide
-from turnwise.algo.recurrence import discounted_suffix_sum, suffix_sum_tile
-from turnwise.algo.tiling import has_kernels, row_tiles
+from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten, wide
+from turnwise.algo.recurrence import discounted_suffix_sum
 from turnwise.errors import ConfigError
+from turnwise.plain_mode import is_plain
 
 
 @torch.no_grad()
@@ -197,7 +198,7 @@ def compute_reinforce_plus_plus_advantage(
     """
     mask = as_mask(response_mask)
     returns = discounted_suffix_sum(token_level_rewards, mask, gamma)
-    return masked_whiten_(returns.clone(), mask), returns
+    return masked_whiten(returns, mask), returns
 
 
 @torch.no_grad()
@@ -230,18 +231,12 @@ def compute_remax_advantage(
     """
     mask = as_mask(response_mask)
     rewards = wide(token_level_rewards)
-    if has_kernels(rewards) and rewards.numel():
-        from turnwise.algo.advantages.remax_kernel import remax_on_gpu
+    if not is_plain() and has_kernels(rewards) and rewards.numel():
+        from turnwise.algo.fast.remax_kernel import remax_on_gpu
 
         return remax_on_gpu(rewards, mask, reward_baselines)
-    baselines = reward_baselines.to(rewards.dtype)[:, None]
-    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
-    for rows in row_tiles(rewards):
-        tile = RowMask(mask[rows], rewards.dtype)
-        sums = tile.keep_(suffix_sum_tile(tile.keep(rewards[rows]), tile, 1.0))
-        returns[rows] = sums
-        torch.addcmul(sums, tile.numbers, baselines[rows], value=-1.0, out=advantages[rows])
-    return advantages, returns
+    returns = discounted_suffix_sum(rewards, mask, 1.0)
+    return keep(returns - reward_baselines.to(rewards.dtype)[:, None], mask), returns
 
 
 def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from turnwise.algo.advantages.gae import compute_gae_advantage_return
 from turnwise.algo.groups import GroupIndex, Groups
-from turnwise.algo.masked import as_mask, keep, masked_whiten_
+from turnwise.algo.masked import as_mask, keep, masked_whiten
 from turnwise.algo.recurrence import discounted_suffix_sum
 from turnwise.errors import ConfigError
 
@@ -107,7 +107,7 @@ def compute_turn_gae_advantage_return(
     on_tokens = turns.on_tokens(advantages, token_level_rewards)
     returns = turns.on_tokens(returns, token_level_rewards)
     if whiten:
-        masked_whiten_(on_tokens, turns.mask, minuends=returns)
+        on_tokens = masked_whiten(on_tokens, turns.mask, minuends=returns)
     return on_tokens, returns
 
 

@@ -11,9 +11,9 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, is_above
-from turnwise.algo.losses.tiled import Metrics, TokenLoss, TokenTerms, tiled_loss
+from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
 from turnwise.algo.masked import as_mask, wide
+from turnwise.algo.types import Metrics, TokenTerms
 from turnwise.errors import ConfigError
 
 
@@ -65,15 +65,16 @@ def compute_clip_cov_loss(
     ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         ratio = log_r.exp()
-        plain = -advantages * ratio
+        unclipped = -advantages * ratio
         clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-        cut = is_above(clipped, plain)
-        losses = torch.maximum(plain, clipped) * (1.0 - dropped)
-        slopes = plain * (1.0 - cut) * (1.0 - dropped)
+        cut = is_above(clipped, unclipped)
+        losses = torch.maximum(unclipped, clipped) * (1.0 - dropped)
         metrics = {"clip_fraction": cut, "cov_fraction": dropped, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(losses, slopes, metrics)
+        return TokenTerms(losses, metrics)
 
-    return _with_choice(token_loss, old_log_probs, log_probs, advantages, selected, mask, options)
+    return policy_loss(
+        token_loss, old_log_probs, log_probs, advantages, mask, options, selected=selected
+    )
 
 
 @torch.no_grad()
@@ -138,12 +139,12 @@ def compute_kl_cov_loss(
     ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         ratio = log_r.exp()
-        plain = -advantages * ratio
-        losses = plain + kl_cov_coef * top * log_r.abs()
-        slopes = plain + kl_cov_coef * top * log_r.sign()
-        return TokenTerms(losses, slopes, {"cov_fraction": top, "kl": -log_r, "ratio": ratio})
+        losses = -advantages * ratio + kl_cov_coef * top * log_r.abs()
+        return TokenTerms(losses, {"cov_fraction": top, "kl": -log_r, "ratio": ratio})
 
-    return _with_choice(token_loss, old_log_probs, log_probs, advantages, selected, mask, options)
+    return policy_loss(
+        token_loss, old_log_probs, log_probs, advantages, mask, options, selected=selected
+    )
 
 
 @torch.no_grad()
@@ -172,23 +173,3 @@ def _count(ratio: float, num_tokens: int, name: str) -> int:
     if ratio <= 0:
         raise ConfigError(f"{name} got {ratio}, expected a number above 0")
     return max(1, int(ratio * num_tokens))
-
-
-def _with_choice(
-    token_loss: TokenLoss,
-    old_log_probs: torch.Tensor,
-    log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    selected: torch.Tensor,
-    mask: torch.Tensor,
-    options: LossOptions,
-) -> tuple[torch.Tensor, Metrics]:
-    return tiled_loss(
-        token_loss,
-        log_probs,
-        (old_log_probs, advantages, selected),
-        mask,
-        options.get("loss_agg_mode", "token-mean"),
-        options.get("totals"),
-        options.get("importance_weights"),
-    )

@@ -7,8 +7,8 @@ from typing import Unpack
 import torch
 
 from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
-from turnwise.algo.losses.tiled import Metrics, TokenTerms
 from turnwise.algo.masked import as_mask, keep
+from turnwise.algo.types import Metrics, TokenTerms
 
 
 def compute_geo_mean_loss(
@@ -56,14 +56,13 @@ def compute_geo_mean_loss(
         advantage = advantages.sum(1, keepdim=True) / lengths
         # On each token the row's loss: averaging over the row gives it back.
         losses = (-advantage * ratio).expand_as(mask)
-        slopes = losses * sign.abs() * (1.0 - cut_high - cut_low)
         metrics = {
             "clip_fraction": cut_high,
             "clip_fraction_lower": cut_low,
             "kl": -log_r,
             "ratio": ratio.expand_as(mask),
         }
-        return TokenTerms(losses, slopes, metrics)
+        return TokenTerms(losses, metrics)
 
     return policy_loss(
         token_loss,

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 
 from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
-from turnwise.algo.losses.tiled import Metrics, TokenTerms
+from turnwise.algo.types import Metrics, TokenTerms
 
 # e^10 is as far as the ratio of a whole sequence goes.
 _MAX_LOG_RATIO = 10.0
@@ -41,13 +41,17 @@ def compute_gspo_loss(
     ) -> TokenTerms:
         log_r = log_probs - old_log_probs
         sequence = log_r.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
-        ratio = sequence.clamp(max=_MAX_LOG_RATIO).exp()
-        cost = -advantages
-        plain, clipped = cost * ratio, cost * ratio.clamp(1.0 - low, 1.0 + high)
-        cut = is_above(clipped, plain)
-        slopes = plain * (1.0 - cut) * (1.0 - is_above(sequence, _MAX_LOG_RATIO))
-        metrics = {"clip_fraction": cut, "kl": -log_r, "ratio": ratio.expand_as(mask)}
-        return TokenTerms(torch.maximum(plain, clipped), slopes, metrics)
+        # The value is the sequence's ratio, the gradient that of the token's own log-prob.
+        token = sequence.detach() + log_probs - log_probs.detach()
+        ratio = token.clamp(max=_MAX_LOG_RATIO).exp()
+        unclipped = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        metrics = {
+            "clip_fraction": is_above(clipped, unclipped),
+            "kl": -log_r,
+            "ratio": ratio,
+        }
+        return TokenTerms(torch.maximum(unclipped, clipped), metrics)
 
     return policy_loss(
         token_loss,

@@ -12,13 +12,24 @@ mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypedDict
 
 import torch
 
-from turnwise.algo.losses.tiled import Kernel, Metrics, TokenLoss, tiled_loss
-from turnwise.algo.masked import BatchTotals, LossAggregation
+from turnwise.algo.fast.tiled_loss import by_autograd, tiled_loss
+from turnwise.algo.masked import (
+    BatchTotals,
+    LossAggregation,
+    aggregate_loss,
+    as_mask,
+    masked_mean,
+    row_weights,
+    wide,
+)
+from turnwise.algo.types import Metrics, TokenLoss
 from turnwise.errors import ConfigError
+from turnwise.plain_mode import is_plain
 
 # exp(±20) is as far as a ratio goes; beyond it one token would rule the sum.
 MAX_LOG_RATIO = 20.0
@@ -43,19 +54,50 @@ def policy_loss(
     response_mask: torch.Tensor,
     options: LossOptions,
     default_mode: LossAggregation = "token-mean",
-    kernel: Kernel | None = None,
+    selected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
-    """Aggregate `token_loss(log_probs, old_log_probs, advantages, mask)` as the options say."""
-    return tiled_loss(
+    """Aggregate `token_loss(log_probs, old_log_probs, advantages, mask)` as the options say.
+
+    `selected` [B, T], where it is given, is one more argument of `token_loss`, before the mask.
+    """
+    constants = (old_log_probs, advantages)
+    return batch_loss(
         token_loss,
         log_probs,
-        (old_log_probs, advantages),
+        constants if selected is None else (*constants, selected),
         response_mask,
         options.get("loss_agg_mode", default_mode),
         options.get("totals"),
         options.get("importance_weights"),
-        kernel,
     )
+
+
+def batch_loss(
+    token_loss: TokenLoss,
+    variable: torch.Tensor,
+    constants: Sequence[torch.Tensor],
+    mask: torch.Tensor,
+    mode: LossAggregation,
+    totals: BatchTotals | None = None,
+    importance_weights: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, Metrics]:
+    """Evaluate a token loss on a batch and aggregate it: (loss, mean of each metric).
+
+    The gradient flows to `variable` [B, T] alone, and what a masked token holds reaches nothing.
+    """
+    mask = as_mask(mask)
+    if not is_plain():
+        weights = row_weights(mask, mode, totals)
+        tile = by_autograd(token_loss)
+        return tiled_loss(tile, variable, constants, mask, weights, importance_weights)
+    variable = wide(variable)
+    fixed = [x.detach().to(variable.dtype) for x in constants]
+    inputs = [torch.where(mask, x, 0.0) for x in (variable, *fixed)]
+    losses, metrics = token_loss(*inputs, mask.to(variable.dtype))
+    if importance_weights is not None:
+        losses = losses * torch.where(mask, importance_weights.detach(), 0.0)
+    means = {name: masked_mean(x.detach(), mask) for name, x in metrics.items()}
+    return aggregate_loss(losses, mask, mode, totals), means
 
 
 def clip_range(both: float, low: float | None, high: float | None) -> tuple[float, float]:
@@ -69,9 +111,9 @@ def clip_range(both: float, low: float | None, high: float | None) -> tuple[floa
 
 def log_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
     """log r, kept within ±20 so that r stays a usable number."""
-    return (log_probs - old_log_probs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
 def is_above(x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:
-    """x > y as 0 and 1 of x's own type, which can be multiplied and averaged."""
-    return torch.gt(x, y, out=torch.empty_like(x))
+    """Return x > y as 0 and 1 of x's own type, which can be multiplied and averaged."""
+    return (x > y).to(x.dtype)

@@ -7,6 +7,7 @@ from typing import Any, Unpack
 
 import torch
 
+from turnwise.algo.fast import ppo as fast
 from turnwise.algo.losses.policy import (
     MAX_LOG_RATIO,
     LossOptions,
@@ -15,9 +16,9 @@ from turnwise.algo.losses.policy import (
     log_ratio,
     policy_loss,
 )
-from turnwise.algo.losses.tiled import Kernel, KernelTerms, Metrics, TokenTerms
-from turnwise.algo.tiling import has_kernels
+from turnwise.algo.types import Metrics, TokenTerms
 from turnwise.errors import ConfigError
+from turnwise.plain_mode import is_plain
 
 
 def compute_policy_loss(
@@ -45,71 +46,41 @@ def compute_policy_loss(
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
 
+    if not is_plain():
+        return fast.ppo_loss(
+            old_log_probs,
+            log_probs,
+            advantages,
+            response_mask,
+            (1.0 - low, 1.0 + high, clip_ratio_c),
+            MAX_LOG_RATIO,
+            options.get("loss_agg_mode", "token-mean"),
+            options.get("totals"),
+            options.get("importance_weights"),
+        )
+
     def token_loss(
         log_probs: torch.Tensor,
         old_log_probs: torch.Tensor,
         advantages: torch.Tensor,
         mask: torch.Tensor,
     ) -> TokenTerms:
-        # In place where it can be: on a large batch, memory is what this costs.
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        cost = advantages.neg_()
-        plain = cost * ratio
-        clipped = ratio.clamp(1.0 - low, 1.0 + high).mul_(cost)
-        cut = is_above(clipped, plain)
-        pessimistic = torch.maximum(plain, clipped, out=clipped)
+        unclipped = -advantages * ratio
+        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        pessimistic = torch.maximum(unclipped, clipped)
         # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
-        bound = cost.relu_().mul_(clip_ratio_c)
-        cut_lower = is_above(pessimistic, bound)
-        losses = torch.minimum(pessimistic, bound, out=bound)
-        # r moves as fast as log π does, times r; where a constant took over, nothing moves.
-        slopes = plain.mul_(torch.add(cut, cut_lower, out=clipped).neg_().add_(1.0))
+        bound = clip_ratio_c * (-advantages).relu()
         metrics = {
-            "clip_fraction": cut,
-            "clip_fraction_lower": cut_lower,
-            "kl": log_r.neg_(),
+            "clip_fraction": is_above(clipped, unclipped),
+            "clip_fraction_lower": is_above(pessimistic, bound),
+            "kl": -log_r,
             "ratio": ratio,
         }
-        return TokenTerms(losses, slopes, metrics)
+        return TokenTerms(torch.minimum(pessimistic, bound), metrics)
 
-    return policy_loss(
-        token_loss,
-        old_log_probs,
-        log_probs,
-        advantages,
-        response_mask,
-        options,
-        kernel=_gpu_kernel(log_probs, (1.0 - low, 1.0 + high, clip_ratio_c)),
-    )
-
-
-def _gpu_kernel(log_probs: torch.Tensor, clip: tuple[float, float, float]) -> Kernel | None:
-    """All of it as one kernel, where Triton can make one."""
-    if not has_kernels(log_probs):
-        return None
-    from turnwise.algo.losses.ppo_kernel import ppo_terms
-
-    def run(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        mask: torch.Tensor,
-        row_weights: torch.Tensor | None,
-    ) -> KernelTerms:
-        gradient, totals = ppo_terms(
-            log_probs, old_log_probs, advantages, mask, row_weights, clip, MAX_LOG_RATIO
-        )
-        loss, clip_fraction, clip_fraction_lower, kl, ratio, factor = totals.unbind()
-        metrics = {
-            "clip_fraction": clip_fraction,
-            "clip_fraction_lower": clip_fraction_lower,
-            "kl": kl,
-            "ratio": ratio,
-        }
-        return KernelTerms(gradient, factor, loss, metrics)
-
-    return run
+    return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
 
 
 def compute_ppo_loss(

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 
 from turnwise.algo.losses.policy import LossOptions, is_above, log_ratio, policy_loss
-from turnwise.algo.losses.tiled import Metrics, TokenTerms
+from turnwise.algo.types import Metrics, TokenTerms
 
 
 def compute_sapo_loss(
@@ -38,8 +38,7 @@ def compute_sapo_loss(
         tau = tau_neg + (tau_pos - tau_neg) * is_above(advantages, 0.0)
         gate = torch.sigmoid(tau * (ratio - 1.0))
         losses = -advantages * gate * (4.0 / tau)
-        slopes = -advantages * 4.0 * gate * (1.0 - gate) * ratio
-        return TokenTerms(losses, slopes, {"kl": -log_r, "ratio": ratio})
+        return TokenTerms(losses, {"kl": -log_r, "ratio": ratio})
 
     return policy_loss(
         token_loss,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from turnwise.algo.losses.policy import is_above
-from turnwise.algo.losses.tiled import Metrics, TokenTerms, tiled_loss
+from turnwise.algo.losses.policy import batch_loss, is_above
 from turnwise.algo.masked import BatchTotals, LossAggregation, aggregate_loss, as_mask, keep
+from turnwise.algo.types import Metrics, TokenTerms
 
 
 def compute_value_loss(
@@ -30,15 +30,13 @@ def compute_value_loss(
     def token_loss(
         values: torch.Tensor, returns: torch.Tensor, old_values: torch.Tensor, mask: torch.Tensor
     ) -> TokenTerms:
-        errors = values - returns
-        moved = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
-        plain, clipped = errors.square(), (moved - returns).square_()
-        cut = is_above(clipped, plain)
-        losses = torch.maximum(plain, clipped).mul_(0.5)
+        near = values.clamp(old_values - cliprange_value, old_values + cliprange_value)
+        unclipped, clipped = (values - returns).square(), (near - returns).square()
+        cut = is_above(clipped, unclipped)
         metrics = {"value_clip_fraction": cut, "value_mean": values, "return_mean": returns}
-        return TokenTerms(losses, errors * (1.0 - cut), metrics)
+        return TokenTerms(0.5 * torch.maximum(unclipped, clipped), metrics)
 
-    loss, metrics = tiled_loss(
+    loss, metrics = batch_loss(
         token_loss, vpreds, (returns, old_values), response_mask, loss_agg_mode, totals
     )
     metrics["explained_variance"] = explained_variance(vpreds, returns, response_mask)

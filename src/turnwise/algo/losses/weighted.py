@@ -8,7 +8,7 @@ from typing import Unpack
 import torch
 
 from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, log_ratio, policy_loss
-from turnwise.algo.losses.tiled import Metrics, TokenTerms
+from turnwise.algo.types import Metrics, TokenTerms
 
 
 def compute_reinforce_loss(
@@ -52,7 +52,7 @@ def _reinforce_tokens(
     advantages: torch.Tensor,
     mask: torch.Tensor,
 ) -> TokenTerms:
-    return TokenTerms(-advantages * log_probs, -advantages, {"kl": old_log_probs - log_probs})
+    return TokenTerms(-advantages * log_probs, {"kl": old_log_probs - log_probs})
 
 
 def compute_cispo_loss(
@@ -80,10 +80,10 @@ def compute_cispo_loss(
     ) -> TokenTerms:
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
-        slopes = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+        weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
         cut = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
         metrics = {"clip_fraction": cut, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(slopes * log_probs, slopes, metrics)
+        return TokenTerms(-weights * advantages * log_probs, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
 
@@ -176,8 +176,8 @@ def _dppo(
         log_r = log_ratio(log_probs, old_log_probs)
         ratio = log_r.exp()
         outside = is_outside(log_probs, old_log_probs, advantages)
-        slopes = -advantages * ratio.clamp(max=ratio_bound) * (1.0 - outside)
+        weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
         metrics = {"clip_fraction": outside, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(slopes * log_probs, slopes, metrics)
+        return TokenTerms(-weights * advantages * log_probs, metrics)
 
     return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)

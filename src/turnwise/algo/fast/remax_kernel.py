@@ -1,6 +1,6 @@
 """ReMax as one GPU kernel: what it costs there is starting steps, and this is one.
 
-`outcome.py` says what it computes; `bench/gpu/check.py` holds the two against each other.
+`advantages/outcome.py` says what it computes; `bench/gpu/check.py` compares the two.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """PPO's loss and gradient as one GPU kernel.
 
 Forty small steps cost a GPU more to start than to run. Here one pass over the batch does them all;
-`ppo.py` says what they are, and `bench/gpu/check.py` holds the two against each other. Triton comes
-with torch's builds for CUDA.
+`losses/ppo.py` says what they are, and `bench/gpu/check.py` compares the two. Triton comes with
+torch's builds for CUDA.
 """
 
 from __future__ import annotations

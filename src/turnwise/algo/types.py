@@ -1,0 +1,30 @@
+"""Types that the algorithms share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+Metrics: TypeAlias = dict[str, torch.Tensor]
+"""Scalars without a gradient; they print and compare as floats, and cost no transfer until read."""
+
+
+class TokenTerms(NamedTuple):
+    """What a loss function returns for each token; all [B, T]."""
+
+    losses: torch.Tensor
+    metrics: Metrics
+    """Values to average over the tokens; their gradients are ignored."""
+
+
+TokenLoss: TypeAlias = Callable[..., TokenTerms]
+"""(variable, *constants, mask) -> terms.
+
+All arguments are [B, T] with 0 on masked tokens; the mask is 0 and 1 as floats. Autograd gives the
+gradient, to `variable` alone.
+"""
+
+ROUNDING = 4
+"""Differences of up to this many units in the last place of the numbers compared are rounding."""
