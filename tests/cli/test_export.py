@@ -104,7 +104,9 @@ def test_a_place_that_cannot_be_written_is_told(turnwise, run):
 
 @pytest.mark.skipif(find_spec("peft") is None, reason="needs peft")
 def test_adapters_are_merged_into_the_weights(turnwise, run):
-    ran = turnwise("train", "my.yaml", "training.lora_rank=2", "--name", "adapted")
+    lora = ("lora_rank=2", "lora_alpha=64", "lora_target_modules=[q_proj]", "use_rslora=true")
+    given = [f"training.{setting}" for setting in lora]
+    ran = turnwise("train", "my.yaml", *given, "--name", "adapted")
     assert ran.code == 0, ran.err
     assert turnwise("export", "runs/adapted", "mine").code == 0
     trained, _ = load_trained_model("runs/adapted")

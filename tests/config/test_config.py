@@ -1,5 +1,6 @@
 """Settings: files, overrides, and errors that name the field, what it got and what it takes."""
 
+import dataclasses
 import math
 import string
 
@@ -7,8 +8,8 @@ import pytest
 import yaml
 from hypothesis import given, settings, strategies as st
 
-from turnwise import ConfigError, ConfigStore, EnvironmentConfig
-from turnwise.config import RewardItem, find_config, setting_types
+from turnwise import ConfigError, ConfigStore, EnvironmentConfig, EpisodeLimits
+from turnwise.config import LimitsConfig, RewardItem, find_config, setting_types
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 NAMES = st.text(string.ascii_letters + string.digits + "_-/. ", min_size=1, max_size=20)
@@ -76,6 +77,15 @@ def test_the_defaults_are_valid_and_every_field_has_help():
     for name, (help_line, _) in described.items():
         assert help_line.endswith((".", "...")), name
         assert "\n" not in help_line
+
+
+def test_every_limit_of_an_episode_is_a_setting_with_the_same_default():
+    limits = {f.name: f.default for f in dataclasses.fields(EpisodeLimits)}
+    settings = dataclasses.asdict(LimitsConfig())
+    assert set(settings) == set(limits)
+    for name, value in settings.items():
+        if name not in ("max_turns", "max_tokens_per_turn"):  # those of the section inference
+            assert value == limits[name], name
 
 
 def test_settings_outside_the_sections_are_read_and_written(tmp_path):
@@ -156,8 +166,12 @@ def test_overrides_reach_every_kind_of_value():
             "ray.use_ray=true",
             "environment.params.size=6",
             "environment.params.names=[a, b]",
+            "dataset.path=[a.jsonl, b.jsonl]",
+            "system_prompt=[be brief]",
         ]
     )
+    assert config.dataset.path == ["a.jsonl", "b.jsonl"]
+    assert config.system_prompt == "[be brief]"
     assert config.training.learning_rate == 3e-5
     assert config.model.model_name == "123"
     assert config.model.local_path is None

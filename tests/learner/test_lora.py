@@ -11,7 +11,8 @@ from turnwise import ConfigError, ConfigStore
 from turnwise.chat import TokenStream
 from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
-from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner
+from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner, merged_weights
+from turnwise.learner.lora import _adapted_layers
 
 pytest.importorskip("peft")
 
@@ -107,3 +108,56 @@ def test_a_copy_of_a_policy_with_adapters_is_no_critic():
         make_learner(settings(critic="separate"), make_model())
     with pytest.raises(ConfigError, match="lora_rank got 0"):
         add_lora(make_model(), 0)
+
+
+def test_every_setting_of_the_adapters_reaches_peft():
+    model = make_model()
+    given = {
+        "lora_alpha": 6,
+        "lora_target_modules": ["q_proj", "v_proj"],
+        "lora_dropout": 0.3,
+        "use_rslora": True,
+    }
+    learner = make_learner(settings(**given), model)
+    config = model.peft_config["default"]
+    assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 6, 0.3)
+    adapted = {name.split(".lora_")[0][-6:] for name in learner.optimizer.names if "lora" in name}
+    assert adapted == {"q_proj", "v_proj"}
+    assert {one.scaling["default"] for one in _adapted_layers(model)} == {6 / 4**0.5}
+    # Weights that are merged are scaled alike.
+    learner.update(with_targets(random_batch(), learner))
+    layer = model.model.layers[0].self_attn.q_proj
+    difference = merged_weights(model)["model.layers.0.self_attn.q_proj.weight"]
+    difference = difference - layer.base_layer.weight
+    wanted = 3 * layer.lora_B["default"].weight @ layer.lora_A["default"].weight
+    assert float(wanted.detach().abs().max()) > 1e-4
+    torch.testing.assert_close(difference, wanted.detach(), atol=1e-7, rtol=1e-4)
+
+
+def test_dropout_changes_the_update_and_nothing_else():
+    found, gaps = [], []
+    for dropout, checkpointing in ((0.0, False), (0.5, False), (0.5, True)):
+        config = settings(
+            lora_dropout=dropout,
+            lora_target_modules=["q_proj"],
+            gradient_checkpointing=checkpointing,
+        )
+        learner = make_learner(config, make_model())
+        batch = with_targets(random_batch(), learner)
+        before, state = learner.score(batch).log_probs, torch.get_rng_state()
+        gaps.append(learner.update(batch)["gap_max"])
+        torch.testing.assert_close(learner.seen_log_probs, before.float())
+        learner.update(batch)
+        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(learner.score(batch).log_probs, learner.score(batch).log_probs)
+        found.append(weights(learner.model))
+    assert largest_difference(found[0], found[1]) > 1e-4
+    assert largest_difference(found[1], found[2]) < 1e-5  # layers computed again drop the same
+    assert len(set(gaps)) == 1
+
+
+def test_layers_that_do_not_exist_and_settings_without_adapters_are_refused():
+    with pytest.raises(ConfigError, match=r"got \['query'\].*linear layers are: .*q_proj"):
+        make_learner(settings(lora_target_modules=["query"]), make_model())
+    with pytest.raises(ConfigError, match=r"training\.lora_alpha got 4.*lora_rank is 0"):
+        make_learner(settings(lora_rank=0, lora_alpha=4), make_model())

@@ -38,7 +38,13 @@ GRPO = (
     "training.weight_decay=0.01",
     "checkpoint.save_interval=2",
 )
-LORA = (*PPO, "training.lora_rank=4", "training.eval_episodes=0")
+LORA = (
+    *PPO,
+    "training.lora_rank=4",
+    "training.lora_dropout=0.2",
+    "training.use_rslora=true",
+    "training.eval_episodes=0",
+)
 
 
 class Asked(Memory):

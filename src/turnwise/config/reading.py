@@ -47,7 +47,7 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
         )
     value = parse_value(raw)
     kind = known.get(".".join(path), ("", None))[1]
-    if value is not None and not isinstance(value, str) and _takes_text(kind):
+    if value is not None and not isinstance(value, str) and _takes_text_for(value, kind):
         value = raw  # model.model_name=123 names a model
     place = data
     if path[0] == "environments" and len(path) > 1:
@@ -79,6 +79,9 @@ def _item_of(
     return found, path[2:]
 
 
-def _takes_text(kind: Any) -> bool:
+def _takes_text_for(value: Any, kind: Any) -> bool:
+    """Whether a type takes text and not what the text looks like: a number, a list."""
     is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
-    return kind is str or (is_union and str in typing.get_args(kind))
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    takes_lists = any(typing.get_origin(one) is list for one in kinds)
+    return str in kinds and not (takes_lists and isinstance(value, list))

@@ -86,6 +86,20 @@ class TrainingConfig(Section):
         "constant", "What the step size does afterwards; linear and cosine fall to 0."
     )
     lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0: train all weights.")
+    lora_alpha: Positive | None = setting(
+        None, "LoRA's alpha: an update is scaled by alpha / rank; null: twice the rank."
+    )
+    lora_target_modules: str | list[str] = setting(
+        "all-linear",
+        "The layers that get adapters, by the ends of their names, for example [q_proj, v_proj], "
+        "or a regular expression; all-linear: every linear layer but the output layer.",
+    )
+    lora_dropout: Annotated[float, Ge(0), Lt(1)] = setting(
+        0.0, "Dropout on the adapters' inputs in the update; sampling and scoring have none."
+    )
+    use_rslora: bool = setting(
+        False, "Rank-stabilised LoRA: an update is scaled by alpha / sqrt(rank)."
+    )
     gradient_checkpointing: bool = setting(
         False, "Compute layers again for the gradient: less memory, a third more time."
     )

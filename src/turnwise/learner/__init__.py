@@ -7,6 +7,7 @@ knows what an environment is.
 from turnwise.learner.batch import PPOBatch, on_last_token
 from turnwise.learner.build import make_learner, needs_critic
 from turnwise.learner.lora import (
+    add_configured_lora,
     add_lora,
     has_adapters,
     merge_lora,
@@ -30,6 +31,7 @@ __all__ = [
     "PPOTrainer",
     "PolicyValueModel",
     "UnsupportedModel",
+    "add_configured_lora",
     "add_lora",
     "has_adapters",
     "learning_rate_at",

@@ -11,7 +11,7 @@ import torch
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.config import ConfigStore
-from turnwise.learner.lora import add_lora, has_adapters
+from turnwise.learner.lora import add_configured_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
@@ -34,10 +34,10 @@ def make_learner(
     """
     warn_if_emulated(model)
     training = config.training
-    if training.lora_rank and not has_adapters(model):
+    if not has_adapters(model):
         with torch.random.fork_rng():  # their first weights follow from the seed alone
             torch.manual_seed(training.seed)
-            add_lora(model, training.lora_rank)
+            add_configured_lora(model, training)
     needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
     if needs_reference and reference is None and not has_adapters(model):
         reference = copy.deepcopy(model)

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
+from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
 
 
@@ -19,24 +21,85 @@ def add_lora(
     model: Any,
     rank: int,
     *,
-    alpha: float | None = None,
+    alpha: int | None = None,
     target_modules: str | Sequence[str] = "all-linear",
+    dropout: float = 0.0,
+    use_rslora: bool = False,
 ) -> Any:
-    """Freeze a model and give it adapters; the same model. α is 2 · rank unless it is said."""
+    """Freeze a model, add adapters to its layers, and return it. `alpha` is 2 · rank by default."""
     if rank < 1:
         raise ConfigError(f"lora_rank got {rank}, expected a number from 1 up")
     peft = import_extra("peft", "peft")
     targets = target_modules if isinstance(target_modules, str) else list(target_modules)
     config = peft.LoraConfig(
         r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_alpha=default_alpha(rank) if alpha is None else alpha,
         target_modules=targets,
+        lora_dropout=dropout,
+        use_rslora=use_rslora,
         task_type="CAUSAL_LM",
     )
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    model.add_adapter(config)
+    linear = _linear_names(model)
+    try:
+        model.add_adapter(config)
+    except ValueError as error:  # before anything was changed
+        raise ConfigError(
+            f"training.lora_target_modules got {targets!r}, and the model has no such layers. Its "
+            f"linear layers are: {', '.join(linear)}."
+        ) from error
+    for name, parameter in model.named_parameters():
+        if ".lora_" not in name:
+            parameter.requires_grad_(False)
     return model
+
+
+def add_configured_lora(model: Any, training: TrainingConfig) -> None:
+    """Add the adapters that the settings describe; none with a `lora_rank` of 0."""
+    if training.lora_rank:
+        add_lora(
+            model,
+            training.lora_rank,
+            alpha=training.lora_alpha,
+            target_modules=training.lora_target_modules,
+            dropout=training.lora_dropout,
+            use_rslora=training.use_rslora,
+        )
+    else:
+        refuse_lora_settings(training)
+
+
+def refuse_lora_settings(training: TrainingConfig) -> None:
+    """Raise if a setting of adapters is given and there are no adapters."""
+    defaults = TrainingConfig()
+    for name in ("lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora"):
+        if (value := getattr(training, name)) != getattr(defaults, name):
+            raise ConfigError(
+                f"training.{name} got {value!r}, and there are no adapters: training.lora_rank is "
+                "0. Set training.lora_rank, for example to 16."
+            )
+
+
+def default_alpha(rank: int) -> int:
+    """LoRA's alpha where none is given."""
+    return 2 * rank
+
+
+@contextmanager
+def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
+    """Turn the adapters' dropout on, drawn from `seed`; all other dropout stays off.
+
+    The backward pass belongs inside, since gradient checkpointing computes layers again there.
+    """
+    layers = _dropout_layers(model)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            for layer in layers:
+                layer.train()
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
 
 
 def has_adapters(model: Any) -> bool:
@@ -85,6 +148,22 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
                 merged = merged + layer.get_delta_weight(adapter).to(tensor.dtype)
         weights[f"{owner}.{rest}" if rest else name] = merged
     return weights
+
+
+def has_adapter_dropout(model: nn.Module) -> bool:
+    """Whether adapters of a model have a dropout above 0."""
+    return bool(_dropout_layers(model))
+
+
+def _dropout_layers(model: nn.Module) -> list[nn.Module]:
+    dropouts = (getattr(layer, "lora_dropout", {}) for layer in _adapted_layers(model))
+    return [one for group in dropouts for one in group.values() if isinstance(one, nn.Dropout)]
+
+
+def _linear_names(model: Any) -> list[str]:
+    """The last parts of the linear layers' names, as `lora_target_modules` takes them."""
+    found = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
+    return sorted({name.rpartition(".")[2] for name in found})
 
 
 def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:

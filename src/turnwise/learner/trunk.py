@@ -17,6 +17,7 @@ from turnwise.errors import TurnwiseError
 from turnwise.learner.attention import NAME, Episodes, attention_configs
 from turnwise.learner.gated import lean_mlps, replaceable_mlps
 from turnwise.learner.log_probs import Head
+from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.norms import fused_norms, replaceable_norms
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
@@ -183,7 +184,8 @@ class Trunk:
         self.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={
                 "use_reentrant": False,
-                "preserve_rng_state": False,  # nothing here is random
+                # Nothing here is random but the adapters' dropout.
+                "preserve_rng_state": has_adapter_dropout(self.model),
                 "context_fn": contexts,
             }
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from turnwise.algo.masked import BatchTotals
 from turnwise.learner.batch import PPOBatch
+from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
 from turnwise.learner.measures import (
     measure_critic,
     measure_gap,
@@ -59,6 +61,7 @@ class Learner(Scorer):
             model.named_parameters(), weight_decay=self.options.weight_decay
         )
         self._fitting_tokens = fitting_tokens(model.policy)
+        self._has_dropout = has_adapter_dropout(model)
         self.num_updates = 0
         self.seen_log_probs: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
@@ -112,7 +115,8 @@ class Learner(Scorer):
         if batch.learner_log_probs is not None:
             return batch.learner_log_probs
         needs_old = batch.old_log_probs is None and not batch.sampler_is_exact
-        if not is_several and not (needs_old and self.options.update_epochs > 1):
+        has_own_forward = is_several or self._has_dropout  # which has no dropout
+        if not has_own_forward and not (needs_old and self.options.update_epochs > 1):
             return None
         return self.score(batch).log_probs if batch.old_log_probs is None else batch.old_log_probs
 
@@ -220,10 +224,11 @@ class Learner(Scorer):
             selected = self._selected(batch, rows, packs, (epoch, number))
             part = Tally()
             self.optimizer.zero_grad()
-            for pack in self._paced(packs, self.model.forward_pack, batch):
+            for index, pack in enumerate(self._paced(packs, self.model.forward_pack, batch)):
                 own = pack.rows.to(batch.input_ids.device)
                 given = [None if x is None else x[own] for x in (weights, selected)]
-                outputs = self._add_gradient(batch, pack, totals, given, part, measured)
+                with self._dropout(epoch, number, index):
+                    outputs = self._add_gradient(batch, pack, totals, given, part, measured)
                 if self._first_pass is not None:
                     self._first_pass[pack.rows.to(self.model.device)] = (
                         outputs.log_probs.detach().float()
@@ -237,6 +242,12 @@ class Learner(Scorer):
                 return False
             self._step(part, num_tokens, tally)
         return True
+
+    def _dropout(self, *names: int) -> AbstractContextManager[None]:
+        """The adapters' dropout, if there is any, drawn anew for each pack."""
+        if not self._has_dropout:
+            return nullcontext()
+        return adapter_dropout(self.model, self._seed(*names))
 
     def _selected(
         self, batch: PPOBatch, rows: torch.Tensor, packs: list[Pack], names: tuple[int, int]
@@ -326,10 +337,13 @@ class Learner(Scorer):
 
     def _generator(self, *names: int) -> torch.Generator:
         """What a draw of this update is made with."""
-        entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *names))
         generator = torch.Generator()
-        generator.manual_seed(int(entropy.generate_state(1)[0]))
+        generator.manual_seed(self._seed(*names))
         return generator
+
+    def _seed(self, *names: int) -> int:
+        entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *names))
+        return int(entropy.generate_state(1)[0])
 
     def _totals(self, packs: list[Pack]) -> BatchTotals:
         num_tokens = sum(pack.num_policy_tokens for pack in packs)

@@ -15,6 +15,7 @@ from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardI
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it is a part of the task, and another task is another run"
 _DATA = "the position in the dataset is counted in its rows"
+_ADAPTERS = "it decides what the adapters in the checkpoints are"
 _IMITATION = "the warm start comes before the first step, and is over"
 
 FIXED: Mapping[str, str] = {
@@ -24,6 +25,9 @@ FIXED: Mapping[str, str] = {
     "training.adv_estimator": "it decides whether there is a value head in the checkpoints",
     "training.critic": "it decides where the value head is in the checkpoints",
     "training.lora_rank": "it decides which weights there are in the checkpoints",
+    "training.lora_alpha": _ADAPTERS,
+    "training.lora_target_modules": _ADAPTERS,
+    "training.use_rslora": _ADAPTERS,
     "training.gamma": "it defines the return that the value head has learned",
     "training.batch_size": "the position in the dataset is counted in batches",
     "training.eval_fraction": "it decides which rows are trained on",
@@ -62,7 +66,7 @@ MAY_CHANGE = frozenset(
         *("training.kl_loss_coef", "training.target_kl", "training.max_grad_norm"),
         *("training.weight_decay", "training.update_epochs", "training.mini_batch_size"),
         *("training.micro_batch_tokens", "training.gradient_checkpointing"),
-        "training.max_log_prob_gap",
+        *("training.max_log_prob_gap", "training.lora_dropout"),
         *("parser", "eval_dataset.path", "eval_dataset.split", "eval_dataset.prompt_key"),
         *("eval_dataset.columns", "eval_dataset.max_rows", "limits.max_turns"),
         *("limits.max_tokens_per_turn", "limits.max_tokens", "limits.max_tool_calls"),

@@ -19,7 +19,13 @@ from safetensors.torch import load_file, save_file
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import CheckpointError, ConfigError, EngineStalled
-from turnwise.learner import Learner, PolicyValueModel, add_lora, has_adapters, merge_lora
+from turnwise.learner import (
+    Learner,
+    PolicyValueModel,
+    add_configured_lora,
+    has_adapters,
+    merge_lora,
+)
 from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.runs.run_folder import RunFolder
@@ -117,8 +123,7 @@ def load_trained_model(
         if not allows_model_code(_location(config)):
             config.model.trust_remote_code = False
         loaded = load_configured_model(config)
-    if config.training.lora_rank:
-        add_lora(loaded.model, config.training.lora_rank)
+    add_configured_lora(loaded.model, config.training)
     weights = load_file(checkpoint.file(_WEIGHTS))
     policy = {k: v for k, v in weights.items() if k.startswith("policy.")}
     _load_weights(PolicyValueModel(loaded.model, None), policy, checkpoint)

@@ -11,6 +11,7 @@ from typing import Any
 from turnwise.config import ConfigStore
 from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError
+from turnwise.learner.lora import default_alpha, refuse_lora_settings
 from turnwise.scale.verl.machine import Machine
 from turnwise.scale.verl.names import AGENT_LOOP, CPU_ROLLOUT, LOOP_MANAGER
 from turnwise.scale.verl.targets import (
@@ -123,8 +124,14 @@ def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
             f"{place}.trust_remote_code": model.trust_remote_code,
             f"{place}.enable_gradient_checkpointing": training.gradient_checkpointing,
         }
-    if training.lora_rank:
-        found |= {f"{MODEL}.lora_rank": training.lora_rank}
+    if not training.lora_rank:
+        refuse_lora_settings(training)
+    else:
+        found |= {
+            f"{MODEL}.lora_rank": training.lora_rank,
+            f"{MODEL}.lora_alpha": training.lora_alpha or default_alpha(training.lora_rank),
+            f"{MODEL}.target_modules": training.lora_target_modules,
+        }
     return found
 
 

@@ -62,6 +62,8 @@ TARGETS: dict[str, str] = {
     "training.warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
     "training.lr_schedule": f"{ACTOR}.optim.lr_scheduler_type",
     "training.lora_rank": f"{MODEL}.lora_rank",
+    "training.lora_alpha": f"{MODEL}.lora_alpha",
+    "training.lora_target_modules": f"{MODEL}.target_modules",
     "training.gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
     "training.eval_episodes": "trainer.test_freq",
     "training.seed": "data.seed",
