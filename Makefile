@@ -26,6 +26,9 @@ play:  ## play a game yourself: make play ENV=grid-world
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
+	# The tests start many processes: none compiles all of turnwise again, whatever the shell says
+	# about bytecode.
+	$$py -m compileall -q src
 	# Two processes, a thread each: with two they would wait for each other's cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
 		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults --ignore=tests/scale \

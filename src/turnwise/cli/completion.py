@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_origin
+from typing import Any, get_args, get_origin
 
 Offer = tuple[str, str]
 """A word, and one line about it; some shells show it."""
@@ -95,7 +95,7 @@ def _choices(key: str) -> list[str]:
 
     from turnwise.config import setting_types
 
-    kind = setting_types().get(key.lstrip("+"), ("", None))[1]
+    kind: Any = setting_types().get(key.lstrip("+"), ("", None))[1]
     if kind is bool:
         return ["true", "false"]
     return [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []

@@ -42,7 +42,7 @@ class Section:
         object.__setattr__(self, name, value)
 
 
-def setting_types_of(store: type[Section]) -> dict[str, tuple[str, Any]]:
+def setting_types_of(store: type[Section]) -> SettingTypes:
     """Every setting of a class whose fields are sections and single settings."""
     found: dict[str, tuple[str, Any]] = {}
     kinds = typing.get_type_hints(store)

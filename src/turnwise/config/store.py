@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from turnwise.config.checkpoint import CheckpointConfig
 from turnwise.config.checks import checked
 from turnwise.config.dataset import DatasetConfig
 from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
-from turnwise.config.fields import Section, setting, setting_types_of
+from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
 from turnwise.config.inference import InferenceConfig
 from turnwise.config.limits import LimitsConfig
 from turnwise.config.logging import LoggingConfig
@@ -183,7 +184,8 @@ class ConfigStore(Section):
                 )
 
 
-def setting_types() -> dict[str, tuple[str, Any]]:
+@functools.cache  # each override asks, and to resolve the annotations takes milliseconds
+def setting_types() -> SettingTypes:
     """Every setting by its dotted name: its line of help, and its type."""
     return setting_types_of(ConfigStore)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 from turnwise.config.dataset import DatasetConfig
@@ -16,7 +17,15 @@ def yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
     """One setting under its line of help."""
     if isinstance(value, list):
         value = [_plain(entry) for entry in value]
-    return [f"# {item.metadata['help']}", *dump({item.name: value}).rstrip("\n").split("\n")]
+    is_plain = isinstance(value, str | bool | int | None)
+    text = _line(item.name, value) if is_plain else dump({item.name: value})
+    return [f"# {item.metadata['help']}", *text.rstrip("\n").split("\n")]
+
+
+# A run writes its settings with every checkpoint, and nearly all are as they were.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _line(name: str, value: str | bool | int | None) -> str:
+    return dump({name: value})
 
 
 def _plain(entry: Any) -> Any:

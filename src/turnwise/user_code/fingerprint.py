@@ -9,7 +9,6 @@ recorded elsewhere.
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import hashlib
 import inspect
@@ -95,7 +94,7 @@ class _Walk:
         if file is not None and not is_foreign(file):
             tree = _parsed(_source(file))
             if tree is not None:
-                self.lines.append(_dump(tree))
+                self.lines.append(ast.dump(tree))
 
     def _add_class(self, cls: type) -> None:
         self.lines.append(f"class {_label(cls)}")
@@ -106,7 +105,7 @@ class _Walk:
         if node is None:  # made by a call, such as `type(...)`: what it can do counts
             self._add_all([*cls.__bases__, *own])
             return
-        self.lines.append(_dump(node))
+        self.lines.append(ast.dump(node))
         names = own[0].__globals__ if own else _globals_of(cls)
         self._add_names(node, names)
         for function in own:
@@ -126,7 +125,7 @@ class _Walk:
                 if name in function.__globals__
             )
         else:
-            self.lines.append(_dump(node))
+            self.lines.append(ast.dump(node))
             self._add_names(node, function.__globals__)
         self._add_all([function.__defaults__, function.__kwdefaults__])
         self._add_closure(function)
@@ -241,26 +240,16 @@ def _named(node: ast.AST, name: str) -> ast.AST | None:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(source: str) -> ast.Module | None:
+    """The syntax tree without docstrings."""
     try:
-        return ast.parse(source)
+        tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return None
-
-
-def _dump(node: ast.AST) -> str:
-    """The syntax tree as text, without docstrings."""
-    node = copy.deepcopy(node)
-    for inner in ast.walk(node):
-        body = getattr(inner, "body", None)
-        if not isinstance(body, list) or isinstance(inner, ast.Interactive):
-            continue
-        if body and isinstance(body[0], ast.Expr) and _is_text(body[0].value):
-            body[:] = body[1:] or [ast.Pass()]
-    return ast.dump(node)
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    for node in ast.walk(tree):
+        match getattr(node, "body", None):
+            case [ast.Expr(value=ast.Constant(value=str())), *_] as body:
+                body[:] = body[1:] or [ast.Pass()]
+    return tree
 
 
 def _code_text(code: CodeType) -> str:
