@@ -1,9 +1,11 @@
-"""Runs to compare, made up: their settings, code, clocks and numbers of episodes differ."""
+"""Runs to compare, made up: their settings, code, clocks and numbers of episodes differ. One is a
+real run with a mix of environments."""
 
 import json
 
+from trainer.worlds import Echo, Memory, small_trainer
 from turnwise.runs.metrics_log import MetricsLog
-from view.runs_to_view import said, write_run
+from view.runs_to_view import SMALL, said, write_run
 
 CONFIG = """
 environment: {name: 'greenhouse.py:Greenhouse', params: {size: %d}}
@@ -28,7 +30,8 @@ def make(folder, seconds, num_episodes, size=3, rate="0.001", code="aaaaaaaaaa",
             "entropy": 1 - step / 40,
             "advantage_mean": -1.0,
             "grad_norm": 0.0 if step == 3 else 10.0**-step,
-            "kl": 1e-13 * step,
+            "kl": 0.01 * step,
+            "num_steps": 4 if size == 5 else 1,
             "num_sampled_tokens": 1000,
             "time/step": seconds,
             **({"num_episodes": num_episodes} if num_episodes else {}),
@@ -49,8 +52,7 @@ def make_all(folder):
     make(folder / "plain", 60.0, 4, notes={"tags": ["baseline"], "note": "of the paper"})
     make(folder / "changed", 30.0, 8, rate="0.004", code="bbbbbbbbbb", notes={"tags": ["sweep"]})
     make(folder / "larger", 20.0, 0, size=5, rate="0.002", notes={"tags": ["sweep", "large"]})
-    make(folder / "old", 10.0, 4, notes={"archived": True})
-    add_parts_of_a_mix(folder / "old")
+    train_mix(folder)
     damaged = write_run(folder / "damaged", {1: [said("Hello")]})
     with open(damaged / "metrics.jsonl", "a") as log:
         log.write("this is no line of metrics\n")
@@ -61,9 +63,18 @@ def make_all(folder):
         log.writelines(f"{json.dumps(line)}\n" for line in lines)
 
 
-def add_parts_of_a_mix(folder):
-    """One step more, of which each part of a mix has its own metrics."""
-    parts = {"maze/num_groups": 2, "maze/reward": 0.25, "echo/num_groups": 2, "echo/reward": 0.75}
-    evaluated = {"eval/maze/greedy/reward": 0.5, "eval/echo/greedy/reward": 1.0}
-    line = {"step": NUM_STEPS + 1, "reward": 0.5, **parts, **evaluated}
-    MetricsLog(folder / "metrics.jsonl").append(line)
+def quarter_more(trajectory):
+    """A reward that differs between the environments, before anything is learned."""
+    return trajectory.total_reward + 0.25
+
+
+def train_mix(folder):
+    """A run of the real trainer with two environments, `memory` and `echo`; archived."""
+    parts = [
+        {"environment": Memory, "weight": 3, "name": "memory", "reward": quarter_more},
+        {"environment": Echo, "name": "echo"},
+    ]
+    settings = [*SMALL, "training.batch_size=4", "checkpoint.run_name=mixed"]
+    with small_trainer(folder, None, *settings, environments=parts) as trainer:
+        trainer.fit()
+    (folder / "mixed" / "notes.json").write_text('{"archived": true}')

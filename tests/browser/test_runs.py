@@ -8,8 +8,10 @@ from playwright.sync_api import expect
 
 from browser.browsing import LAPTOP, Visitor
 from browser.several_runs import make_all
-from view.serving import serving
+from turnwise.runs.headline import headline
+from view.serving import open_library, serving
 
+KINDS = ("greedy", "sampled")
 PHONE = {"width": 390, "height": 800}
 # What charts write, as they write it: where each label ends, and how wide the canvas is.
 WATCH_LABELS = """
@@ -92,7 +94,7 @@ def test_runs_are_sorted_and_filtered_and_the_address_keeps_it(visitor):
     expect(box).to_be_focused()
     assert visitor.page.evaluate("document.querySelector('.runs-table').scrollTop") == 60
     visitor.page.get_by_label("Show archived (1)").check()
-    expect(visitor.at("tr[data-run=old] .chip", has_text="archived")).to_be_visible()
+    expect(visitor.at("tr[data-run=mixed] .chip", has_text="archived")).to_be_visible()
 
 
 def test_notes_are_written_on_a_run_and_it_is_archived(visitor, folder):
@@ -119,7 +121,7 @@ def test_notes_are_written_on_a_run_and_it_is_archived(visitor, folder):
     assert json.loads((folder / "larger" / "notes.json").read_text())["archived"]
     visitor.open("run/plain/learn")
     expect(visitor.at("[data-run=plain]")).to_be_visible()
-    expect(visitor.at("[data-run=larger], [data-run=old]")).to_have_count(0)
+    expect(visitor.at("[data-run=larger], [data-run=mixed]")).to_have_count(0)
     visitor.at(".run-choice > button").click()
     expect(visitor.at(".menu a", has_text="larger")).to_have_count(0)
     visitor.open("runs?sort=name&archived=1")
@@ -165,7 +167,8 @@ def test_chosen_runs_are_compared_side_by_side(visitor):
     rate = visitor.at("[data-setting='training.learning_rate'] td")
     expect(rate).to_have_text(["0.001", "0.004", "0.002"])
     expect(visitor.at("[data-setting='environment.params.size'] td")).to_have_text(["3", "3", "5"])
-    expect(visitor.at("[data-result=greedy] td")).to_have_text(["100%", "100%", "100%"])
+    result = "success 1.000after step 20: greedy episodes on what the run evaluates on"
+    expect(visitor.at("[data-result=headline] td")).to_have_text([result] * 3)
     visitor.page.get_by_role("button", name=re.compile("All .* settings")).click()
     tools = visitor.at("[data-setting=tools][data-group=setting]")
     expect(tools.locator("td").first).to_have_text('["calculator"]')
@@ -206,13 +209,34 @@ def test_the_legend_hides_runs_and_kinds_of_curves(visitor):
     expect(values).to_have_text(["0.25"])
 
 
-def test_the_environments_of_a_mix_have_curves_of_their_own(visitor):
-    visitor.open("run/old/learn")
-    group = visitor.at(".group", has_text="How does it do in maze?")
-    expect(group.locator("[data-metric='maze/reward'] .chart-values span")).to_have_text(
-        ["0.25", "0.5"]  # training, greedy evaluation
-    )
-    expect(visitor.at("[data-metric='eval/maze/greedy/reward']")).to_have_count(0)
+def test_a_real_run_with_a_mix_of_environments(visitor, folder):
+    """Curves, evaluation, headline and filter of each environment are those of the run's files."""
+    *_, last = map(json.loads, (folder / "mixed" / "metrics.jsonl").read_text().splitlines())
+    visitor.open("run/mixed/learn")
+    for name in ("memory", "echo"):
+        group = visitor.at(".group", has_text=f"How does it do in {name}?")
+        for metric in ("reward", "turns"):
+            names = [f"{name}/{metric}", *(f"eval/{name}/{k}/{metric}" for k in KINDS)]
+            shown = group.locator(f"[data-metric='{name}/{metric}'] .chart-values span")
+            expect(shown).to_have_count(3)  # training, greedy and sampled evaluation
+            values = [float(text) for text in shown.all_text_contents()]
+            assert values == pytest.approx([last[name] for name in names], abs=5e-4)
+        expect(visitor.at(f"[data-metric='eval/{name}/greedy/reward']")).to_have_count(0)
+    main = headline([last], "held-out seeds")
+    tile = " ".join(visitor.at("[data-tile=headline]").inner_text().split())
+    assert tile == str(main)
+    best = visitor.at("[data-tile=best-checkpoint]")
+    expect(best).to_contain_text("the best by eval/greedy/reward")
+
+    visitor.open("run/mixed/episodes")
+    with open_library(folder / "mixed").runs[0].index.connection() as db:
+        counts = dict(db.execute("SELECT part, count(*) FROM episodes GROUP BY part"))
+    assert set(counts) == {"memory", "echo"}
+    for name, number in counts.items():
+        visitor.page.get_by_label("environment").select_option(name)
+        expect(visitor.page).to_have_url(re.compile(f"part={name}"))
+        expect(visitor.at(".list-count")).to_contain_text(f"{number} episodes")
+    expect(visitor.at(".talk-pane")).to_contain_text("reward")
 
 
 def test_the_axes_are_chosen_and_no_label_is_cut(visitor):
@@ -222,7 +246,7 @@ def test_the_axes_are_chosen_and_no_label_is_cut(visitor):
     assert_labels_are_whole(visitor)
     visitor.open("run/plain/learn")
     over = visitor.at("[data-metric=reward] .u-over")
-    expect(visitor.at("[data-metric=kl]")).to_have_count(0)  # it is rounding
+    expect(visitor.at("[data-metric=kl]")).to_have_count(0)  # one optimiser step a batch
     # Eight steps of a minute each and an evaluation of five seconds; of other axes, eight parts.
     places = {"time": "8:05 min", "tokens": "8,000 sampled tokens", "episodes": "32 episodes"}
     for axis, text in places.items():
@@ -235,6 +259,7 @@ def test_the_axes_are_chosen_and_no_label_is_cut(visitor):
         expect(visitor.page).not_to_have_url(re.compile("step="))
     visitor.open("run/plain/learn?with=changed,larger&axis=episodes")
     expect(visitor.page.get_by_label("x axis")).to_have_value("episodes")
+    expect(visitor.at("[data-metric=kl] canvas")).to_have_count(1)  # larger has four steps a batch
     expect(visitor.at(".legend-note")).to_contain_text("num_episodes was not recorded: larger")
 
     visitor.page.get_by_label("Log y").check()
@@ -244,7 +269,6 @@ def test_the_axes_are_chosen_and_no_label_is_cut(visitor):
     expect(norm.locator(".chart-zeros")).to_have_text("2 zeros not drawn")  # of two runs
     assert any(re.fullmatch(r"1e−\d+", text) for text, *_ in visitor.page.evaluate("labels"))
     visitor.page.get_by_role("button", name=re.compile("more curve")).click()
-    expect(visitor.at("[data-metric=kl] canvas")).to_have_count(1)
     expect(visitor.at("[data-metric=advantage_mean] .chart-scale")).to_have_text("")
     assert_labels_are_whole(visitor)
 

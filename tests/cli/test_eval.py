@@ -53,10 +53,11 @@ def test_an_interval_holds_its_rate_and_shrinks_with_more_episodes(num_solved, n
 def test_a_run_is_played_beside_its_expert_and_chance(turnwise, run):
     ran = turnwise("eval", str(run), "--episodes", "20")
     assert ran.code == 0, ran.err
-    head, names, *rows = ran.out.splitlines()
+    head, names, *rows, reported = ran.out.splitlines()
     assert head.endswith("coins.py:Coins, 20 held-out episodes, greedy")
     assert names.split() == ["success", "reward", "std", "turns", "truncated"]
     assert [row.split()[0] for row in rows] == ["model", "expert", "random"]
+    assert re.match(r"reported by the run itself: \w+ [\d.]+ .*after step 1: ", reported)
     assert re.match(r"expert +1\.000 \(0\.839 to 1\.000\) +0\.\d+ ± ", rows[1])
 
 

@@ -252,7 +252,7 @@ def test_a_manifest_that_is_a_pipe_or_without_end(store):
 def test_a_mark_of_the_best_of_another_shape(store, mark, caplog):
     (store.folder / "best.json").write_bytes(sealed_json({"format": 1, **mark}))
     assert store.best is None
-    assert "not what says which checkpoint is the best" in caplog.text
+    assert "it does not say which checkpoint is the best" in caplog.text
     assert store.newest() is not None
 
 

@@ -1,6 +1,7 @@
 """What a run is evaluated on, and the one number that all doors say of it."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from turnwise.runs.checkpoints import CheckpointStore
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder
+from view.serving import open_library
 
 ROWS = [{"letter": "abcd"[i % 4], "number": i} for i in range(64)]
 SETTINGS = (
@@ -63,19 +65,46 @@ def test_training_plays_all_rows_but_those_that_evaluations_are_on(run):
     assert played(run, "eval-greedy") <= held_out
 
 
-def test_every_door_says_the_same_headline(run):
+def command(*words):
+    """What a command prints; of one with --json, what that says."""
+    ran = CliRunner().invoke(app, words)
+    assert ran.exit_code == 0, ran.output
+    return json.loads(ran.stdout) if "--json" in words else ran.stdout
+
+
+def words_of(file):
+    """The text of a picture or of a page, without its tags."""
+    return re.sub(r"<[^>]*>", " ", file.read_text())
+
+
+def test_every_door_says_the_same_headline(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = RunFolder(run.run_folder)
     expected = headline(metrics_of(run.run_folder), "16 held-out rows")
     assert folder.evaluated_on == "16 held-out rows"
     assert expected.over == "3 greedy episodes on 16 held-out rows"
     assert expected.step == 4
-    shown = CliRunner().invoke(app, ["doctor", str(run.run_folder), "--json"])
-    assert json.loads(shown.stdout)["headline"]["text"] == str(expected)
-    text = CliRunner().invoke(app, ["doctor", str(run.run_folder)]).stdout
-    assert str(expected) in " ".join(text.split())
-    assert str(expected) in _closing(run.config, run.metrics_history, str(run.run_folder))
-    card = model_card(run.run_folder, 4, run.config, "mine", 1)
-    assert f"greedy, 3 episodes on 16 held-out rows | {expected.value:.4g} |" in card
+    best = CheckpointStore(folder.checkpoints).best
+    name, picture, page = str(run.run_folder), tmp_path / "curve.svg", tmp_path / "run.html"
+    assert command("doctor", name, "--json")["headline"]["text"] == str(expected)
+    command("export", name, str(page))
+    shown = open_library(run.run_folder).runs[0].summary()
+    assert shown["headline"]["text"] == str(expected)
+    assert shown["best_checkpoint"]["text"] == str(best)
+    said = {
+        "doctor": command("doctor", name),
+        "train": _closing(run.config, run.metrics_history, name),
+        "model card": model_card(run.run_folder, 4, run.config, "mine", 1),
+        "plot": command("plot", name, "-o", str(picture)),
+        "eval": command("eval", name, *["--model", "tiny", "--agent", "random", "--episodes", "1"]),
+        "picture": words_of(picture),
+        "exported page": words_of(page),
+    }
+    for door, text in said.items():
+        assert str(expected) in " ".join(text.split()), door
+    for door in ("doctor", "train"):
+        assert f"checkpoint of {best}" in " ".join(said[door].split()), door
+    assert f"best checkpoint step 4 {best.mark.about}" in " ".join(said["exported page"].split())
 
 
 def test_a_checkpoint_that_was_trained_on_all_rows_is_continued_so(tmp_path):
@@ -98,5 +127,5 @@ def test_the_latest_of_equals_is_the_best(run):
         (m["eval/greedy/reward"], m["step"]) for m in run.metrics_history if "time/evaluate" in m
     ]
     assert (best.value, best.step) == max(values)
-    assert best.num_episodes == 3
-    assert best.low <= best.value <= best.high
+    assert best.mark.num_episodes == 3
+    assert best.mark.low <= best.value <= best.mark.high

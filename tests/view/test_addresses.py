@@ -29,7 +29,8 @@ class TestRuns:
         assert run["indexed"] == {"files": 6, "of": 6}
         assert 0 < run["updated"] - run["started"] < 3600
         assert run["last"]["step"] == 2
-        assert run["best_reward"] is not None
+        assert run["headline"]["over"].endswith("greedy episodes on held-out seeds")
+        assert run["best_checkpoint"]["metric"] == "eval/greedy/reward"
 
     def test_more_of_one_run(self, client):
         run = client.get(REAL)

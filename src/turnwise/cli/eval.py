@@ -133,6 +133,7 @@ def evaluate(
     turnwise eval --agent expert --env my_env.py:MyEnv
     turnwise eval runs/mine --json | jq .model.success
     """
+    from turnwise.cli.eval_report import reported_headline
     from turnwise.cli.held_out import Plan
     from turnwise.cli.run_parts import source_of
     from turnwise.user_code import settings_from
@@ -166,7 +167,7 @@ def evaluate(
             raise ConfigError(
                 f"every episode{where} failed, the first one with: {legible(str(first[0].error))}"
             )
-    facts = {
+    facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,
         "sampling": "greedy" if is_greedy else "sampled",
@@ -176,13 +177,17 @@ def evaluate(
         else chosen[""].words,
         "split": split,
         "checkpoint": _which_checkpoint(source, checkpoint),
+        "in_training": reported_headline(source),
         **({} if agent is None else {"played_by": agent}),
     }
     if config.environments is None:
         _report(facts, parts[""], chosen[""], plan, as_json, show)
-        return
-    weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
-    _report_mix(facts, parts, chosen, weights, plan, as_json, show)
+    else:
+        weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
+        _report_mix(facts, parts, chosen, weights, plan, as_json, show)
+    if not as_json and facts["in_training"] is not None:
+        text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
+        make_console().print(text, soft_wrap=True)
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:

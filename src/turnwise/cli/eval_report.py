@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.common import legible
+from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,6 +16,24 @@ if TYPE_CHECKING:
     from turnwise.cli.pass_at_k import AttemptScores
     from turnwise.cli.scores import Scores
     from turnwise.episode import EpisodeResult
+
+
+def reported_headline(source: Path | None) -> dict[str, Any] | None:
+    """Return the headline that the run reported in training; None for a model without a run."""
+    from turnwise.cli.run_place import run_of
+    from turnwise.runs.headline import headline
+    from turnwise.runs.metrics_log import MetricsLog, numbers_of
+    from turnwise.runs.run_folder import RunFolder
+
+    if source is None:
+        return None
+    folder = RunFolder(run_of(source))
+    try:
+        steps = [numbers_of(line) for line in MetricsLog(folder.metrics_file).read()]
+    except ConfigError:  # a damaged file of metrics does not keep the model from playing
+        return None
+    found = headline(steps, folder.evaluated_on)
+    return None if found is None else found.to_dict()
 
 
 def show_conversation(console: Console, result: EpisodeResult) -> None:

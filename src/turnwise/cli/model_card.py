@@ -57,7 +57,7 @@ _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
     """In the form that the Hugging Face hub reads."""
-    metrics, evaluated_on = _metrics(run, step)
+    history, evaluated_on = _history(run)
     training = config.training
     base = config.model.local_path or config.model.model_name
     is_on_hub = "/" in base and not Path(base).exists()
@@ -81,7 +81,8 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
             "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
         ),
         steps=f"{step:,} steps of {training.batch_size:,} starts each",
-        figures=_table(metrics, step, [part for part in config.parts() if part], evaluated_on),
+        figures=_headline(history, step, evaluated_on)
+        + _table(history, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],
         max_tokens=config.inference.max_tokens,
         temperature=config.inference.temperature,
@@ -97,8 +98,8 @@ def _game(environment: EnvironmentConfig) -> str:
     return environment.name + given
 
 
-def _metrics(run: Path, step: int) -> tuple[Mapping[str, float], str | None]:
-    """What the run's files say of the step, and what its evaluations are on, if they say it."""
+def _history(run: Path) -> tuple[Sequence[Mapping[str, float]], str | None]:
+    """The metrics of the run's steps, and what its evaluations are on, if that was recorded."""
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
@@ -107,15 +108,26 @@ def _metrics(run: Path, step: int) -> tuple[Mapping[str, float], str | None]:
         own = RunFolder(folder.expanduser())
         if own.metrics_file.is_file():
             read = MetricsLog(own.metrics_file).read()
-            found = [line for line in read if line.get("step") == step]
-            return numbers_of(found[-1]) if found else {}, own.evaluated_on
-    return {}, None
+            return [numbers_of(line) for line in read], own.evaluated_on
+    return [], None
+
+
+def _headline(history: Sequence[Mapping[str, float]], step: int, evaluated_on: str | None) -> str:
+    """The headline of the step after which the model was saved, as the doctor prints it."""
+    from turnwise.runs.headline import headline
+
+    found = headline(history, evaluated_on, step=step)
+    return "" if found is None else f"**{found}**\n\n"
 
 
 def _table(
-    metrics: Mapping[str, float], step: int, parts: Sequence[str], evaluated_on: str | None
+    history: Sequence[Mapping[str, float]],
+    step: int,
+    parts: Sequence[str],
+    evaluated_on: str | None,
 ) -> str:
     """The metrics of a step; of a mix, those of the whole and then of each part."""
+    metrics = next((line for line in reversed(history) if line.get("step") == step), {})
     number = metrics.get("eval/greedy/num_episodes")
     many = "episodes" if number is None else f"{number:,.0f} episodes"
     on = f"{many} on {evaluated_on}" if evaluated_on else many

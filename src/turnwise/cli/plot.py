@@ -141,6 +141,10 @@ def _tell(
         ends = [f"{name} {lines[number].mean[-1]:.3g} at last" for name, lines in curves.items()]
         many = f" ({group.how_many})" if len(group.runs) > 1 else ""
         console.print(legible(f"{group.label}{many}: {', '.join(ends)}"))
+        for run in group.runs:
+            if run.headline is not None:
+                name = f"{run.name}: " if len(group.runs) > 1 else ""
+                console.print(legible(f"  {name}{run.headline}"), soft_wrap=True)
     if x == "step" and any(line.is_cut for lines in curves.values() for line in lines):
         text = "A mean ends where its shortest run ends; the longer ones go on."
         make_console(stderr=True).print(text)
@@ -158,6 +162,9 @@ def _drawn(
                 "label": group.label,
                 "runs": [run.name for run in group.runs],
                 "seeds": [run.seed for run in group.runs],
+                "headlines": [
+                    None if run.headline is None else run.headline.to_dict() for run in group.runs
+                ],
                 "metrics": {
                     name: {
                         "num_points": len(lines[number].x),

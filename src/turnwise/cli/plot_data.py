@@ -13,6 +13,7 @@ import numpy as np
 from turnwise.cli.run_place import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.runs.headline import Headline, headline
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.run_folder import RunFolder
 
@@ -42,6 +43,12 @@ class Run:
     settings: Mapping[str, Any]
     """Those that make it another experiment."""
     seed: int | None
+    evaluated_on: str | None = None
+
+    @property
+    def headline(self) -> Headline | None:
+        """The one metric that sums up the run, as every other command prints it."""
+        return headline(self.rows, self.evaluated_on)
 
     def series(self, metric: str, axis: Axis) -> tuple[Floats, Floats]:
         """Where on the axis the metric has values, and which."""
@@ -115,7 +122,7 @@ def _read_run(file: Path) -> Run:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     folder = RunFolder(file.parent)
     if not folder.config_file.is_file():  # a copy of the metrics alone is its own experiment
-        return Run(name, rows, {"run": name}, None)
+        return Run(name, rows, {"run": name}, None, folder.evaluated_on)
     config = ConfigStore.load(folder.config_file)
     settings = {
         name: value
@@ -123,7 +130,7 @@ def _read_run(file: Path) -> Run:
         if name.partition(".")[0] not in _NO_DIFFERENCE_SECTIONS and name not in _NO_DIFFERENCE
     }
     settings["environment"] = folder.status.get("environment", config.environment_name)
-    return Run(name, rows, settings, config.training.seed)
+    return Run(name, rows, settings, config.training.seed, folder.evaluated_on)
 
 
 def group_runs(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,8 @@ _STYLE: Mapping[str, Any] = {
 _METADATA = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}
 _PANEL = (3.4, 2.5)
 _MOST_COLUMNS = 3
+_LETTERS_PER_INCH = 13
+_CAPTION_LETTERS_PER_INCH = 15
 
 
 def draw(
@@ -107,7 +110,7 @@ def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], b
     """Which line is which, and what was done to the numbers."""
     note = _note(groups, curves, band)
     if len(groups) == 1:
-        figure.supxlabel(note, fontsize=8, color=_PALE)
+        figure.supxlabel(_caption(figure, groups[0], note), fontsize=8, color=_PALE)
         return
     lines = import_extra("matplotlib.lines", "plot")
     entries = []
@@ -126,6 +129,14 @@ def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], b
     legend.get_title().set_color(_PALE)
 
 
+def _caption(figure: Figure, group: Group, note: str) -> str:
+    """The headline of a single run, and what was done to the numbers, in lines that fit."""
+    found = group.runs[0].headline if len(group.runs) == 1 else None
+    lines = [*([] if found is None else [str(found)]), note]
+    width = int(figure.get_figwidth() * _CAPTION_LETTERS_PER_INCH)
+    return "\n".join(row for line in lines for row in textwrap.wrap(line, width))
+
+
 def _note(groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> str:
     """What was done to the numbers, in a line."""
     parts = []
@@ -139,6 +150,6 @@ def _note(groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> str:
 
 
 def _num_columns(figure: Figure, entries: Sequence[Any]) -> int:
-    """As many as fit: a letter takes about a thirteenth of an inch, the line beside it five."""
+    """As many as fit, where the line in front of a label takes the width of five letters."""
     longest = max(len(entry.get_label()) for entry in entries) + 5
-    return max(1, min(len(entries), int(figure.get_figwidth() * 13 / longest)))
+    return max(1, min(len(entries), int(figure.get_figwidth() * _LETTERS_PER_INCH / longest)))

@@ -16,7 +16,7 @@ from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
-    from turnwise.runs.run_folder import Resume
+    from turnwise.runs.run_folder import Resume, RunFolder
 
 DEMO = Path(__file__).with_name("demo.yaml")
 INTERRUPTED = 130
@@ -225,18 +225,19 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     width = max(len(command) for command in commands)
     steps = [f"  {command:<{width}}  {what}" for command, what in commands.items()]
     parts = [part for part in config.parts() if part]
-    reached = _reached(history, parts, RunFolder(Path(folder)).evaluated_on)
+    reached = _reached(history, parts, RunFolder(Path(folder)))
     return "\n".join(["", *reached, "", "Next:", *steps])
 
 
 def _reached(
-    history: Sequence[Mapping[str, float]], parts: Sequence[str], evaluated_on: str | None
+    history: Sequence[Mapping[str, float]], parts: Sequence[str], folder: RunFolder
 ) -> list[str]:
     """The first tenth of the run and the last one; single steps are mostly noise.
 
-    Of a mix the whole first, then each part. The headline comes last.
+    Of a mix the whole first, then each part. The headline and the best checkpoint come last.
     """
     from turnwise.progress.run_state import brief
+    from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.headline import headline
 
     lines = []
@@ -257,8 +258,10 @@ def _reached(
             f"{name:<{width}} {brief(first)} in the first {many}, {brief(last)} in the last"
             f"{f' {tenth:,}' if tenth > 1 else ''}{beside}"
         )
-    found = headline(history, evaluated_on)
-    return [*lines, *([] if found is None else [str(found)])]
+    found = headline(history, folder.evaluated_on)
+    lines += [] if found is None else [str(found)]
+    best = CheckpointStore(folder.checkpoints).best
+    return [*lines, *([] if best is None else [f"checkpoint of {best}"])]
 
 
 def _command(words: Sequence[str], options: Mapping[str, str | None]) -> str:

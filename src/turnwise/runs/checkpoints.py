@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError
+from turnwise.runs.best_mark import BestMark as BestMark, read_best_mark
 from turnwise.runs.checkpoint import (
     Checkpoint as Checkpoint,
     described,
@@ -24,9 +25,7 @@ from turnwise.runs.disk_errors import explained
 from turnwise.runs.manifest import (
     FORMAT,
     Defect,
-    is_step,
     read_manifest,
-    read_sealed_json,
     sealed_json,
 )
 from turnwise.runs.whole_folders import discard, in_order, write_file
@@ -37,24 +36,20 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class BestCheckpoint(Checkpoint):
-    """The one that was marked as best, and by what."""
+    """The checkpoint that was marked as the best, and what it is the best by."""
 
-    metric: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-    """The 95 % interval of the value, where it is known."""
-    num_episodes: int | None = None
-    """What the value is the mean of, where it is known."""
+    mark: BestMark
+
+    @property
+    def metric(self) -> str:
+        return self.mark.metric
+
+    @property
+    def value(self) -> float:
+        return self.mark.value
 
     def __str__(self) -> str:
-        known = []
-        if self.low is not None:
-            known.append(f"{self.low:.4g} to {self.high:.4g}")
-        if self.num_episodes is not None:
-            known.append(f"{self.num_episodes:,} episodes")
-        about = f" ({', '.join(known)})" if known else ""
-        return f"step {self.step:,}, the best by {self.metric}: {self.value:.4g}{about}"
+        return str(self.mark)
 
 
 class CheckpointStore:
@@ -148,29 +143,12 @@ class CheckpointStore:
     def best(self) -> BestCheckpoint | None:
         """The one that was marked last, not verified; None if it is gone or none was."""
         try:
-            mark = self._best_mark()
+            mark = read_best_mark(self.folder)
         except Defect as defect:
             _LOG.warning("which checkpoint in %s is best is not known: %s.", self.folder, defect)
             return None
-        marked = [found for found in self.list() if mark and found.step == mark["step"]]
-        if not mark or not marked:
-            return None
-        known = ("metric", "value", "low", "high", "num_episodes")
-        about = {name: mark[name] for name in known if name in mark}
-        return BestCheckpoint(**vars(marked[0]), **about)
-
-    def _best_mark(self) -> dict[str, Any]:
-        try:
-            mark = read_sealed_json(self.folder / "best.json")
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise Defect(f"best.json: {error.strerror}") from error
-        value = mark.get("value")
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        if not (is_step(mark.get("step")) and isinstance(mark.get("metric"), str) and is_number):
-            raise Defect("best.json: not what says which checkpoint is the best")
-        return mark
+        marked = [found for found in self.list() if mark and found.step == mark.step]
+        return BestCheckpoint(**vars(marked[0]), mark=mark) if mark and marked else None
 
     def _folders(self) -> dict[int, Path]:
         """Every folder that is named as a checkpoint, by step."""
@@ -191,7 +169,7 @@ class CheckpointStore:
         Later ones are there if the run went back, or they are damaged: they must not count.
         """
         try:
-            best = self._best_mark().get("step")
+            best = read_best_mark(self.folder)
         except Defect as defect:
             _LOG.warning(
                 "old checkpoints in %s stay, as one of them is the best and which is not known: "
@@ -200,8 +178,9 @@ class CheckpointStore:
                 defect,
             )
             return
+        kept = set() if best is None else {best.step}
         past = {number: path for number, path in self._folders().items() if number <= step}
-        doomed = [past[number] for number in [*past][: -self.keep_last_n] if number != best]
+        doomed = [past[number] for number in [*past][: -self.keep_last_n] if number not in kept]
         for path in doomed:
             try:
                 with in_order(self.folder):

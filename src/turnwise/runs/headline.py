@@ -1,6 +1,6 @@
-"""The one number that a run is summed up by, and over what it is an average.
+"""The one metric that sums up a run, and the episodes that it is the mean of.
 
-Every place that shows how good a run is takes it from here, so that all of them say the same.
+Every command and page that reports how good a run is takes it from here, so that all agree.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 _Z = 1.959964  # of a 95 % interval
 
@@ -27,21 +27,36 @@ class Headline:
     high: float | None = None
     """The 95 % interval of the mean, where it is known."""
 
+    @property
+    def number(self) -> str:
+        """The value as it is printed everywhere: `0.250`."""
+        return f"{self.value:.3f}"
+
+    @property
+    def about(self) -> str:
+        """What follows the number: its interval, its step, and what it is the mean of."""
+        interval = "" if self.low is None else f"({self.low:.3f} to {self.high:.3f}) "
+        return f"{interval}after step {self.step:,}: {self.over}"
+
     def __str__(self) -> str:
-        interval = "" if self.low is None else f" ({self.low:.3f} to {self.high:.3f})"
-        return f"{self.metric} {self.value:.3f}{interval} after step {self.step:,}: {self.over}"
+        return f"{self.metric} {self.number} {self.about}"
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "text": str(self)}
+        """Return the fields and the texts, so that a page prints them and formats nothing."""
+        return {**asdict(self), "number": self.number, "about": self.about, "text": str(self)}
 
 
 def headline(
-    history: Sequence[Mapping[str, Any]], evaluated_on: str | None = None
+    history: Sequence[Mapping[str, Any]],
+    evaluated_on: str | None = None,
+    *,
+    step: int | None = None,
 ) -> Headline | None:
     """Return the newest greedy evaluation of a run; without one, the training episodes of its
     last step. None: there are neither.
 
-    `evaluated_on` is what `run.json` says of its evaluations; older runs do not say it.
+    `evaluated_on` is what `run.json` records about its evaluations; older runs do not record it.
+    With `step`, the headline is of that step alone, as for the model that was saved after it.
 
     >>> print(headline([{"step": 4, "success": 0.25, "reward": 0.5, "num_episodes": 32}]))
     success 0.250 (0.133 to 0.421) after step 4: the 32 training episodes of this step
@@ -49,16 +64,22 @@ def headline(
     kind = "success" if _reports_success(history) else "reward"
     for prefix in ("eval/greedy/", ""):
         for metrics in reversed(history):
-            if (name := prefix + kind) in metrics:
+            is_asked_for = step is None or metrics.get("step") == step
+            if is_asked_for and _is_number(metrics.get(name := prefix + kind)):
                 return _headline(metrics, prefix, kind, name, evaluated_on)
     return None
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
+    """A file from elsewhere may hold text under the name of a metric."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _headline(
     metrics: Mapping[str, Any], prefix: str, kind: str, name: str, evaluated_on: str | None
 ) -> Headline:
     number = metrics.get(f"{prefix}num_episodes")
-    many = "" if number is None else f"{number:,.0f} "
+    many = f"{number:,.0f} " if _is_number(number) else ""
     if prefix:
         over = f"{many}greedy episodes on {evaluated_on or 'what the run evaluates on'}"
     else:
@@ -70,7 +91,12 @@ def _headline(
 def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an episode ever succeeded; success is 0 in every step of a run that reports none."""
     names = ("success", "eval/greedy/success", "eval/sampled/success")
-    return any(metrics.get(name) for metrics in history for name in names)
+    return any(
+        _is_number(value) and value != 0
+        for metrics in history
+        for name in names
+        if (value := metrics.get(name)) is not None
+    )
 
 
 def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | None:
@@ -86,11 +112,12 @@ def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | Non
     number = metrics.get(f"{prefix}num_groups", metrics.get(f"{prefix}num_episodes"))
     spread = metrics.get(f"{prefix}reward_std")
     is_mix = any(key.count("/") == 3 and key.startswith("eval/") for key in metrics)
-    if not number or is_mix:
+    if not _is_number(number) or number < 1 or is_mix:
         return None
     if kind == "success":
-        return wilson_interval(metrics[name], int(number))
-    if kind != "reward" or spread is None:
+        rate = metrics[name]
+        return wilson_interval(rate, int(number)) if 0 <= rate <= 1 else None
+    if kind != "reward" or not _is_number(spread):
         return None
     margin = _Z * spread / math.sqrt(number)
     return metrics[name] - margin, metrics[name] + margin
@@ -110,15 +137,26 @@ def wilson_interval(rate: float, number: int) -> tuple[float, float]:
 
 
 def policy_movement(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics of a step that show how the policy moved, the most telling first.
-
-    The KL to a reference model, if there is one. The KL to the policy that played says something
-    only where an update has several steps of the optimiser: before the first one it is 0.
+    """The metrics of a step that show how the policy moved, the most informative first.
 
     >>> policy_movement({"kl": 1e-13, "grad_norm": 0.7, "num_steps": 1})
     ['grad_norm']
     """
     names = ["kl_ref", "kl", "grad_norm"]
-    if metrics.get("num_steps", 1) < 2:
+    if not kl_is_informative([metrics]):
         names.remove("kl")
     return [name for name in names if name in metrics]
+
+
+def kl_is_informative(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the KL to the sampling policy says how far the updates moved the policy.
+
+    It does where a batch has several optimiser steps. With one step the policy that is trained is
+    still the one that sampled, and their KL is 0 up to rounding. The KL to a reference model is
+    another metric, `kl_ref`, and always informative.
+
+    >>> kl_is_informative([{"kl": 1e-13, "num_steps": 1}]), kl_is_informative([{"num_steps": 4}])
+    (False, True)
+    """
+    counts = (metrics.get("num_steps") for metrics in history)
+    return any(_is_number(count) and count >= 2 for count in counts)

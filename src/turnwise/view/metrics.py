@@ -12,6 +12,7 @@ from typing import Any
 from turnwise.bounded_files import opened
 from turnwise.errors import ConfigError
 from turnwise.runs.doctor import Doctor, Finding
+from turnwise.runs.headline import Headline, headline, kl_is_informative
 from turnwise.runs.metrics_log import MAX_LINE_BYTES, decode_metrics
 
 MAX_BYTES = 2**28
@@ -33,7 +34,7 @@ class MetricsReader:
     def _forget(self) -> None:
         self._age += 1
         self.steps: list[dict[str, Any]] = []
-        self._latest: dict[str, Any] = {}
+        self._headline: tuple[object, Headline | None] | None = None
         self._findings: list[dict[str, Any]] = []
         self._inode = -1
         self._offset = 0
@@ -90,7 +91,6 @@ class MetricsReader:
         try:
             found = decode_metrics(line)
             self.steps.append(found)
-            self._latest |= found
         except ConfigError as error:
             self._num_bad_lines += 1
             if self._first_problem is None:
@@ -100,28 +100,33 @@ class MetricsReader:
     def last(self) -> dict[str, Any]:
         return self.steps[-1] if self.steps else {}
 
-    def best(self, name: str) -> float | None:
-        return max((s[name] for s in self.steps if _is_number(s.get(name))), default=None)
-
-    def latest(self, name: str) -> float | None:
-        """The last value of a metric that not every step has, such as an evaluation's."""
-        value = self._latest.get(name)
-        return value if _is_number(value) else None
+    def headline(self, evaluated_on: str | None) -> Headline | None:
+        """The headline of the run; computed again only when there are new steps."""
+        with self._lock:
+            asked = self._age, len(self.steps), evaluated_on
+            if self._headline is None or self._headline[0] != asked:
+                self._headline = asked, headline(self.steps, evaluated_on)
+            return self._headline[1]
 
     def at(self, step: int) -> dict[str, Any]:
         """The metrics of a step; empty if there are none."""
         return next((s for s in reversed(self.steps) if s.get("step") == step), {})
 
     def columns(self, since: int = 0) -> dict[str, Any]:
-        """Each metric as a column; None where a step has no value."""
+        """Each metric as a column, with None where a step has no value.
+
+        `minor` are metrics that say nothing in this run, and are drawn only when asked for.
+        """
         with self._lock:
             steps = [s for s in self.steps if s.get("step", 0) > since]
+            minor = [] if kl_is_informative(self.steps) else ["kl"]
         names = dict.fromkeys(name for step in steps for name in step if name != "step")
         series = {
             name: [v if _is_number(v := step.get(name)) else None for step in steps]
             for name in names
         }
-        return {"steps": [step.get("step") for step in steps], "series": series}
+        shown = {"steps": [step.get("step") for step in steps], "series": series}
+        return {**shown, "minor": minor}
 
     def examine(self, seconds: float) -> bool:
         """Let the doctor look on for a while; whether it said something. He takes his time over

@@ -86,18 +86,21 @@ def _problems(about: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _tiles(about: Mapping[str, Any]) -> str:
-    last = about["last"]
-    tiles = [
-        ("reward, last step", last.get("reward")),
-        ("reward, best step", about["best_reward"]),
-        ("success, last step", last.get("success")),
-        ("success, greedy evaluation", about["greedy_success"]),
-        ("turns per episode", last.get("turns")),
+    main, best, last = about["headline"], about["best_checkpoint"], about["last"]
+    tiles = []
+    if main is not None:
+        tiles.append((main["metric"], main["number"], main["about"]))
+    if best is not None:
+        tiles.append(("best checkpoint", f"step {best['step']:,}", best["about"]))
+    named = {name: last.get(name) for name in ("reward", "success", "turns")}
+    tiles += [
+        (name, f"{value:.4g}", "mean of the last training step")
+        for name, value in named.items()
+        if isinstance(value, int | float)
     ]
     shown = [
-        f"<div><span>{name}</span><b>{value:.4g}</b></div>"
-        for name, value in tiles
-        if isinstance(value, int | float)
+        f"<div><span>{label}</span> <b>{value}</b> <span>{visible_html(note)}</span></div>"
+        for label, value, note in tiles
     ]
     return f'<div class="tiles">{"".join(shown)}</div>' if shown else ""
 

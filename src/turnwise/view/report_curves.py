@@ -51,7 +51,8 @@ def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list
     reward and success in each environment of a mix."""
     series = columns["series"]
     terms = sorted(name for name in series if name.startswith("reward/"))
-    wanted = [("", name) for name in (*_TITLES, *terms)]
+    minor = columns.get("minor", ())
+    wanted = [("", name) for name in (*_TITLES, *terms) if name not in minor]
     wanted += [(f"{one}/", name) for one in environments for name in ("reward", "success")]
     drawn = []
     for place, name in wanted:

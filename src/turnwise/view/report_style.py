@@ -20,6 +20,7 @@ a { color: rgb(var(--plus)); }
   border-radius: 6px; background: var(--card);
 }
 .tiles span { color: var(--soft); font-size: 13px; }
+.tiles div { max-width: 20rem; align-content: start; }
 .tiles b { font-size: 1.25rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(270px, 1fr)); gap: 1rem; }
 figure { margin: 0; min-width: 0; break-inside: avoid; }

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from turnwise.errors import ConfigError
+from turnwise.runs.best_mark import BestMark, read_best_mark
 from turnwise.runs.episode_records import StoredEpisode
-from turnwise.runs.headline import headline
 from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Connection, Index, index_path
@@ -69,6 +69,7 @@ class ViewedRun:
         self._failure: str | None = None
         self._files_seen: dict[str, _Seen] = {}
         self._updated: float | None = None
+        self._best_checkpoint: dict[str, Any] | None = None
         self._began: float | None = None
         self._decoded = decoded
         self._noting = threading.Lock()
@@ -94,8 +95,10 @@ class ViewedRun:
         self._updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
         self._status()
         self.notes()
+        self._best_checkpoint = self._read_best_checkpoint()
         files = {name: seen.stamp for name, seen in self._files_seen.items()}
-        seen = (stamps[:2], files, self.episode_files, self.num_indexed, self.is_live)
+        best = self._best_checkpoint
+        seen = (stamps[:2], files, self.episode_files, self.num_indexed, self.is_live, best)
         is_new, self._seen = seen != self._seen, seen
         return is_new
 
@@ -186,8 +189,7 @@ class ViewedRun:
             "updated": self.updated,
             "num_episodes": self._num_episodes,
             "headline": self._headline(status) if last else None,
-            "best_reward": self.metrics.best("reward") if last else None,
-            "greedy_success": self.metrics.latest("eval/greedy/success") if last else None,
+            "best_checkpoint": self._best_checkpoint,
             "last": last,
             "is_live": is_live,
             "indexed": self.indexed(),
@@ -196,8 +198,20 @@ class ViewedRun:
         }
 
     def _headline(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        found = headline(self.metrics.steps, str(status.get("evaluation") or "") or None)
+        """The one headline of the run, from `turnwise.runs.headline` as everywhere."""
+        evaluation = status.get("evaluation")
+        found = self.metrics.headline(evaluation if isinstance(evaluation, str) else None)
         return None if found is None else found.to_dict()
+
+    def _read_best_checkpoint(self) -> dict[str, Any] | None:
+        """Which checkpoint is marked as the best and by which metric; None if none is there."""
+        path = self.files.folder.checkpoints / "best.json"
+        none: BestMark | None = None
+        found = self._read(path, lambda file: read_best_mark(file.parent), none)
+        if found is None:
+            return None
+        folder = self.files.inside(path.parent / f"step-{found.step:08d}")
+        return None if folder is None else found.to_dict()
 
     def detail(self) -> dict[str, Any]:
         self.metrics.examine(_PATIENCE_SECONDS)

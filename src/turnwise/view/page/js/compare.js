@@ -7,8 +7,7 @@ import { address } from "./route.js";
 import { RESULTS } from "./run_columns.js";
 import { visible } from "./visible.js";
 
-const TITLES = { greedy: "Greedy success" };
-const COMPARED = ["status", "step", "reward", "success", "greedy"];
+const COMPARED = ["status", "step", "headline", "best", "reward", "success"];
 const GROUPS = {
   code: "Code and data",
   setting: "Settings",
@@ -111,8 +110,17 @@ function results(runs) {
       h(
         "tr",
         { data: { result: column.name } },
-        h("th", { scope: "row", title: column.help ?? "" }, TITLES[column.name] ?? column.title),
-        runs.map((run) => h("td", { class: "num" }, visible(String(column.text(run))))),
+        h("th", { scope: "row", title: column.help ?? "" }, column.title),
+        runs.map((run) =>
+          h(
+            "td",
+            { class: "num" },
+            visible(String(column.text(run))),
+            column.detail?.(run)
+              ? h("span", { class: "result-detail" }, visible(column.detail(run)))
+              : null,
+          ),
+        ),
       ),
     ),
   );

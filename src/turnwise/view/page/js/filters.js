@@ -158,8 +158,8 @@ export class Filters {
     this.params = params;
     this.run = run;
     if (document.activeElement !== this.search) this.search.value = params.get("text") ?? "";
-    const parts = [this.element, this.sort];
-    const active = parts.some((one) => one.contains(document.activeElement))
+    const places = [this.element, this.sort];
+    const active = places.some((one) => one.contains(document.activeElement))
       ? document.activeElement.name
       : null;
     this.toggle.setAttribute("aria-expanded", String(this.open));
@@ -186,7 +186,7 @@ export class Filters {
     this.panel.classList.toggle("hidden", !this.open);
     this.drawChips();
     if (active && active !== document.activeElement?.name)
-      parts.map((one) => one.querySelector(`[name="${active}"]`)).forEach((one) => one?.focus());
+      for (const place of places) place.querySelector(`[name="${active}"]`)?.focus();
   }
 
   select(name, none, options, label = name) {

@@ -144,7 +144,7 @@ export function learnView(host, app) {
       );
       return;
     }
-    const { groups, rest } = chartGroups(shown.map((one) => one.metrics.series));
+    const { groups, rest } = chartGroups(shown.map((one) => one.metrics));
     const all = rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups;
     arrange(state.showsAll ? all : groups, rest.length);
     const now = look();

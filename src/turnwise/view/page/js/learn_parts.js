@@ -13,10 +13,11 @@ export function drawHead(head, run, state, app) {
   const done = steps ? Math.min(1, run.step / steps) : null;
   const left =
     steps && state?.is_live && last["time/step"] ? (steps - run.step) * last["time/step"] : null;
-  const tile = (label, value, note, extra) =>
+  const { headline: main, best_checkpoint: best } = run;
+  const tile = (label, value, note, extra, name) =>
     h(
       "div",
-      { class: "tile" },
+      { class: `tile ${name ? "is-wide" : ""}`, data: { tile: name ?? label } },
       h("span", { class: "tile-label" }, label),
       h("strong", { class: "num" }, value),
       h("span", { class: "tile-note num" }, note ?? ""),
@@ -46,17 +47,14 @@ export function drawHead(head, run, state, app) {
     h(
       "div",
       { class: "tiles" },
+      main ? tile(main.metric, main.number, main.about, null, "headline") : null,
+      best
+        ? tile("best checkpoint", `step ${num(best.step)}`, best.about, null, "best-checkpoint")
+        : null,
       tile(
-        "reward",
+        "last training step",
         num(last.reward),
-        run.best_reward === null || run.best_reward === undefined
-          ? ""
-          : `best ${num(run.best_reward)}`,
-      ),
-      tile(
-        "success",
-        percent(last.success),
-        run.greedy_success === null ? "" : `greedy evaluation ${percent(run.greedy_success)}`,
+        last.success === undefined ? "reward" : `reward, success ${percent(last.success)}`,
       ),
       tile(
         "step",

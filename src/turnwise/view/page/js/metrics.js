@@ -25,7 +25,7 @@ export async function metricsOf(run, step = null) {
       ...(data.series[name] ?? data.steps.map(() => null)),
     ];
   }
-  const merged = { steps, series };
+  const merged = { steps, series, minor: data.minor };
   kept.set(run, merged);
   return merged;
 }
@@ -107,10 +107,6 @@ function evaluationsOf(name, parts) {
   return EVALUATIONS.map((kind) => ["eval", part, kind, rest].filter((one) => one).join("/"));
 }
 
-// With one optimiser step a batch the policy that learns is the one that sampled: what is left is
-// rounding, which is no curve to begin with.
-const ROUNDING = { kl: 1e-6 };
-
 export const TIME_PARTS = [
   "generate",
   "environment",
@@ -125,19 +121,18 @@ export const TIME_PARTS = [
 ];
 const NO_CURVE = new Set(["step", "epoch"]);
 
-// The charts by question, and those that are only shown when asked for.
-export function chartGroups(columns) {
+// Returns the charts by question, and those that are only shown when asked for. The server names
+// the `minor` metrics of a run; a chart that says something in one of several runs is shown.
+export function chartGroups(runs) {
+  const columns = runs.map((run) => run.series);
+  const isMinor = (name) =>
+    runs.filter((run) => name in run.series).every((run) => run.minor.includes(name));
   const left = new Set(columns.flatMap((series) => Object.keys(series)));
   NO_CURVE.forEach((name) => left.delete(name));
   const parts = [...left]
     .filter((name) => /^[^/]+\/num_groups$/.test(name))
     .map((name) => name.split("/")[0])
     .sort();
-  const isRounding = (name) =>
-    Object.hasOwn(ROUNDING, name) &&
-    columns.every((series) =>
-      (series[name] ?? []).every((value) => Math.abs(value ?? 0) < ROUNDING[name]),
-    );
   const take = (name) => {
     const beside = evaluationsOf(name, parts).filter((one) => left.delete(one));
     left.delete(name);
@@ -159,7 +154,7 @@ export function chartGroups(columns) {
       } else if (pattern.endsWith("*")) {
         const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
         charts.push(...found.sort().map(take));
-      } else if (left.has(pattern) && !isRounding(pattern)) charts.push(take(pattern));
+      } else if (left.has(pattern) && !isMinor(pattern)) charts.push(take(pattern));
     }
     return { title, charts };
   });

@@ -239,7 +239,10 @@ export function runsView(host, app) {
     }[column.name];
     return h(
       "td",
-      { class: `cell-${column.name} ${column.isNumber ? "is-number num" : ""}` },
+      {
+        class: `cell-${column.name} ${column.isNumber ? "is-number num" : ""}`,
+        title: column.detail?.(run) ?? null,
+      },
       content ? content() : visible(String(column.text(run))),
     );
   }
