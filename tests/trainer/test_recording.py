@@ -152,11 +152,10 @@ def test_rows_in_memory_are_kept_as_they_are_or_said_to_be_lost(monkeypatch):
     ]:
         found = record(dataset=lost)
         assert found.files == {}
-        assert words in found.facts["datasets"]["dataset"]["why_not_kept"]
-        assert found.config.dataset.path == found.facts["unrecorded"]["dataset"]
+        assert words in found.datasets["dataset"]["why_not_kept"]
         assert found.config.dataset.path.startswith("<object>:")
     monkeypatch.setattr(recorded_rows, "MOST_KEPT_BYTES", 10)
-    facts = record(dataset=rows).facts["datasets"]["dataset"]
+    facts = record(dataset=rows).datasets["dataset"]
     assert (facts["kept"], facts["rows"]) == (False, 2)
 
 

@@ -11,8 +11,9 @@ from trainer.runs import Listener, metrics_of
 from trainer.worlds import Echo, Memory, small_config, small_trainer
 from turnwise import ConfigError, ConfigStore
 from turnwise.config import RewardItem
+from turnwise.runs.choose_folder import choose_run_folder
 from turnwise.runs.resume_settings import changes_between
-from turnwise.runs.run_folder import RunFolder, choose_run_folder
+from turnwise.runs.run_folder import RunFolder
 
 QUICK = (
     "training.batch_size=2",

@@ -78,7 +78,8 @@ class ChatParts:
         with settings_from(source, is_trusted=trust_remote_code):
             _without_environment(config)
             supplied.put_into(config)
-            settings.find_code(config, settings.run_folders(run_of(source)))
+            run = run_of(source)
+            settings.find_code(config, settings.run_folders(run), run=run)
             registry = tools_by_name(config.tools, closing) if config.tools else None
             parser = parser_by_name(config.parser)
         limits = limits_of(config)

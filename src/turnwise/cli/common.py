@@ -75,14 +75,16 @@ def environment_config(
     return config
 
 
-def make_importable(name: str) -> None:
-    """Let `package.module:Class` be found from the present folder, and what a file imports from
-    beside itself, as `python file.py` would. A built-in name needs neither."""
+def make_importable(name: str, folder: Path | None = None) -> None:
+    """Let `package.module:Class` be found from a folder (None: the present one), and what a file
+    imports from beside itself, as `python file.py` would. A built-in name needs neither."""
     place = name.rpartition(":")[0]
     if not place:
         return
-    folders = ["", str(Path(place).resolve().parent)] if place.endswith(".py") else [""]
-    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    folders = ["" if folder is None else str(folder)]
+    if place.endswith(".py"):
+        folders.append(str(Path(place).resolve().parent))
+    sys.path[:0] = [path for path in folders if path not in sys.path]
 
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:

@@ -243,7 +243,7 @@ def _loaded(
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
     """Who plays, and the settings under which it plays."""
-    from turnwise.cli.run_parts import load_with_settings, restore, settings_of
+    from turnwise.cli.run_parts import load_with_settings, restore, settings_of, whole_path
     from turnwise.config import ConfigStore
 
     if agent is None:
@@ -255,7 +255,7 @@ def _loaded(
 
         config = ConfigStore() if source is None else settings_of(source)
         if supplied.model is not None:
-            config.model.local_path = supplied.model
+            config.model.local_path = whole_path(supplied.model)
         player = LoadedModel(None, load_configured_tokenizer(config))
     restore(config, source, supplied, takes_mix=True)
     return player, config

@@ -216,6 +216,11 @@ def _whole(target: str | None) -> str | None:
     return f"{Path(place).absolute()}:{name}" if is_here else target
 
 
+def whole_path(path: str) -> str:
+    """Return the whole path of a folder that is here; a name of a model as it is."""
+    return str(Path(path).absolute()) if Path(path).is_dir() else path
+
+
 def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
     """Return the run or the checkpoint whose settings are taken; None for a model."""
     if checkpoint not in ("best", "last"):
@@ -232,13 +237,16 @@ def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
 def settings_of(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
     from turnwise.config import ConfigStore
+    from turnwise.runs.places import find_models, places_of
 
     file = source / "config.yaml"
     if not file.is_file():
         raise ConfigError(
             f"{source} has no config.yaml: the run ended before it wrote its settings"
         )
-    return ConfigStore.load(file)
+    config = ConfigStore.load(file)
+    find_models(config, places_of(run_of(source)))
+    return config
 
 
 def restore(
@@ -266,7 +274,8 @@ def restore(
             f"{names}. Name it: --part {next(iter(config.parts()))}"
         )
     # A run lies somewhere below the folder in which its environment was found.
-    find_code(config, [] if source is None else run_folders(run_of(source)))
+    run = None if source is None else run_of(source)
+    find_code(config, [] if run is None else run_folders(run), run=run)
     if is_checked:
         check_code(config)
 
@@ -301,7 +310,10 @@ def load_with_settings(
         return load_configured_model(config), config
     which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
     return load_trained_model(
-        source, which, trust_remote_code=trust_remote_code, model=supplied.model
+        source,
+        which,
+        trust_remote_code=trust_remote_code,
+        model=supplied.model and whole_path(supplied.model),
     )
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
 
 if TYPE_CHECKING:
-    from turnwise.config import ConfigStore, EnvironmentItem
+    from turnwise.config import ConfigStore
 
 _CODE = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d][\w.]*")
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
@@ -35,36 +35,22 @@ def split_arguments(
     return (Path(files[0]) if files else found), overrides
 
 
-def find_code(config: ConfigStore, folders: Iterable[Path]) -> None:
-    """Make the files that the settings name be found: from these folders, or else from here.
+def find_code(
+    config: ConfigStore,
+    folders: Sequence[Path],
+    *,
+    run: Path | None = None,
+    typed: Sequence[str] = (),
+) -> None:
+    """Make the code and files that the settings name be found: from these folders, or from here.
 
-    A run names files as they were named where it began, so that place comes before this one.
+    A run names files as they were named where it began, so that place comes before this one; what
+    is `typed` in this command, such as `dataset.path`, is looked for here first.
     """
-    places = list(folders)
-    environment = config.environment
-    environment.name = _importable(environment.name, places)
-    if environment.reward is not None:
-        environment.reward = _importable(environment.reward, places)
-    config.parser = _importable(config.parser, places)
-    _find_parts(config, places)
-    for item in config.environments or ():
-        item.environment = _importable(item.environment, places)
-        _find_parts(item, places)
+    from turnwise.cli.finding import Finder
+    from turnwise.runs.named_files import rewrite_names
 
-
-def _find_parts(owner: ConfigStore | EnvironmentItem, places: Sequence[Path]) -> None:
-    """Find the reward, tools and rows that a run, or an environment of a mix, has of its own."""
-    if isinstance(owner.reward, str):
-        owner.reward = _importable(owner.reward, places)
-    for item in owner.reward or [] if not isinstance(owner.reward, str) else []:
-        if item.function is not None:
-            item.function = _importable(item.function, places)
-    if owner.tools is not None:
-        owner.tools = [_found_tool(tool, places) for tool in owner.tools]
-    for dataset in (owner.dataset, owner.eval_dataset):
-        if dataset.path is not None:
-            paths = [dataset.path] if isinstance(dataset.path, str) else dataset.path
-            dataset.path = [_found_file(path, places) for path in paths]
+    rewrite_names(config, Finder(tuple(folders), run, tuple(typed)).find)
 
 
 def run_folders(run: Path) -> list[Path]:
@@ -74,16 +60,19 @@ def run_folders(run: Path) -> list[Path]:
     return places_of(run)
 
 
-def name_code(target: str) -> None:
-    """Let a name of code be used that is in force from here on: the user's own, or a folder's."""
+def name_code(target: str, folder: Path | None = None) -> None:
+    """Let a name of code be used that is in force from here on: the user's own, or a folder's.
+
+    `folder` is where the code is looked for first; None is the present folder.
+    """
     from turnwise.env.catalog import ADAPTERS
     from turnwise.user_code import require_code
 
     prefix, _, rest = target.partition(":")
     is_adapted = prefix in ADAPTERS
     if (is_adapted and ":" in rest) or (not is_adapted and _CODE.fullmatch(target)):
-        require_code(rest if is_adapted else target)
-        make_importable(target)
+        require_code(rest if is_adapted else target, folder or Path.cwd())
+        make_importable(target, folder)
 
 
 def check_code(config: ConfigStore) -> None:
@@ -126,37 +115,3 @@ def _check_part(config: ConfigStore) -> None:
             f"{target} cannot be used: {explain(error)}. Look closer with: "
             f"turnwise check-env {config.environment.name}"
         ) from error
-
-
-def _importable(target: str, folders: Sequence[Path]) -> str:
-    """A target that can be imported from here."""
-    place, colon, name = target.rpartition(":")
-    if colon and place.endswith(".py"):
-        target = f"{_found_file(place, folders)}:{name}"
-    name_code(target)
-    return target
-
-
-def _found_tool(tool: str | dict[str, Any], folders: Sequence[Path]) -> str | dict[str, Any]:
-    if isinstance(tool, str):
-        return _importable(tool, folders)
-    if "mcp" in tool and folders:  # a server is started where the run started it
-        here = next((folder for folder in folders if folder.is_dir()), Path())
-        return {**tool, "cwd": str(here / tool.get("cwd", "."))}
-    target = tool.get("tool")
-    return {**tool, "tool": _importable(target, folders)} if isinstance(target, str) else tool
-
-
-def _found_file(place: str, folders: Sequence[Path]) -> str:
-    path = Path(place).expanduser()
-    if place.startswith("<"):
-        return place
-    if path.is_absolute() and path.exists():
-        here = Path.cwd()
-        return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-    places = [*folders, Path()]
-    for folder in places:
-        if (folder / path).exists():
-            return place if folder.resolve() == Path.cwd() else str(folder / path)
-    looked = ", ".join(dict.fromkeys(str(folder.resolve()) for folder in places[:3]))
-    raise ConfigError(f"there is no file {place}: looked in {looked}")

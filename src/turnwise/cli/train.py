@@ -109,7 +109,7 @@ def train(
         if dry and engine is not Engine.VERL and run is not None:
             print_file(config.to_yaml())  # read only: nothing that the run names is imported
             return
-        _find_code(config, file)
+        _find_code(config, file, overrides)
         if dry:
             print_file(dry_run(config, engine, verl_words))
             return
@@ -158,16 +158,18 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     return config
 
 
-def _find_code(config: ConfigStore, file: Path | None) -> None:
+def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str]) -> None:
     """Import what the settings name, so that a wrong name is reported before anything else."""
     from turnwise.cli.settings import check_code, find_code, run_folders
 
     # A file names what lies beside it; a run, what lies beside the folder that holds it.
+    run = file if file is not None and file.is_dir() else None
     if file is None:
         folders: Sequence[Path] = []
     else:
-        folders = run_folders(file) if file.is_dir() else [Path(), file.parent]
-    find_code(config, folders)
+        folders = run_folders(file) if run is not None else [Path(), file.parent]
+    typed = [word.partition("=")[0].strip().lstrip("+") for word in overrides]
+    find_code(config, folders, run=run, typed=typed)
     check_code(config)
 
 

@@ -20,13 +20,12 @@ _PACKAGES = ("turnwise", "torch", "transformers", "numpy", "peft", "vllm", "sgla
 _GIT_SECONDS = 5.0
 
 
-def provenance(run: Path) -> dict[str, Any]:
-    """Return what a later reader needs to know about this start of the run in the folder `run`."""
+def provenance() -> dict[str, Any]:
+    """Return what a later reader needs to know about this start of a run."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(_command()),
         "working_directory": str(Path.cwd()),
-        "working_directory_from_run": os.path.relpath(Path.cwd(), run.absolute()),
         "git": git_state(Path.cwd()),
         "python": platform.python_version(),
         "packages": _versions(),

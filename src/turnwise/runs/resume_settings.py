@@ -6,11 +6,11 @@ there are, what the task is, or where the run stands in its data and random numb
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
+from turnwise.config import ConfigStore
+from turnwise.runs.named_files import NAMES, Named, rewritten
 
 _MODEL = "the weights in the checkpoints are those of this model"
 _TASK = "it is a part of the task, and another task is another run"
@@ -82,10 +82,6 @@ MAY_CHANGE = frozenset(
 )
 """Settings that a resumed run may have others of. A new setting goes here or into `FIXED`."""
 
-_NAMES_FILES = {
-    *("environment.name", "environment.reward", "environments", "reward", "tools"),
-    *("dataset.path", "eval_dataset.path"),
-}
 _RENAMED = {"<object>:RLHFDataset": "<object>:PromptDataset"}
 """What earlier runs recorded about rows in memory, and what is recorded now."""
 _SAME_EXPERIMENT = {"training.num_epochs"}
@@ -125,30 +121,24 @@ def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """A setting without the folders of the files that it names.
+    """A setting without the folders of the code and rows that it names.
 
     From another working directory the same file has another path; whether it still holds the same
-    code and rows is seen by their hashes, not by where they are.
+    code and rows is seen by their hashes, not by where they are. Models and parsers have no such
+    hash: their names are compared as they are.
     """
-    if name not in _NAMES_FILES:
+    if name not in NAMES or name == "parser":
         return value
-    if isinstance(value, str):
-        return _RENAMED.get(value, value.rpartition("/")[2])
-    if isinstance(value, list):
-        return [_comparable(name, item) for item in value]
-    if isinstance(value, dict):
-        # A server is started where the run was, whatever the folder is called now.
-        return {key: _comparable(name, item) for key, item in value.items() if key != "cwd"}
-    if isinstance(value, RewardItem):
-        return dataclasses.replace(value, function=_comparable(name, value.function))
-    if isinstance(value, EnvironmentItem):
-        files = ("environment", "reward", "tools", "dataset", "eval_dataset")
-        return dataclasses.replace(
-            value, **{file: _comparable(name, getattr(value, file)) for file in files}
-        )
-    if isinstance(value, DatasetConfig):
-        return dataclasses.replace(value, path=_comparable(name, value.path))
-    return value
+    value = [value] if isinstance(value, str) and NAMES[name] == "rows" else value
+    return rewritten(name, value, _without_folder)
+
+
+def _without_folder(name: Named) -> str:
+    if name.setting.endswith(".cwd"):  # where a server is started, whatever it is called now
+        return ""
+    if name.kind not in ("code", "rows", "folder"):
+        return name.text
+    return _RENAMED.get(name.text, name.text.rpartition("/")[2])
 
 
 def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:

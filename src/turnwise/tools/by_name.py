@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -104,6 +105,8 @@ def uses_of(entry: ToolEntry) -> list[str]:
 
 
 def _use(name: str, options: Mapping[str, Any]) -> str:
+    if isinstance(options.get("packages"), list):  # the same folders, wherever they are named from
+        options = {**options, "packages": [os.path.abspath(p) for p in options["packages"]]}
     return f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"
 
 

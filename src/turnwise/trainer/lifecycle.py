@@ -11,8 +11,9 @@ from typing import Any, Literal, NamedTuple
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
+from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.run_folder import Resume, RunFolder, changed_code, choose_run_folder
+from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import Epochs, FitPlan
@@ -107,7 +108,7 @@ class RunLifecycle:
         """
         return record_run(self.config, self._given, self._parts, self._identity, self._curriculum)
 
-    @property
+    @functools.cached_property
     def _recorded(self) -> ConfigStore:
         """The settings with everything in them that Python gave."""
         return self._record.config
@@ -128,7 +129,8 @@ class RunLifecycle:
     @contextlib.contextmanager
     def _run(self, num_epochs: int | None, steps_per_epoch: int | None) -> Iterator[OpenRun]:
         """Open the run folder, resume what is in it, and leave it in order whatever happens."""
-        self.__dict__.pop("_record", None)
+        for name in ("_record", "_recorded"):
+            self.__dict__.pop(name, None)
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._display)
@@ -139,9 +141,12 @@ class RunLifecycle:
                 stack.enter_context(folder.held())
                 stack.enter_context(folder.logged(self.config.logging.level))
             stack.enter_context(stop.listening())
-            self._record.settle_in(folder.path)
-            records = Records(folder, self._recorded, self._name, self._reporter, self._record)
-            records.begin(resumes=resumes or self.run_folder is not None)
+            is_old = resumes or self.run_folder is not None
+            self._recorded, facts = self._record.settled_in(folder, resumes=is_old)
+            records = Records(
+                folder, self._recorded, self._name, self._reporter, facts, self._record.files
+            )
+            records.begin(resumes=is_old)
             if resumes:
                 self._take_up(records, steps_per_epoch)
             elif self.run_folder is not None:

@@ -26,7 +26,6 @@ from turnwise.runs.provenance import provenance
 from turnwise.runs.resume_settings import Change, changes_between
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.run_record import RunRecord
 from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
@@ -43,15 +42,17 @@ class Records:
         config: ConfigStore,
         environment: str,
         reporter: Reporter,
-        record: RunRecord,
+        facts: Mapping[str, Any],
+        files: dict[str, bytes],
     ) -> None:
         self.checkpoints = CheckpointStore(folder.checkpoints, config.checkpoint.keep_last_n)
         self._folder = folder
         self._config = config
         self._environment = environment
         self._reporter = reporter
-        self._record = record
-        self._facts: dict[str, Any] = {**record.facts, "provenance": provenance(folder.path)}
+        self._files = files
+        """Rows of datasets that are written as the run begins, by the name of their file."""
+        self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
         """What `run.json` says besides the status: what was trained, and how it was started."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
@@ -90,10 +91,10 @@ class Records:
 
     def _keep_rows(self) -> None:
         """Keep rows that stand in no file, and mention those that cannot be kept."""
-        for name, content in self._record.files.items():
+        for name, content in self._files.items():
             with explained(self._folder.path / name):
                 write_whole(self._folder.path / name, content)
-        self._record.files.clear()  # they are on the disk now
+        self._files.clear()  # they are on the disk now
         if (shared := rows_trained_on(self._facts)) is not None:
             self._reporter.say(f"warning: {shared} {AFTER_SHARED_ROWS}")
         for name, facts in self._facts.get("datasets", {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from turnwise.config import RUN, ConfigStore, DatasetConfig
 from turnwise.data.shared_rows import shared_rows
 from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.reward import WeightedReward
+from turnwise.runs.named_files import Named, rewrite_names
+from turnwise.runs.places import describe_base, module_facts, with_recorded_names
+from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.labels import callable_label, is_lost, object_label
@@ -26,16 +30,56 @@ class RunRecord:
 
     config: ConfigStore
     """For `config.yaml`: every setting, and what Python gave by name."""
-    facts: dict[str, Any]
-    """For `run.json`: what played a part, with hashes."""
     files: dict[str, bytes]
     """Rows of datasets that were given in memory, by the name of their file in the folder."""
+    parts: UserParts
+    """What the run consists of, filled from the settings."""
+    datasets: Mapping[str, Any]
+    """Facts about the rows of each dataset."""
+    identity: Mapping[str, str]
+    curriculum: Curriculum | None = None
 
-    def settle_in(self, folder: Path) -> None:
-        """Name files of the folder itself by their place in it, so that it can be moved."""
-        for _, dataset in self.config.datasets():
-            if dataset.path is not None:
-                dataset.path = [_place_in(folder, path) for path in dataset.paths]
+    def settled_in(self, folder: RunFolder, *, resumes: bool) -> tuple[ConfigStore, dict[str, Any]]:
+        """Return the settings and the facts for `run.json` as this folder keeps them.
+
+        Files of the folder itself are named by their place in it, so that it can be moved. A run
+        that is resumed keeps the names that it recorded, for what is still the same.
+        """
+        before = folder.settings() if resumes else None
+        if before is None:
+            config, base = copy.deepcopy(self.config), Path.cwd()
+        else:
+            config, base = with_recorded_names(self.config, before, folder.path)
+        rewrite_names(config, lambda name: _place_in(folder.path, name))
+        facts = self._facts(config)
+        facts["base_directory"] = describe_base(base, folder.path)
+        if before is not None:
+            status = folder.status
+            for name in ("code", "datasets"):
+                facts[name] = _kept(status.get(name), facts[name])
+        return config, facts
+
+    def _facts(self, config: ConfigStore) -> dict[str, Any]:
+        """What played a part, with hashes."""
+        paths = {name: setting.path for name, setting in config.datasets()}
+        facts: dict[str, Any] = {
+            "identity": dict(self.identity),
+            "agent": "the policy that is trained",
+            "code": _code(self.parts, config),
+            "datasets": {
+                name: {**rows, "path": paths[name]} if "path" in rows else rows
+                for name, rows in self.datasets.items()
+            },
+            "modules": module_facts(config),
+            "unrecorded": _unrecorded(config),
+        }
+        if self.curriculum is not None:
+            label = object_label(self.curriculum)
+            facts["code"]["curriculum"] = _code_facts(label, self.curriculum)
+            facts["unrecorded"]["curriculum"] = label
+        if self.parts.limits is not None:
+            facts["limits"] = dataclasses.asdict(self.parts.limits)
+        return facts
 
 
 def record_run(
@@ -64,19 +108,7 @@ def record_run(
         else:
             files[f"{name}.jsonl"] = content
             setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-    facts = {
-        "identity": dict(identity),
-        "agent": "the policy that is trained",
-        "code": _code(parts, found),
-        "datasets": datasets,
-        "unrecorded": _unrecorded(found),
-    }
-    if curriculum is not None:
-        facts["code"]["curriculum"] = _code_facts(object_label(curriculum), curriculum)
-        facts["unrecorded"]["curriculum"] = object_label(curriculum)
-    if parts.limits is not None:
-        facts["limits"] = dataclasses.asdict(parts.limits)
-    return RunRecord(found, facts, files)
+    return RunRecord(found, files, parts, datasets, identity, curriculum)
 
 
 def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
@@ -112,15 +144,28 @@ def _code(parts: UserParts, config: ConfigStore) -> dict[str, Any]:
     if parts.environment is not None:
         source = _source_of(parts.environment)
         found["environment"] = _code_facts(config.environment.name, source)
+    names = _reward_names(config)
     if isinstance(parts.reward_fn, WeightedReward):
+        functions = parts.reward_fn.functions
+        if len(names) != len(functions):  # one name for the whole
+            names = [None] * len(functions)
         found["reward"] = [
-            {"part": name, "weight": weight, **_code_facts(callable_label(function), function)}
-            for name, (function, weight) in parts.reward_fn.functions.items()
+            {"part": part, "weight": weight, **_code_facts(name or callable_label(fn), fn)}
+            for name, (part, (fn, weight)) in zip(names, functions.items(), strict=True)
         ]
     elif parts.reward_fn is not None:
-        found["reward"] = _code_facts(callable_label(parts.reward_fn), parts.reward_fn)
+        name = names[0] if names else None
+        found["reward"] = _code_facts(name or callable_label(parts.reward_fn), parts.reward_fn)
     found["tools"] = config.tools
     return found
+
+
+def _reward_names(config: ConfigStore) -> list[str | None]:
+    """How the settings name the functions of the reward; None for the sum of the step rewards."""
+    reward = config.environment.reward if config.reward is None else config.reward
+    if reward is None or isinstance(reward, str):
+        return [reward]
+    return [item.function for item in reward]
 
 
 def _code_facts(name: str, value: object) -> dict[str, str]:
@@ -158,7 +203,19 @@ def _unrecorded(config: ConfigStore) -> dict[str, str]:
     return {name: ", ".join(found) for name, found in lost.items() if found}
 
 
-def _place_in(folder: Path, path: str) -> str:
-    here, place = folder.absolute(), Path(path).expanduser().absolute()
-    is_inside = not path.startswith("<") and place.is_relative_to(here)
-    return f"{RUN}/{place.relative_to(here)}" if is_inside else path
+def _place_in(folder: Path, name: Named) -> str:
+    here, place = folder.resolve(), Path(name.text).expanduser().resolve()
+    is_inside = not name.text.startswith("<") and place.is_relative_to(here)
+    is_kept = is_inside and name.kind == "rows"
+    return f"{RUN}/{place.relative_to(here)}" if is_kept else name.text
+
+
+def _kept(before: Any, now: Any) -> Any:
+    """Facts about what is still the same stay as they were recorded, under the names of now."""
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        return [_kept(old, new) for old, new in zip(before, now, strict=True)]
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return now
+    if "hash" in now and now["hash"] == before.get("hash"):
+        return {**before, **{key: now[key] for key in ("name", "path") if key in now}}
+    return {name: _kept(before.get(name), value) for name, value in now.items()}

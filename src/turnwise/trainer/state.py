@@ -28,6 +28,7 @@ from turnwise.learner import (
 )
 from turnwise.models import LoadedModel, load_model, load_tokenizer
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
+from turnwise.runs.places import find_models, places_of
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
@@ -117,6 +118,7 @@ def load_trained_model(
     progress = json.loads(checkpoint.file(_STATE).read_text())["progress"]
     if not progress.get("holds_rows_out"):  # of an older version: it has trained on all rows
         config.training.eval_fraction = None
+    find_models(config, places_of(checkpoint.path))
     if model is not None:
         config.model.local_path = model
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):

@@ -1,7 +1,7 @@
 """A user's code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
-from turnwise.user_code.fingerprint import fingerprint
-from turnwise.user_code.imports import import_object, refuse_during_import
+from turnwise.user_code.fingerprint import fingerprint, is_installed, module_hash
+from turnwise.user_code.imports import import_object, module_file, refuse_during_import
 from turnwise.user_code.reference import CodeReference, reference_to
 from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
@@ -22,6 +22,9 @@ __all__ = [
     "fingerprint",
     "import_object",
     "is_in_run",
+    "is_installed",
+    "module_file",
+    "module_hash",
     "reference_to",
     "refuse_during_import",
     "remember_code",

@@ -92,6 +92,16 @@ def import_file(path: Path) -> ModuleType:
     return module
 
 
+def module_file(module: str, folder: Path) -> Path | None:
+    """Return the file of `package.module` below a folder; it is looked for, not imported."""
+    *packages, name = module.split(".")
+    parent = folder.joinpath(*packages)
+    for path in (parent / name / "__init__.py", parent / f"{name}.py"):
+        if path.is_file():
+            return path.resolve()
+    return None
+
+
 def refuse_during_import(action: str) -> None:
     """Raise if a user's file is being imported: its top level must not start `action`."""
     if not _importing:

@@ -51,9 +51,12 @@ def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) ->
         _sources.remove(source)
 
 
-def require_code(target: str) -> None:
-    """Refuse `file.py:Name` or `module:Name` if a folder named it that the user does not trust."""
-    _require(_location(target), target)
+def require_code(target: str, folder: Path | None = None) -> None:
+    """Refuse `file.py:Name` or `module:Name` if a folder named it that the user does not trust.
+
+    `folder` is where a module will be looked for first; without it, it is looked for in `sys.path`.
+    """
+    _require(_location(target, folder), target)
 
 
 def remember_code(target: str) -> None:
@@ -109,18 +112,18 @@ def _is_allowed(location: str) -> bool:
     return location in _remembered or location in _read()
 
 
-def _location(target: str) -> str:
+def _location(target: str, folder: Path | None = None) -> str:
     """The same text for the same code, wherever it is named from."""
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
         return f"file {Path(place).resolve()}:{name}"
-    # Where the outermost package is; to look for an inner one would import it. The present folder
-    # comes first, as for a command that is about to import the module.
+    # Where the outermost package is; to look for an inner one would import it.
     top = place.partition(".")[0]
-    spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path])
+    first = [] if folder is None else [str(folder)]
+    spec = PathFinder.find_spec(top, [*first, *sys.path])
     inner = list(spec.submodule_search_locations or []) if spec else []
     origin = (inner[0] if inner else spec.origin) if spec else None
-    return f"module {place}:{name} in {origin}"
+    return f"module {place}:{name} in {None if origin is None else Path(origin).resolve()}"
 
 
 def _model_location(name_or_path: str | os.PathLike[str]) -> str:
@@ -135,9 +138,10 @@ def _remember(location: str) -> None:
     _remembered.add(location)
     kind, _, path = location.partition(" ")
     path = path.rpartition(":")[0] if kind == "file" else path
+    path = path.rpartition(" in ")[2] if kind == "module" else path
     known = _read()
     # What lies in a run folder may be exchanged together with the folder, so only for now.
-    if location in known or (kind in ("file", "model") and is_in_run(Path(path, "x"))):
+    if location in known or (kind != "use" and is_in_run(Path(path, "x"))):
         return
     with contextlib.suppress(OSError, RuntimeError):
         file = _file()

@@ -19,9 +19,10 @@ from turnwise.errors import CheckpointError, ConfigError, TrainingStopped, impor
 from turnwise.models import model_folder
 from turnwise.progress.lines import LineReporter
 from turnwise.reward import RewardFn, batch_type
+from turnwise.runs.choose_folder import choose_run_folder
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.metrics_log import MetricsLog
-from turnwise.runs.run_folder import Resume, RunFolder, choose_run_folder
+from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.scale.verl.compose import check, compose
 from turnwise.scale.verl.dataset import CustomEnvironmentDataset
 from turnwise.scale.verl.given import GivenParts

@@ -1,0 +1,195 @@
+"""Which folder a run is kept in: a new one, or that of a run that is resumed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from turnwise.config import ConfigStore
+from turnwise.errors import ConfigError
+from turnwise.runs.places import with_recorded_names
+from turnwise.runs.resume_settings import Change, changes_between, refusals
+from turnwise.runs.run_folder import Resume, RunFolder
+
+_LOG = logging.getLogger("turnwise")
+_MOST_RUNS = 10_000
+
+
+def choose_run_folder(
+    config: ConfigStore,
+    environment: str,
+    resume: Resume = "auto",
+    *,
+    identity: Mapping[str, str] | None = None,
+    allow_changes: bool = True,
+) -> tuple[RunFolder, bool]:
+    """The folder for this run, and whether a run in it is to be resumed. Nothing is made yet.
+
+    A run that is named may be resumed with other settings, as far as `resume_settings` allows it
+    and unless `allow_changes` is False. One that is found by its environment has the same ones.
+    `identity` are hashes of the environment, reward, tools and dataset: where they are others than
+    the run has, it is resumed only with `always`.
+    """
+    base = Path(config.checkpoint.output_dir).expanduser()
+    name = config.checkpoint.run_name
+    if name is not None:
+        folder = RunFolder(base / _checked(name))
+        found = _named(folder, config, environment, resume, allow_changes)
+        changed = changed_code(folder, identity) if found[1] else []
+        if changed and resume == "auto":
+            raise ConfigError(
+                f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
+                "continue it in spite of that, say resume=True (or --resume); for a new run, "
+                "choose another checkpoint.run_name."
+            )
+        return found
+    stem = _slug(environment)
+    for number in range(1, _MOST_RUNS):
+        folder = RunFolder(base / (stem if number == 1 else f"{stem}-{number}"))
+        if not folder.exists:
+            break
+        if resume != "never" and _can_resume(folder, config, environment):
+            changed = changed_code(folder, identity)
+            if not changed or resume == "always":
+                return folder, True
+            _LOG.warning(
+                "%s changed since the run in %s began: a new run begins beside it. To continue the "
+                "old one in spite of that, say resume=True (or --resume).",
+                " and ".join(changed),
+                folder.path,
+            )
+    if resume == "always":
+        raise ConfigError(
+            f"there is no run to resume in {base}: none with these settings that did not end. "
+            "Name it with checkpoint.run_name, or leave out --resume to begin a new one."
+        )
+    return folder, False
+
+
+def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[str]:
+    """The components of a run that do something else now: `the reward`, `the dataset` ..."""
+    before = folder.status.get("identity")
+    if identity is None or not isinstance(before, dict):  # of an older version
+        return []
+    return [
+        f"the {name.replace('_', ' ', 1) if name.startswith('system_prompt') else name}"
+        for name in dict.fromkeys([*before, *identity])
+        if before.get(name) != identity.get(name)
+    ]
+
+
+def _named(
+    folder: RunFolder,
+    config: ConfigStore,
+    environment: str,
+    resume: Resume,
+    allow_changes: bool,
+) -> tuple[RunFolder, bool]:
+    if not folder.exists:
+        if resume == "always":
+            raise ConfigError(f"there is no run to resume in {folder.path}")
+        return folder, False
+    if not folder.status_file.exists() and not folder.has_checkpoints:
+        raise ConfigError(
+            f"{folder.path} exists and is not a run. Choose another checkpoint.run_name."
+        )
+    if resume == "never":
+        raise ConfigError(
+            f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
+        )
+    status, before = _readable_status(folder, environment), folder.settings()
+    refused: list[str] = []
+    if before is not None:
+        now, _ = with_recorded_names(config, before, folder.path)
+        refused = refusals(before, now)
+        if not allow_changes:
+            changes = changes_between(before, now)
+            refused = [str(change) for change in changes if change.makes_another_run]
+    if not _is_same(status.get("environment"), environment):
+        refused.insert(0, f"the environment was {status.get('environment')}")
+    if refused:
+        raise ConfigError(
+            f"the run in {folder.path} has other settings: {'; '.join(refused[:5])}. "
+            "Resume it with its own config.yaml, or choose another checkpoint.run_name."
+        )
+    return folder, True
+
+
+def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
+    if not folder.status_file.exists() and not folder.has_checkpoints:
+        return False  # somebody else's folder
+    status = _readable_status(folder, environment)
+    if not _is_same(status.get("environment"), environment) or status.get("status") == "finished":
+        return False
+    try:
+        before = folder.settings()
+    except ConfigError as error:
+        _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
+        return False
+    changes: list[Change] = []
+    if before is not None:
+        now, _ = with_recorded_names(config, before, folder.path)
+        changes = changes_between(before, now)
+    return not any(change.makes_another_run for change in changes) and not _is_held(folder)
+
+
+def _is_same(before: str | None, environment: str) -> bool:
+    """Whether two names can mean one environment: a class, or where it is imported from.
+
+    Whether its code is the same is seen by its hash.
+    """
+    return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
+
+
+def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
+    """The status, or an error that says how to get one: checkpoints are not passed over because
+    of a damaged file beside them."""
+    try:
+        status = folder.status
+        if status or not folder.has_checkpoints:
+            return status
+        problem = f"{folder.status_file} is missing"
+    except ConfigError as error:
+        if not folder.has_checkpoints:
+            raise
+        problem = str(error)
+    content = json.dumps({"status": "interrupted", "environment": environment})
+    raise ConfigError(
+        f"{problem}, and there are checkpoints in {folder.path}. To resume this run of "
+        f"{environment}, write the file anew: "
+        f"echo {shlex.quote(content)} > {shlex.quote(str(folder.status_file))}. To begin a new "
+        "run, take --fresh (resume='never'), or another checkpoint.run_name."
+    )
+
+
+def _is_held(folder: RunFolder) -> bool:
+    try:
+        with folder.held():
+            return False
+    except ConfigError:
+        return True
+
+
+def _checked(name: str) -> str:
+    if not re.fullmatch(r"[\w.][\w.+=-]*", name) or name in (".", ".."):
+        raise ConfigError(
+            f"checkpoint.run_name got {name!r}, expected a folder's name of letters, digits, "
+            "dots and dashes"
+        )
+    return name
+
+
+def _slug(environment: str) -> str:
+    """A folder's name from an environment's.
+
+    >>> _slug("my_games/maze.py:TextMaze"), _slug("gym:CartPole-v1")
+    ('TextMaze', 'gym-CartPole-v1')
+    """
+    if ".py:" in environment:
+        environment = environment.rpartition(":")[2]
+    return re.sub(r"[^\w.-]+", "-", environment).strip("-.") or "run"

@@ -1,0 +1,129 @@
+"""Which settings name code, files and folders, and how all of these names are rewritten at once.
+
+A run's settings name files as they were named where the run began. Commands that find these files
+again, compare two settings, or record them under other names all go through `rewrite_names`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
+
+Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
+"""`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
+`conversations` a file of a warm start; `model` and `folder` are folders."""
+
+NAMES: dict[str, Kind] = {
+    "environment.name": "code",
+    "environment.reward": "code",
+    "environments": "code",
+    "reward": "code",
+    "tools": "code",
+    "parser": "code",
+    "dataset.path": "rows",
+    "eval_dataset.path": "rows",
+    "model.model_name": "model",
+    "model.local_path": "model",
+    "training.warm_start": "conversations",
+}
+"""The settings that name code or files, and of what kind. A new one goes here."""
+
+
+class Named(NamedTuple):
+    """A name in the settings."""
+
+    setting: str
+    """Where it stands: `environment.name`, `dataset.path.0`, `environments.1.tools.0` ..."""
+    kind: Kind
+    text: str
+
+    def is_of(self, setting: str) -> bool:
+        """Whether a setting, such as `dataset` or `dataset.path`, holds this name."""
+        return self.setting == setting or self.setting.startswith(f"{setting}.")
+
+
+Rewrite: TypeAlias = Callable[[Named], str]
+
+
+def rewrite_names(config: ConfigStore, rewrite: Rewrite) -> None:
+    """Replace every name of code or files in the settings by what `rewrite` returns for it."""
+    for setting in NAMES:
+        section, _, field = setting.rpartition(".")
+        owner: Any = getattr(config, section) if section else config
+        setattr(owner, field, rewritten(setting, getattr(owner, field), rewrite))
+
+
+def names_of(config: ConfigStore) -> Iterator[Named]:
+    """Every name of code or files in the settings."""
+    found: list[Named] = []
+
+    def note(name: Named) -> str:
+        found.append(name)
+        return name.text
+
+    for setting, value in config.settings():
+        if setting in NAMES:
+            rewritten(setting, value, note)
+    return iter(found)
+
+
+def rewritten(setting: str, value: Any, rewrite: Rewrite) -> Any:
+    """Return the value of one setting with its names replaced; its shape stays the same."""
+    kind = NAMES[setting]
+    if isinstance(value, str) and kind == "rows":  # the first of a list, written without the list
+        return rewrite(Named(f"{setting}.0", kind, value))
+    return _rewritten(setting, kind, value, rewrite)
+
+
+def _rewritten(setting: str, kind: Kind, value: Any, rewrite: Rewrite) -> Any:
+    if isinstance(value, str):
+        return rewrite(Named(setting, kind, value))
+    if isinstance(value, list):
+        return [
+            _rewritten(f"{setting}.{index}", kind, item, rewrite)
+            for index, item in enumerate(value)
+        ]
+    if isinstance(value, dict):
+        return _rewritten_tool(setting, value, rewrite)
+    if isinstance(value, RewardItem):
+        function = _rewritten(f"{setting}.function", kind, value.function, rewrite)
+        return dataclasses.replace(value, function=function)
+    if isinstance(value, EnvironmentItem):
+        return _rewritten_item(setting, value, rewrite)
+    return value
+
+
+def _rewritten_item(setting: str, item: EnvironmentItem, rewrite: Rewrite) -> EnvironmentItem:
+    """An environment of a mix, with what it has of its own."""
+    code = {
+        field: _rewritten(f"{setting}.{field}", "code", getattr(item, field), rewrite)
+        for field in ("environment", "reward", "tools")
+    }
+    return dataclasses.replace(
+        item,
+        **code,
+        dataset=_rewritten_rows(f"{setting}.dataset.path", item.dataset, rewrite),
+        eval_dataset=_rewritten_rows(f"{setting}.eval_dataset.path", item.eval_dataset, rewrite),
+    )
+
+
+def _rewritten_rows(setting: str, rows: DatasetConfig, rewrite: Rewrite) -> DatasetConfig:
+    setting = f"{setting}.0" if isinstance(rows.path, str) else setting
+    return dataclasses.replace(rows, path=_rewritten(setting, "rows", rows.path, rewrite))
+
+
+def _rewritten_tool(setting: str, tool: dict[str, Any], rewrite: Rewrite) -> dict[str, Any]:
+    """An entry of `tools` with options: code, a server, or Python with packages of its own."""
+    found = dict(tool)
+    if "mcp" in tool:  # a server is started where the run was: an empty name is that folder
+        found["cwd"] = rewrite(Named(f"{setting}.cwd", "folder", str(tool.get("cwd") or "")))
+        return {name: value for name, value in found.items() if name != "cwd" or value}
+    if isinstance(tool.get("tool"), str):
+        found["tool"] = rewrite(Named(setting, "code", tool["tool"]))
+    if isinstance(tool.get("packages"), list):
+        place = f"{setting}.packages"
+        found["packages"] = _rewritten(place, "folder", tool["packages"], rewrite)
+    return found
