@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         with pytest.raises(SystemExit) as left:
             main(["train", "settings.yaml", "--plain"])
         assert not left.value.code
-    return folder
+    return folder.rename(folder.with_name("away"))  # where it was trained, there is nothing now
 
 
 @pytest.fixture
@@ -78,9 +78,9 @@ def project(trained, tmp_path, turnwise, monkeypatch):
     elsewhere.mkdir()
     path = list(sys.path)
 
-    def run(*words: str, at: Path = elsewhere):
+    def run(*words: str, at: Path = elsewhere, installed: tuple[Path, ...] = ()):
         forget_modules()
-        monkeypatch.setattr(sys, "path", list(path))
+        monkeypatch.setattr(sys, "path", [*path, *map(str, installed)])
         monkeypatch.chdir(at)
         return turnwise(*words)
 
@@ -101,18 +101,19 @@ def test_a_run_keeps_its_names_when_it_is_resumed_from_elsewhere_and_moved(proje
     assert before["base_directory"]["from_run"] == "../.."
     moved, link = tmp_path / "moved", tmp_path / "link"
     link.symlink_to(moved)
+    settings = settings.replace("num_epochs: 1", "num_epochs: 2")  # the one change that is asked
     for at, place in ((tmp_path, folder), (tmp_path, moved), (link, link)):
         if place == moved:
             folder.rename(moved)
         run = place / "runs" / "Greenhouse"
-        done = turnwise("train", str(run), "--trust-remote-code", "--plain", at=at)
+        words = ("train", str(run), "--trust-remote-code", "--plain", "training.num_epochs=2")
+        done = turnwise(*words, at=at)
         assert done.code == 0, done.err
         again, now = files_of(run)
         assert again == settings, place
-        (checkpoint,) = (run / "checkpoints").glob("step-*")
-        assert (checkpoint / "config.yaml").read_text() == settings
+        assert (run / "checkpoints" / "step-00000002" / "config.yaml").read_text() == settings
         assert now["base_directory"] == {"path": str(place.resolve()), "from_run": "../.."}
-        really_new = {"base_directory", "provenance", "earlier_starts"}
+        really_new = {"base_directory", "provenance", "earlier_starts", "step", "num_steps"}
         assert {k: v for k, v in now.items() if k not in really_new} == {
             k: v for k, v in before.items() if k not in really_new
         }
@@ -134,3 +135,60 @@ def test_every_command_plays_the_run_from_each_place(project, tmp_path, place):
     assert turnwise("play", run, "--player", "expert", "--json", *trusted).code == 0
     assert turnwise("check-env", run, "--episodes", "1", *trusted).code == 0
     assert turnwise("export", run, str(tmp_path / "out"), *trusted).code == 0
+
+
+def test_changed_code_is_reported_and_missing_code_is_named_with_its_option(project, tmp_path):
+    folder, turnwise = project
+    run = str(folder / "runs" / "Greenhouse")
+    played = ("eval", run, "--episodes", "1", "--agent", "expert", "--trust-remote-code")
+    reward = folder / "wörter" / "points.py"
+    reward.write_text(f"# nothing changes\n{reward.read_text()}")
+    assert turnwise(*played).err == ""
+    reward.write_text(reward.read_text().replace("return ", "return 1.0 + "))
+    changed = turnwise(*played)
+    assert changed.code == 0
+    assert f"the reward changed since the run in {run} began" in changed.err
+    resumed = turnwise("train", run, "--trust-remote-code")
+    assert (resumed.code, "the reward changed since" in resumed.err) == (2, True)
+
+    # The run alone, on another machine: each thing that is missing is named in turn.
+    alone = shutil.copytree(run, tmp_path / "received")
+    folder.rename(tmp_path / "gone")
+    words = ("eval", str(alone), "--episodes", "1", "--trust-remote-code")
+    supplied: tuple[str, ...] = ()
+    gone = tmp_path / "gone"
+    for missing, option, value in (
+        ("model", "--model", "model"),
+        ("envs/green house.py", "--env", "envs/green house.py:Greenhouse"),
+    ):
+        done = turnwise(*words, *supplied)
+        assert (done.code, done.out) == (2, "")
+        assert missing in done.err
+        assert option in done.err, done.err
+        supplied += (option, str(gone / value))
+    assert turnwise(*words, *supplied, "--dataset", str(gone / "data/rows.jsonl")).code == 0
+
+
+def test_of_two_modules_of_one_name_the_one_that_the_run_used_is_taken(project, tmp_path):
+    folder, turnwise = project
+    run = str(folder / "runs" / "Greenhouse")
+    other = tmp_path / "other"
+    shutil.copytree(folder / "wörter", other / "wörter")
+    points = other / "wörter" / "points.py"
+    points.write_text(points.read_text().replace("factor.FACTOR", "5.0"))
+    played = ("eval", run, "--episodes", "1", "--agent", "expert", "--trust-remote-code", "--json")
+
+    for at in (tmp_path, other):  # the present folder has such a module, too
+        done = turnwise(*played, at=at, installed=(other,))
+        assert json.loads(done.out)["agent"]["reward"] == 2.0, done.err
+    own = folder / "wörter" / "points.py"
+    text = own.read_text()
+    own.write_text(text.replace("return ", "return 3.0 + "))
+    points.write_text(f"# moved here\n{text}")
+    done = turnwise(*played, installed=(other,))
+    assert json.loads(done.out)["agent"]["reward"] == 2.0, done.err
+    points.write_text(text.replace("return ", "return 4.0 + "))
+    neither = turnwise(*played, installed=(other,))
+    assert neither.code == 2
+    for words in ("two modules wörter.points", str(own), str(points), "--reward"):
+        assert words in neither.err

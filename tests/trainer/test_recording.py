@@ -206,3 +206,16 @@ def test_a_python_tool_that_the_user_allowed_is_allowed_again():
     (entry,) = names(tools=[given]).tools
     assert entry["packages"] is True
     assert entry.get("allow_unsafe", False) is not given.isolated
+
+
+def test_the_hash_of_a_run_is_that_of_each_function_and_the_same_by_name():
+    def of(**parts):
+        return identity(UserParts(**parts).filled_from(ConfigStore()), ConfigStore())
+
+    rewards = [
+        WeightedReward({"a": (lambda t: 1.0, 1.0)}),
+        WeightedReward({"a": (lambda t: 2.0, 1.0)}),
+        WeightedReward({"a": (lambda t: 1.0, 2.0)}),
+    ]
+    assert len({of(environment=Echo, reward_fn=reward)["reward"] for reward in rewards}) == 3
+    assert of(environment=Echo()) == of(environment=Echo)  # recorded alike: trainer.worlds:Echo

@@ -243,7 +243,7 @@ def _loaded(
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
     """Who plays, and the settings under which it plays."""
-    from turnwise.cli.run_parts import load_with_settings, restore, settings_of, whole_path
+    from turnwise.cli.run_parts import load_with_settings, restore, settings_of
     from turnwise.config import ConfigStore
 
     if agent is None:
@@ -251,11 +251,11 @@ def _loaded(
         player, config = load_with_settings(name, source, checkpoint, supplied, trust_remote_code)
     else:
         from turnwise.models import LoadedModel
-        from turnwise.trainer.state import load_configured_tokenizer
+        from turnwise.trainer.state import load_configured_tokenizer, use_model
 
         config = ConfigStore() if source is None else settings_of(source)
         if supplied.model is not None:
-            config.model.local_path = whole_path(supplied.model)
+            use_model(config, supplied.model)
         player = LoadedModel(None, load_configured_tokenizer(config))
     restore(config, source, supplied, takes_mix=True)
     return player, config

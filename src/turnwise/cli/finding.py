@@ -9,8 +9,8 @@ from pathlib import Path
 from turnwise.cli.settings import name_code
 from turnwise.errors import ConfigError
 from turnwise.runs.named_files import Named
-from turnwise.runs.places import find_folder, module_of, recorded_module
-from turnwise.user_code import module_file, module_hash
+from turnwise.runs.places import find_folder, module_facts, module_of, recorded_module
+from turnwise.user_code import import_from, module_file
 
 _OPTIONS = {
     "environment": "--env",
@@ -61,30 +61,30 @@ class Finder:
             target = f"{_from_here(place, folder)}:{attribute}"
             name_code(target, None if folder == Path() else folder)
             return target
-        if module is not None and self.run is not None:
-            folder = self._one_of_two(name, module, folder)
+        installed = None
+        if module is not None and self.run is not None and folder is not None:
+            installed = _importable_elsewhere(module, self._places(name))
+            if installed is not None:
+                folder = self._used_before(name, module, [folder, installed])
             _check_not_imported(module, folder)
         name_code(name.text, None if folder == Path() else folder)
+        if module is not None and folder is not None and installed is not None:
+            import_from(folder, module)  # now, before another path leads to the other one
         return name.text
 
-    def _one_of_two(self, name: Named, module: str, folder: Path | None) -> Path | None:
-        """The project's module, or None for the installed one: the one that the run used."""
-        own = None if folder is None else module_file(module, folder)
-        other = _importable_elsewhere(module, [*self._places(name)])
-        if folder is None or own is None or other is None or own == other:
-            return folder
+    def _used_before(self, name: Named, module: str, folders: list[Path]) -> Path:
+        """The one of two folders with a module of this name whose module the run has used."""
         assert self.run is not None
         recorded = recorded_module(self.run, module)
-        if recorded.get("defined_in") == "installed":
-            return None
-        if recorded.get("hash") == module_hash(own):
-            return folder
-        if recorded.get("hash") == module_hash(other):
-            return None
+        files = {folder: module_file(module, folder) for folder in folders}
+        for folder, file in files.items():
+            if file is not None and module_facts(file) == recorded:
+                return folder
+        own, other = files.values()
         raise ConfigError(
             f"{name.text} is named by {self.run}, and there are two modules {module}: {own} and "
             f"{other}. The run used neither as it is now, so it is unclear which one is meant. "
-            f"{self._supply(name, f'{own}:{name.text.rpartition(chr(58))[2]}')}"
+            f"{self._supply(name, 'FILE.PY:NAME')}"
         )
 
     def _folder(self, name: Named) -> str:
@@ -125,10 +125,10 @@ def _from_here(text: str, folder: Path | None) -> str:
 
 
 def _importable_elsewhere(module: str, places: list[Path]) -> Path | None:
-    """The file of an installed module of this name; those in the places are not installed."""
+    """The folder of an installed module of this name; those in the places are not installed."""
     own = {place.resolve() for place in places}
     folders = [Path(entry) for entry in sys.path if entry and Path(entry).resolve() not in own]
-    return next((file for folder in folders if (file := module_file(module, folder))), None)
+    return next((folder for folder in folders if module_file(module, folder)), None)
 
 
 def _check_not_imported(module: str, folder: Path | None) -> None:

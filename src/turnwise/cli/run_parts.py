@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import environment_config
+from turnwise.cli.common import environment_config, say
 from turnwise.cli.run_place import find_run, run_of
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -216,11 +216,6 @@ def _whole(target: str | None) -> str | None:
     return f"{Path(place).absolute()}:{name}" if is_here else target
 
 
-def whole_path(path: str) -> str:
-    """Return the whole path of a folder that is here; a name of a model as it is."""
-    return str(Path(path).absolute()) if Path(path).is_dir() else path
-
-
 def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
     """Return the run or the checkpoint whose settings are taken; None for a model."""
     if checkpoint not in ("best", "last"):
@@ -276,8 +271,35 @@ def restore(
     # A run lies somewhere below the folder in which its environment was found.
     run = None if source is None else run_of(source)
     find_code(config, [] if run is None else run_folders(run), run=run)
-    if is_checked:
-        check_code(config)
+    if not is_checked:
+        return
+    check_code(config)
+    if run is not None:
+        _warn_of_changes(config, run, supplied)
+
+
+def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None:
+    """Report on the standard error which of the run's own components do something else now."""
+    from turnwise.runs.run_folder import RunFolder
+    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.recording import identity
+
+    before = RunFolder(run).status.get("identity")
+    if not isinstance(before, dict) or supplied.environment is not None:
+        return
+    changed: list[str] = []
+    for part, own in config.parts().items():
+        ending = f" of {supplied.part or part}" if supplied.part or part else ""
+        for name, value in identity(UserParts().filled_from(own), own).items():
+            known = before.get(f"{name}{ending}", before.get(name, value))
+            if known != value and not getattr(supplied, name, None):
+                changed.append(f"the {name.replace('_', ' ')}{ending}")
+    if changed:
+        say(
+            f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: what "
+            "follows is played with what is there now",
+            err=True,
+        )
 
 
 def _name_prompts(config: ConfigStore) -> None:
@@ -313,7 +335,7 @@ def load_with_settings(
         source,
         which,
         trust_remote_code=trust_remote_code,
-        model=supplied.model and whole_path(supplied.model),
+        model=supplied.model,
     )
 
 

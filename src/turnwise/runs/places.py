@@ -64,15 +64,18 @@ def recorded_module(run: Path, module: str) -> dict[str, Any]:
     return entry if isinstance(entry, dict) else {}
 
 
-def module_facts(config: ConfigStore) -> dict[str, dict[str, str]]:
-    """Return, for each module that the settings name, where it is from and a hash of its file."""
+def module_facts(file: Path) -> dict[str, str]:
+    """Return what `run.json` holds about a module: whether it is installed, a hash of its file."""
+    origin = "installed" if is_installed(file) else "file"
+    return {"defined_in": origin, "hash": module_hash(file)}
+
+
+def named_modules(config: ConfigStore) -> dict[str, dict[str, str]]:
+    """Return facts about each module that the settings name; turnwise's own are not among them."""
     names = (module_of(name) for name in names_of(config))
     files = {name: _imported_file(name) for name in sorted({name for name in names if name})}
     return {
-        name: {
-            "defined_in": "installed" if is_installed(file) else "file",
-            "hash": module_hash(file),
-        }
+        name: module_facts(file)
         for name, file in files.items()
         if file is not None and name.partition(".")[0] != "turnwise"
     }

@@ -142,6 +142,8 @@ class RunLifecycle:
                 stack.enter_context(folder.logged(self.config.logging.level))
             stack.enter_context(stop.listening())
             is_old = resumes or self.run_folder is not None
+            if resumes:  # as it was named where the run began
+                self._name = folder.status.get("environment", self._name)
             self._recorded, facts = self._record.settled_in(folder, resumes=is_old)
             records = Records(
                 folder, self._recorded, self._name, self._reporter, facts, self._record.files

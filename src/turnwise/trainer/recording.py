@@ -123,7 +123,7 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
     Of a mix, what an environment has of its own is named after it: `environment of maze`.
     """
     found = {
-        "reward": fingerprint(parts.reward_fn),
+        "reward": _reward_code(parts.reward_fn),
         "system_prompt": _hash(parts.system_prompt or ""),
         "tools": _hash(tools_description(parts.tools, config)),
     }
@@ -183,7 +183,18 @@ def _parser(parser: ParserChoice) -> str:
 def _code_of(environment: EnvironmentSource | None) -> str:
     if isinstance(environment, str):
         return fingerprint(source_by_name(environment))
+    if isinstance(environment, BaseEnvironment) and _is_remade(environment):
+        return fingerprint(type(environment))  # as a command sees it, which has its name alone
     return fingerprint(environment)
+
+
+def _reward_code(function: RewardFn | None) -> str:
+    """A hash of the reward; of a weighted sum, of each function with its name and weight."""
+    if not isinstance(function, WeightedReward):
+        return fingerprint(function)
+    return _hash(
+        [[name, weight, fingerprint(fn)] for name, (fn, weight) in function.functions.items()]
+    )
 
 
 def _hash(value: Any) -> str:

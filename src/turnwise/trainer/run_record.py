@@ -14,7 +14,7 @@ from turnwise.data.shared_rows import shared_rows
 from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
-from turnwise.runs.places import describe_base, module_facts, with_recorded_names
+from turnwise.runs.places import describe_base, named_modules, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.assembly import UserParts
 from turnwise.trainer.curriculum import Curriculum
@@ -70,7 +70,7 @@ class RunRecord:
                 name: {**rows, "path": paths[name]} if "path" in rows else rows
                 for name, rows in self.datasets.items()
             },
-            "modules": module_facts(config),
+            "modules": named_modules(config),
             "unrecorded": _unrecorded(config),
         }
         if self.curriculum is not None:

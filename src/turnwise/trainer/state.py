@@ -27,6 +27,7 @@ from turnwise.learner import (
     merge_lora,
 )
 from turnwise.models import LoadedModel, load_model, load_tokenizer
+from turnwise.models.load import BUILT_IN
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.runs.places import find_models, places_of
 from turnwise.runs.run_folder import RunFolder
@@ -120,7 +121,7 @@ def load_trained_model(
         config.training.eval_fraction = None
     find_models(config, places_of(checkpoint.path))
     if model is not None:
-        config.model.local_path = model
+        use_model(config, model)
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):
         if not allows_model_code(_location(config)):
             config.model.trust_remote_code = False
@@ -153,8 +154,22 @@ def load_configured_tokenizer(config: ConfigStore) -> Any:
     return load_tokenizer(place, trust_remote_code=is_trusted)
 
 
+def use_model(config: ConfigStore, model: str) -> None:
+    """Name another model in the settings: a folder that is here, a built-in name, a hub's id."""
+    folder = Path(model).expanduser()
+    config.model.model_name = model
+    config.model.local_path = str(folder.absolute()) if folder.is_dir() else None
+
+
 def _named_place(config: ConfigStore) -> str:
     place = _location(config)
+    folder = config.model.local_path
+    if folder is not None and folder not in BUILT_IN and not Path(folder).expanduser().is_dir():
+        raise ConfigError(
+            f"model.local_path names the folder {folder}, which is not there. Give --model or the "
+            "setting model.local_path: the folder of the model; model.model_name takes names and "
+            "Hugging Face ids."
+        )
     kind, _, name = place.partition(":")
     if kind == "<object>":
         raise ConfigError(

@@ -119,7 +119,8 @@ def refuse_during_import(action: str) -> None:
 
 
 def _is_top_level(frame: FrameType, file: str) -> bool:
-    return frame.f_code.co_name == "<module>" and frame.f_code.co_filename == file
+    is_module = frame.f_code.co_name == "<module>"
+    return is_module and str(Path(frame.f_code.co_filename).resolve()) == file
 
 
 @contextlib.contextmanager
@@ -143,9 +144,25 @@ def _guarded(path: Path) -> Iterator[None]:
         raise refused[0]
 
 
-def _import_module(place: str, target: str) -> ModuleType:
+def import_from(folder: Path, module: str) -> None:
+    """Import `package.module` from a folder that holds the package, whatever else has its name."""
+    path = list(sys.path)
+    sys.path.insert(0, str(folder))
     try:
-        return importlib.import_module(place)
+        _import_module(module, module)
+    finally:
+        sys.path[:] = path
+
+
+def _import_module(place: str, target: str) -> ModuleType:
+    known = sys.modules.get(place)
+    if known is not None:
+        return known
+    files = (module_file(place, Path(entry)) for entry in sys.path)
+    file = next((file for file in files if file is not None), Path(place))
+    try:
+        with _guarded(file):
+            return importlib.import_module(place)
     except ModuleNotFoundError as error:
         # An import that fails inside the module is not a wrong name of the module.
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
