@@ -11,7 +11,7 @@ NO_FILES = {
     *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.best_metric"),
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
-    *("ray.address", "logging.sinks"),
+    *("ray.address", "logging.sinks", "training.lora_target_modules"),
 }
 """Texts that name something else, or that only the user's environment can understand."""
 

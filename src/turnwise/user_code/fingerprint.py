@@ -38,7 +38,7 @@ def module_hash(file: Path) -> str:
     The file is read, not imported: comments, layout and docstrings do not count.
     """
     tree = _parsed(_source(str(file)))
-    text = "" if tree is None else _dump(tree)
+    text = "" if tree is None else ast.dump(tree)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
