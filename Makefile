@@ -72,16 +72,18 @@ test-vllm:  ## real vLLM, CPU build, in its own environment
 	@py=$(call env,vllm)
 	$$py -m pytest tests/beside_vllm
 
-check:  ## lint, format and strict types
+check:  ## lint, format and strict types; the viewer's JavaScript where there is npm
 	@py=$(call env,dev)
 	$$py -m ruff check .
 	$$py -m ruff format --check .
 	$$py -m mypy
+	scripts/javascript/biome.sh ci
 
-format:  ## put the code into the house's format
+format:  ## format the code
 	@py=$(call env,dev)
 	$$py -m ruff check --fix .
 	$$py -m ruff format .
+	scripts/javascript/biome.sh check --write
 
 # Freed memory stays with the process, for whatever is timed: else a good part of a short step is
 # the kernel handing out pages, and how much of it is luck.

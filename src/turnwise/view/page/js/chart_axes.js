@@ -31,15 +31,15 @@ export function scales(chart) {
   const logarithmic = {
     distr: 3,
     log: 10,
-    range: (plot, min, max) => (min === null ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)),
+    range: (_plot, min, max) => (min === null ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)),
   };
   const linear = {
-    range: spec.parts ? [0, 1] : (plot, min, max) => padded(min, max, isShare(spec)),
+    range: spec.parts ? [0, 1] : (_plot, min, max) => padded(min, max, isShare(spec)),
   };
   return {
     x: {
       time: false,
-      range: (plot, min, max) =>
+      range: (_plot, min, max) =>
         chart.look.range ?? (min === max ? [min - 1, max + 1] : [min, max]),
     },
     y: chart.isLog ? logarithmic : linear,
@@ -62,7 +62,7 @@ export function axes(chart) {
       space: 60,
       grid: { show: false },
       ...(increments ? { incrs: increments } : {}),
-      values: (plot, values) => values.map((value) => chart.look.axis.tick(value)),
+      values: (_plot, values) => values.map((value) => chart.look.axis.tick(value)),
     },
     {
       ...common,
@@ -73,14 +73,14 @@ export function axes(chart) {
         width: 1,
         ...(chart.isLog ? { filter: decades } : {}),
       },
-      values: (plot, values) =>
+      values: (_plot, values) =>
         values.map((value) => (value === null ? "" : yLabel(spec, value, chart.isLog))),
     },
   ];
 }
 
 // Over many decades a line for each digit would be a grey field: then only the powers of ten.
-function decades(plot, splits) {
+function decades(_plot, splits) {
   const found = splits.filter((value) => value !== null);
   if (found.at(-1) / found[0] < 1e4) return splits;
   return splits.map((value) => (/^1e/.test(value?.toExponential()) ? value : null));

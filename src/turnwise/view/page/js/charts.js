@@ -103,8 +103,7 @@ export class Chart {
       this.look.isLog && !this.spec.parts && !hasNegative && values.some((value) => value > 0);
     const numZeros = values.filter((value) => value === 0).length;
     this.scale.textContent = this.isLog ? "log" : "";
-    this.zeros.textContent =
-      this.isLog && numZeros ? `${plural(numZeros, "zero")} not drawn` : "";
+    this.zeros.textContent = this.isLog && numZeros ? `${plural(numZeros, "zero")} not drawn` : "";
   }
 
   options(width) {

@@ -136,7 +136,11 @@ function section(title, rows, numRuns) {
   return h(
     "tbody",
     null,
-    h("tr", { class: "compare-group" }, h("th", { scope: "rowgroup", colspan: numRuns + 1 }, title)),
+    h(
+      "tr",
+      { class: "compare-group" },
+      h("th", { scope: "rowgroup", colspan: numRuns + 1 }, title),
+    ),
     rows.map((row) =>
       h(
         "tr",
@@ -148,7 +152,11 @@ function section(title, rows, numRuns) {
           row.note ? h("span", { class: "chip is-warn" }, row.note) : null,
         ),
         row.values.map((value) =>
-          h("td", { class: "mono" }, value === null ? h("span", { class: "faint" }, "–") : visible(value)),
+          h(
+            "td",
+            { class: "mono" },
+            value === null ? h("span", { class: "faint" }, "–") : visible(value),
+          ),
         ),
       ),
     ),

@@ -1,24 +1,7 @@
 // The numbers of a chart: which curves it has, each with its places on the x axis.
 
-import { cssColor } from "./dom.js";
 import { smooth, TIME_PARTS } from "./metrics.js";
-
-const PART_COLORS = {
-  generate: "generate",
-  environment: "environment",
-  tools: "tool",
-  reward: "reward",
-  idle: "wait",
-  log_probs: "update-2",
-  update: "update",
-  checkpoint: "other",
-  log: "other-2",
-  evaluate: "evaluate",
-};
-
-function partColor(part) {
-  return cssColor(`--time-${PART_COLORS[part] ?? part}`) || cssColor("--time-other");
-}
+import { timeColor } from "./time_kinds.js";
 
 export const KINDS = [
   { name: "training", title: "training", dash: null },
@@ -86,7 +69,7 @@ export function shares(spec, run) {
         share,
         part,
         label: part.replace("_", "-"),
-        color: partColor(part),
+        color: timeColor(part),
         filled: true,
         kind: "training",
       };

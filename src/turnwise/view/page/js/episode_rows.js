@@ -111,7 +111,9 @@ function statusChip(episode) {
 // What was found stands in place of the line that it was found in; elsewhere of the answer.
 function taskWords(episode) {
   const words = episode.found === "task" ? found(episode.snippet) : visible(flat(episode.task));
-  const part = episode.part ? h("span", { class: "row-part is-wide" }, visible(episode.part)) : null;
+  const part = episode.part
+    ? h("span", { class: "row-part is-wide" }, visible(episode.part))
+    : null;
   return h("span", { class: "row-task", dir: "auto", title: episode.task }, part, words);
 }
 
@@ -153,7 +155,12 @@ export function successMark(episode, run) {
   const text = success ? "success" : "no success";
   return h(
     "span",
-    { class: `success ${success ? "is-yes" : "is-no"}`, title: text, role: "img", "aria-label": text },
+    {
+      class: `success ${success ? "is-yes" : "is-no"}`,
+      title: text,
+      role: "img",
+      "aria-label": text,
+    },
     icon(success ? "check" : "close"),
   );
 }

@@ -247,7 +247,8 @@ export class Filters {
   drawChips() {
     const active = FILTERS.filter(
       (name) =>
-        !["text", "in", "kind", "part", "status", "success"].includes(name) && this.params.get(name),
+        !["text", "in", "kind", "part", "status", "success"].includes(name) &&
+        this.params.get(name),
     );
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");
     const any = isFiltered(this.params);

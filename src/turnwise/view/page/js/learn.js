@@ -148,11 +148,11 @@ export function learnView(host, app) {
     const all = rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups;
     arrange(state.showsAll ? all : groups, rest.length);
     const now = look();
-    charts.forEach((chart) => chart.update(now));
+    for (const chart of charts.values()) chart.update(now);
   }
 
   function clearCharts() {
-    charts.forEach((chart) => chart.destroy());
+    for (const chart of charts.values()) chart.destroy();
     charts.clear();
     delete grids.dataset.wanted;
   }
@@ -187,7 +187,11 @@ export function learnView(host, app) {
     fill(grids, sections, numRest ? h("div", { class: "grids-more" }, button_) : null);
   }
 
-  const resized = new ResizeObserver(perFrame(() => charts.forEach((chart) => chart.resize())));
+  const resized = new ResizeObserver(
+    perFrame(() => {
+      for (const chart of charts.values()) chart.resize();
+    }),
+  );
   resized.observe(grids);
 
   return {
@@ -231,7 +235,7 @@ export function learnView(host, app) {
       asked += 1;
       setSmooth.cancel();
       resized.disconnect();
-      charts.forEach((chart) => chart.destroy());
+      for (const chart of charts.values()) chart.destroy();
     },
   };
 }

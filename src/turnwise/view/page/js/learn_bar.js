@@ -143,7 +143,11 @@ function drawPin(place, { state, run, zoom, pin }) {
     range
       ? button(
           `${axis.label(range[0])} to ${axis.label(range[1])}`,
-          { class: "chip is-accent", title: "Show the whole axis", onclick: () => zoom(null, null) },
+          {
+            class: "chip is-accent",
+            title: "Show the whole axis",
+            onclick: () => zoom(null, null),
+          },
           icon("close"),
         )
       : null,
@@ -151,7 +155,11 @@ function drawPin(place, { state, run, zoom, pin }) {
       ? h("span", { class: "faint hint" }, "Click a curve to choose a step, drag to zoom in")
       : [
           h("span", { class: "pin-step" }, h("strong", { class: "num" }, `Step ${num(step)}`)),
-          link(address({ run, view: "episodes", params: { step } }), { class: "button" }, "Episodes"),
+          link(
+            address({ run, view: "episodes", params: { step } }),
+            { class: "button" },
+            "Episodes",
+          ),
           link(address({ run, view: "time", item: step }), { class: "button" }, "Time"),
           button(icon("close"), {
             class: "icon-button",

@@ -128,7 +128,7 @@ export function chartGroups(runs) {
   const isMinor = (name) =>
     runs.filter((run) => name in run.series).every((run) => run.minor.includes(name));
   const left = new Set(columns.flatMap((series) => Object.keys(series)));
-  NO_CURVE.forEach((name) => left.delete(name));
+  for (const name of NO_CURVE) left.delete(name);
   const parts = [...left]
     .filter((name) => /^[^/]+\/num_groups$/.test(name))
     .map((name) => name.split("/")[0])
@@ -160,7 +160,9 @@ export function chartGroups(runs) {
   });
   groups.splice(1, 0, ...mixed);
   const checked = (name) =>
-    name.replace(/^eval\/(?:([^/]+)\/)?(?:greedy|sampled)\//, (_, part) => (part ? `${part}/` : ""));
+    name.replace(/^eval\/(?:([^/]+)\/)?(?:greedy|sampled)\//, (_, part) =>
+      part ? `${part}/` : "",
+    );
   const rest = [...left]
     .sort()
     .filter((name) => checked(name) === name || !left.has(checked(name)))

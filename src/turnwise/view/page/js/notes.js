@@ -133,7 +133,11 @@ export function editNotes(app, run) {
           "div",
           { class: "dialog-tags" },
           known.map((tag) =>
-            button(visible(tag), { class: "chip tag", title: "Add this tag", onclick: () => add(tag) }),
+            button(visible(tag), {
+              class: "chip tag",
+              title: "Add this tag",
+              onclick: () => add(tag),
+            }),
           ),
         )
       : null,

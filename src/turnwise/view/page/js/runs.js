@@ -37,7 +37,16 @@ export function runsView(host, app) {
     h(
       "div",
       { class: "runs" },
-      h("div", { class: "runs-bar" }, h("h1", null, "Runs"), search, archived, count, actions, tags),
+      h(
+        "div",
+        { class: "runs-bar" },
+        h("h1", null, "Runs"),
+        search,
+        archived,
+        count,
+        actions,
+        tags,
+      ),
       place,
     ),
   );
@@ -229,7 +238,11 @@ export function runsView(host, app) {
           visible(column.text(run)),
         ),
         run.problems.length && run.status
-          ? h("span", { class: "chip is-warn", title: run.problems.join("\n") }, "partly unreadable")
+          ? h(
+              "span",
+              { class: "chip is-warn", title: run.problems.join("\n") },
+              "partly unreadable",
+            )
           : null,
       ],
       tags: () => [
@@ -295,6 +308,8 @@ function keepPlace(place, draw) {
   draw();
   place.scrollTop = scrollTop;
   place.scrollLeft = scrollLeft;
-  if (sort) place.querySelector(`[data-sort="${CSS.escape(sort)}"]`)?.focus({ preventScroll: true });
-  else if (name) place.querySelector(`[aria-label="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
+  if (sort)
+    place.querySelector(`[data-sort="${CSS.escape(sort)}"]`)?.focus({ preventScroll: true });
+  else if (name)
+    place.querySelector(`[aria-label="${CSS.escape(name)}"]`)?.focus({ preventScroll: true });
 }

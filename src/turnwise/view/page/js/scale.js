@@ -89,7 +89,8 @@ export function audit(data, columns) {
       (i) => !mask[i] && columns.advantages[i] !== null && columns.advantages[i] !== 0,
     );
     if (without) say(false, `${num(without)} sampled tokens have no advantage`);
-    if (extra) say(false, `${plural(extra, "prompt token")} ${extra === 1 ? "has" : "have"} an advantage`);
+    if (extra)
+      say(false, `${plural(extra, "prompt token")} ${extra === 1 ? "has" : "have"} an advantage`);
     if (!without && !extra) say(true, "Every sampled token has an advantage, and no other has");
   }
   if (columns.gap) {

@@ -1,9 +1,9 @@
 // The bar at the top: which run, which view, whether it is live.
 
 import { button, fill, h, link } from "./dom.js";
+import { num } from "./format.js";
 import { showHelp } from "./help.js";
 import { icon } from "./icons.js";
-import { num } from "./format.js";
 import { address, runsAddress } from "./route.js";
 import { TABS, tabAddress } from "./tabs.js";
 import { currentTheme, switchTheme } from "./theme.js";
@@ -165,27 +165,25 @@ function menu(app, close) {
 const SAME_VIEW = { task: "episodes", seed: "episodes", runs: "learn" };
 
 function menuItem(app, one, close) {
-  return (
-      link(
-        address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view }),
-        {
-          "aria-current": one.key === app.route.run ? "true" : null,
-          onclick: () => close(),
-          title: [one.path, ...(one.problems ?? [])].join("\n"),
-        },
-        h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
-        h(
-          "span",
-          { class: "name" },
-          one.key,
-          h("small", null, one.problems?.length ? "partly unreadable" : (one.environment ?? "")),
-        ),
-        h(
-          "span",
-          { class: "num faint" },
-          one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step),
-        ),
-      )
+  return link(
+    address({ run: one.key, view: SAME_VIEW[app.route.view] ?? app.route.view }),
+    {
+      "aria-current": one.key === app.route.run ? "true" : null,
+      onclick: () => close(),
+      title: [one.path, ...(one.problems ?? [])].join("\n"),
+    },
+    h("span", { class: `dot ${one.is_live ? "is-live" : hasFailed(one) ? "is-failed" : ""}` }),
+    h(
+      "span",
+      { class: "name" },
+      one.key,
+      h("small", null, one.problems?.length ? "partly unreadable" : (one.environment ?? "")),
+    ),
+    h(
+      "span",
+      { class: "num faint" },
+      one.total_steps ? `${num(one.step)}/${num(one.total_steps)}` : num(one.step),
+    ),
   );
 }
 

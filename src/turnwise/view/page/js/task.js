@@ -41,7 +41,9 @@ export function taskView(host) {
       fill(
         frame,
         head(all, chosen),
-        all.length ? columns(episodes) : empty("Not played", `No ${kind()} episode plays this task.`),
+        all.length
+          ? columns(episodes)
+          : empty("Not played", `No ${kind()} episode plays this task.`),
       );
       const scroll = frame.querySelector(".seed-scroll");
       if (scroll) scroll.scrollLeft = across;

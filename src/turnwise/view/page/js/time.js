@@ -1,56 +1,13 @@
 // Where did the time go? One step: its phases, and under them a row for each episode.
 
 import { get, runPath } from "./api.js";
-import { button, cssColor, fill, h, link } from "./dom.js";
+import { button, fill, h, link } from "./dom.js";
 import { num, percent, plural, seconds } from "./format.js";
 import { icon } from "./icons.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
+import { timeColor, timeWord } from "./time_kinds.js";
 import { Timeline } from "./timeline.js";
-
-export const KINDS = ["generate", "environment", "tool", "reward", "wait"];
-const WORDS = {
-  generate: "generating",
-  environment: "environment",
-  tool: "tools",
-  tools: "tools",
-  reward: "reward",
-  wait: "waiting",
-  idle: "idle",
-  update: "update",
-  log_probs: "log-probs",
-  rollout: "playing",
-  play: "playing",
-  checkpoint: "checkpoint",
-  log: "writing",
-  evaluate: "evaluation",
-};
-
-export function timeWord(name) {
-  return WORDS[name] ?? name.replaceAll("_", " ");
-}
-
-const COLORS = {
-  generate: "generate",
-  engine: "generate",
-  rollout: "generate",
-  play: "generate",
-  environment: "environment",
-  tool: "tool",
-  tools: "tool",
-  reward: "reward",
-  wait: "wait",
-  idle: "wait",
-  update: "update",
-  log_probs: "update-2",
-  checkpoint: "other",
-  log: "other-2",
-  evaluate: "evaluate",
-};
-
-export function timeColor(name) {
-  return cssColor(`--time-${COLORS[name] ?? "other"}`);
-}
 
 export function timeView(host) {
   let route = null;

@@ -2,7 +2,7 @@
 
 import { cssColor, fill, h, perFrame } from "./dom.js";
 import { num, seconds } from "./format.js";
-import { timeColor, timeWord } from "./time.js";
+import { timeColor, timeWord } from "./time_kinds.js";
 
 const LEFT = 118;
 const RIGHT = 18;

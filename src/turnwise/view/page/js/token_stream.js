@@ -1,7 +1,7 @@
 // The tokens as spans, in blocks of turns; blocks out of sight cost nothing.
 
 import { button, fill, h } from "./dom.js";
-import { num, plural } from "./format.js";
+import { plural } from "./format.js";
 import { hasHidden, visible } from "./visible.js";
 
 const CHUNK = 400;
@@ -90,9 +90,8 @@ export class TokenStream {
       if (endsLine && index + 1 < end && held < CHUNK) chunk.append(h("br"));
       else if ((endsLine && held >= CHUNK) || held >= 2 * CHUNK) chunk = null;
     }
-    chunks.forEach((one) =>
-      one.style.setProperty("contain-intrinsic-size", `auto ${height(one)}px`),
-    );
+    for (const one of chunks)
+      one.style.setProperty("contain-intrinsic-size", `auto ${height(one)}px`);
     return chunks;
   }
 

@@ -104,9 +104,7 @@ export function tokensView(host) {
     const first = data.mask.findIndex(Boolean);
     selected =
       wanted === null
-        ? first < 0
-          ? 0
-          : first
+        ? Math.max(0, first)
         : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
     stream.select(selected);
     overview.select(selected);
