@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeAlias, overload
 
 from turnwise.chat import ChatFormat
 from turnwise.config import EnvironmentConfig
-from turnwise.deadlines import contained, is_interrupt, run_sync
+from turnwise.deadlines import contained, is_interrupt, mark_called_off, run_sync
 from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.actions import ParserChoice
@@ -274,6 +274,7 @@ class EpisodeCollector:
 
     async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
         """One episode, as often as the policy allows."""
+        num_abandoned = 0
         for attempt in range(1, self._num_tries + 1):
             episode = Episode(
                 setup,
@@ -287,6 +288,7 @@ class EpisodeCollector:
             )
             result = await episode.run()
             result.part = task.part
+            result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
             if not result.status.is_error:
                 break
             if self._on_error == "fail":
@@ -338,8 +340,13 @@ async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
 
     try:
         async with asyncio.TaskGroup() as group:
-            for one in work:
-                group.create_task(run(one))
+            tasks = [group.create_task(run(one)) for one in work]
+            try:
+                if tasks:
+                    await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            finally:  # those that are not done are cancelled by the group
+                for task in tasks:
+                    mark_called_off(task)
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:

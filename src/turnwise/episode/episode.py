@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from turnwise.chat import Message
-from turnwise.deadlines import contained, is_interrupt
+from turnwise.deadlines import contained, is_interrupt, num_abandoned
 from turnwise.env import BaseEnvironment
 from turnwise.env.base import NO_TASK
 from turnwise.env.catalog import EnvironmentFactory
@@ -97,6 +97,7 @@ class Episode:
         The one boundary at which failures become data. What is nobody's failure, such as a chat
         template that cannot write these messages, flies; so does a cancellation.
         """
+        num_before = num_abandoned()
         try:
             try:
                 await self._play()
@@ -111,6 +112,7 @@ class Episode:
                     self._write_down()
         finally:
             await self._clean_up()
+        self.result.abandoned_calls = num_abandoned() - num_before
         return self.result
 
     async def _play(self) -> None:

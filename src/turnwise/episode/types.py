@@ -122,6 +122,8 @@ class EpisodeResult:
     """The lines of the user's own code through which a failure came, if it came from there."""
     attempt: int = 1
     """Which try this was."""
+    abandoned_calls: int = 0
+    """Calls of async user code that ignored their cancellation, in all tries."""
     agents: list[AgentRecord] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By part: `engine`, `environment`, `tools`, `reward`, and `total`."""

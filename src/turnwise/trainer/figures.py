@@ -106,6 +106,8 @@ def _endings(results: Sequence[EpisodeResult], turns: Sequence[TurnRecord]) -> M
     figures["errors"] = sum(statuses[status] for status in failed) / number
     for status in sorted(failed):
         figures[f"errors/{status.removesuffix('_error')}"] = statuses[status] / number
+    if num_abandoned := sum(result.abandoned_calls for result in results):
+        figures["abandoned_calls"] = num_abandoned
     if turns:
         figures["cut_turns"] = _share(t.finish_reason is FinishReason.LENGTH for t in turns)
         figures["invalid_actions"] = _share(bool(t.info.get("invalid_action")) for t in turns)

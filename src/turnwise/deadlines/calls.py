@@ -1,0 +1,114 @@
+"""Call a function of the user, plain or async, with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from turnwise.deadlines.abandon import Abandonable
+from turnwise.deadlines.failures import contained, is_interrupt
+from turnwise.deadlines.limit import Deadline
+from turnwise.errors import DeadlineExceeded
+
+T = TypeVar("T")
+
+
+async def call_with_deadline(
+    function: Callable[..., Any],
+    *args: Any,
+    timeout: float | None,
+    waiting_for: str,
+    limit_name: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds.
+
+    What it raises is an `Exception` in any case. `limit_name` is the setting that holds the limit.
+    """
+    try:
+        with Deadline(timeout) as limit:
+            if is_async(function):
+                result = function(*args, **kwargs)
+            else:
+                result = await _in_thread(lambda: function(*args, **kwargs), waiting_for)
+            if inspect.isawaitable(result):
+                coroutine = result if inspect.iscoroutine(result) else _wait(result)
+                result = await Abandonable(coroutine, waiting_for)
+    except TimeoutError:
+        if not limit.expired:
+            raise  # the function's own, such as a socket's
+    except BaseException as error:
+        if isinstance(error, Exception) or is_interrupt(error):
+            raise
+        raise contained(error, waiting_for) from error
+    else:
+        # A bare `except:` in the function can swallow the cancellation and still return.
+        if not limit.expired:
+            return result
+    raise DeadlineExceeded(
+        f"{waiting_for} took longer than {timeout:g} s. "
+        f"Make it faster, or {f'raise {limit_name}' if limit_name else 'give it more time'}."
+    )
+
+
+async def _wait(result: Awaitable[T]) -> T:
+    return await result
+
+
+def result_within(
+    future: concurrent.futures.Future[T], seconds: float, waiting_for: str, fix: str
+) -> T:
+    """What another thread works out; `DeadlineExceeded` after so many seconds."""
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():  # the work's own, such as a socket's; or it has just ended
+            return future.result()
+    future.cancel()
+    raise DeadlineExceeded(f"{waiting_for} took longer than {seconds:g} s. {fix}")
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling `function` gives a coroutine: also for partials and callable objects."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        type(function).__call__
+    )
+
+
+async def _in_thread(function: Callable[[], Any], name: str) -> Any:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = function()
+        except BaseException as raised:  # sys.exit in user code must not end our thread silently
+            error = contained(raised, name)
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop closed while an overrunning call was still at work
+            return
+
+    context = contextvars.copy_context()
+    threading.Thread(
+        target=context.run, args=(work,), name=f"turnwise: {name}", daemon=True
+    ).start()
+    return await future

@@ -1,0 +1,130 @@
+"""Run a coroutine from ordinary code, and end with it whatever it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import logging
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
+from typing import Any, TypeVar
+
+from turnwise.deadlines.abandon import call_off, keep_for_ever
+from turnwise.deadlines.failures import contained
+
+T = TypeVar("T")
+
+_ENDING_SECONDS = 5.0
+"""For the tasks that are left when a loop ends; those that ignore their cancellation are left."""
+_LOG = logging.getLogger("turnwise")
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from ordinary code, also inside a notebook's running loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run(coroutine)
+    outcome: list[T] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            outcome.append(_run(coroutine))
+        except BaseException as raised:
+            failure.append(raised)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(
+        target=context.run, args=(work,), name="turnwise: run_sync", daemon=True
+    )
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+    return outcome[0]
+
+
+def _run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, which waits for ever for what ignores its cancellation."""
+    loop = asyncio.new_event_loop()
+    loop.set_default_executor(_DaemonExecutor())
+    task = loop.create_task(coroutine)
+    try:
+        with _cancelled_by_ctrl_c(task, loop):
+            return loop.run_until_complete(task)
+    finally:
+        try:
+            loop.run_until_complete(_end_tasks())
+        finally:
+            loop.close()
+
+
+class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
+    """A thread for each call of `asyncio.to_thread`, which cannot keep the process alive."""
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+        def work() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:  # goes to whoever waits for it
+                future.set_exception(contained(error, "a call in a thread"))
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=work, name="turnwise: to_thread", daemon=True).start()
+        return future
+
+
+@contextlib.contextmanager
+def _cancelled_by_ctrl_c(
+    task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop
+) -> Iterator[None]:
+    """The first Ctrl-C cancels the task, so that it cleans up; a second one leaves at once."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    num_heard = 0
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        nonlocal num_heard
+        num_heard += 1
+        if num_heard > 1 or task.done():
+            raise KeyboardInterrupt
+        call_off(task)
+        loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+
+    signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if num_heard:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+async def _end_tasks() -> None:
+    loop = asyncio.get_running_loop()
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, left = await asyncio.wait(left, timeout=_ENDING_SECONDS)
+    for task in left:
+        _LOG.warning("%s ignores its cancellation, and is left", task.get_coro())
+        keep_for_ever(task)
+    closing = asyncio.ensure_future(loop.shutdown_asyncgens())
+    await asyncio.wait({closing}, timeout=_ENDING_SECONDS)

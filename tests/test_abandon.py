@@ -1,0 +1,248 @@
+"""Async user code that ignores its cancellation is left where it waits, and holds up nothing."""
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from contention import no_tasks_left
+from turnwise.deadlines import abandon, call_with_deadline, num_abandoned, run_sync
+from turnwise.errors import DeadlineExceeded
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    monkeypatch.setattr(abandon, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(abandon, "_logged", set())
+
+
+async def ignores_cancellation():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
+async def ignores_everything():
+    while True:
+        with contextlib.suppress(BaseException):
+            await asyncio.sleep(3600)
+
+
+async def never_waits_long():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+async def waits_for_a_future():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.get_running_loop().create_future()
+
+
+async def cleans_up_for_ever():
+    try:
+        await asyncio.sleep(3600)
+    finally:
+        await ignores_cancellation()
+
+
+def gives_something_to_await():
+    return ignores_cancellation()
+
+
+def call(function, timeout=0.02):
+    return call_with_deadline(function, timeout=timeout, waiting_for="the call")
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(ignores_cancellation, ignores_everything, never_waits_long, waits_for_a_future),
+        *(cleans_up_for_ever, gives_something_to_await),
+    ],
+)
+def test_a_call_that_ignores_its_cancellation_is_abandoned(function, caplog):
+    async def main():
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded, match=r"the call took longer than 0\.02 s"):
+                await call(function)
+        assert asyncio.current_task().cancelling() == 0
+        assert no_tasks_left()
+        return num_abandoned()
+
+    with caplog.at_level(logging.WARNING, "turnwise"):
+        assert run_sync(main()) == 3
+    (record,) = caplog.records
+    assert "the call ignored that it was cancelled" in record.message
+    assert f"{__file__}:" in record.message
+
+
+def test_it_never_runs_again():
+    turns = []
+
+    async def counts():
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+            turns.append(1)
+
+    async def main():
+        with pytest.raises(DeadlineExceeded):
+            await call(counts)
+        num_before = len(turns)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert len(turns) == num_before > 0
+
+    run_sync(main())
+
+
+def test_finally_blocks_of_an_abandoned_call_run():
+    ran = []
+
+    async def stubborn():
+        try:
+            await ignores_cancellation()
+        finally:
+            ran.append(True)
+
+    with pytest.raises(DeadlineExceeded):
+        run_sync(call(stubborn))
+    assert ran == [True]
+
+
+@pytest.mark.parametrize("wait", [asyncio.create_task, asyncio.gather])
+def test_a_task_that_ignores_its_cancellation_does_not_hold_up_who_awaits_it(wait, monkeypatch):
+    monkeypatch.setattr("turnwise.deadlines.running._ENDING_SECONDS", 0.05)
+
+    async def waits():
+        await wait(never_waits_long())
+
+    async def main():
+        with pytest.raises(DeadlineExceeded):
+            await call(waits)
+        return num_abandoned()
+
+    assert run_sync(main()) == 0  # the call itself has ended as it was asked to
+
+
+def test_cleaning_up_may_wait(monkeypatch):
+    monkeypatch.setattr(abandon, "GRACE_SECONDS", 60.0)
+    cleaned = []
+
+    async def careful():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0.001)
+            await asyncio.create_task(asyncio.sleep(0.001))
+            cleaned.append(True)
+
+    with pytest.raises(DeadlineExceeded):
+        run_sync(call(careful))
+    assert cleaned == [True]
+
+
+def test_a_timeout_of_the_codes_own_is_its_own_business():
+    """It may even ignore it for longer than the grace: nobody else has called it off."""
+
+    async def slow_to_obey():
+        try:
+            async with asyncio.timeout(0.001):
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    await asyncio.sleep(4 * abandon.GRACE_SECONDS)
+                    raise
+        except TimeoutError:
+            await asyncio.sleep(2 * abandon.GRACE_SECONDS)
+            return "done"
+
+    assert run_sync(call(slow_to_obey, timeout=60)) == "done"
+
+
+def test_values_errors_tasks_and_context_pass_through():
+    name = contextvars.ContextVar("name")
+
+    async def fails_later():
+        await asyncio.sleep(0)
+        raise KeyError("no")
+
+    async def works():
+        assert asyncio.current_task() is task
+        name.set("set in the call")
+        with pytest.raises(KeyError):
+            await asyncio.create_task(fails_later())
+        assert await asyncio.gather(asyncio.sleep(0, 1), asyncio.sleep(0.001, 2)) == [1, 2]
+        assert await asyncio.shield(asyncio.create_task(asyncio.sleep(0, 3))) == 3
+        assert await asyncio.to_thread(lambda: 4) == 4
+        cancelled = asyncio.create_task(asyncio.sleep(3600))
+        cancelled.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+        return 5
+
+    async def main():
+        nonlocal task
+        task = asyncio.current_task()
+        assert await call(works, timeout=60) == 5
+        assert name.get() == "set in the call"
+
+    task = None
+    run_sync(main())
+
+
+def test_an_outer_deadline_abandons_what_an_inner_call_waits_for():
+    async def outer():
+        await call(ignores_cancellation, timeout=None)
+
+    async def main():
+        with pytest.raises(DeadlineExceeded, match=r"took longer than 0\.02 s"):
+            await call(outer)
+        return num_abandoned()
+
+    assert run_sync(main()) == 1
+
+
+SCRIPT = """
+import asyncio, logging, sys
+from test_abandon import call, ignores_everything
+from turnwise.deadlines import abandon, running, run_sync
+
+logging.basicConfig()
+abandon.GRACE_SECONDS = running._ENDING_SECONDS = 0.05
+
+async def leaves_a_task():
+    asyncio.create_task(ignores_everything())
+    await asyncio.sleep(0)
+
+run_sync(leaves_a_task())
+for _ in range(2):
+    try:
+        run_sync(call(ignores_everything))
+    except TimeoutError as error:
+        print(error)
+"""
+
+
+def test_what_is_left_does_not_keep_the_process():
+    """Not even code that ignores the end of a coroutine, which Python brings about at its exit."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("the call took longer") == 2
+    assert done.stderr.count("abandoned after") == 1
+    assert "Traceback" not in done.stderr
