@@ -122,8 +122,6 @@ class EpisodeResult:
     """The lines of the user's own code through which a failure came, if it came from there."""
     attempt: int = 1
     """Which try this was."""
-    abandoned_calls: int = 0
-    """Calls of async user code that ignored their cancellation, in all tries."""
     agents: list[AgentRecord] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
     """By part: `engine`, `environment`, `tools`, `reward`, and `total`."""
@@ -131,6 +129,8 @@ class EpisodeResult:
     """When it began, in seconds since 1970; 0: not known."""
     part: str = ""
     """The environment of a mix that it was played in, by its name; empty without a mix."""
+    abandoned_calls: int = 0
+    """Calls of async user code that ignored their cancellation, in all tries."""
 
     @property
     def agent(self) -> AgentRecord:
