@@ -32,7 +32,7 @@ def draw(run: Path) -> str:
         now += sum(metrics.get(f"time/{part}", 0.0) for part in ("step", "evaluate", "checkpoint"))
         state.step(metrics)
         if found := findings.get(int(metrics["step"])):
-            state.say(f"doctor: {found.text} {found.cure}")
+            state.say(f"doctor: {found.text} {found.fix}")
     state.end(facts["status"])
     console = Console(record=True, width=WIDTH, height=HEIGHT, file=io.StringIO())
     console.print(RunView(state))

@@ -1,7 +1,7 @@
 """Every error that turnwise raises on purpose, and the words that make it useful.
 
 One base, few categories, each also a standard type, so that `except ValueError` in a user's
-code keeps working. A message says what was wrong, what was given, what was expected, the cure.
+code keeps working. A message says what was wrong, what was given, what was expected, the fix.
 """
 
 from __future__ import annotations

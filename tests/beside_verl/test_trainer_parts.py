@@ -299,7 +299,7 @@ def test_a_gpu_that_is_not_there_is_said(tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("actor_rollout_ref.rollout.agent.num_workers=3", "divides them"),
-        ("trainer.use_v1=true", "V1 trainer goes on without"),
+        ("trainer.use_v1=true", "V1 trainer continues without"),
     ],
 )
 def test_what_our_episodes_need_of_verls_config_is_checked(

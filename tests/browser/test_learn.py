@@ -54,7 +54,7 @@ def test_the_doctor_speaks_at_its_step_with_the_cure(visitor):
     visitor.open("run/ill/learn")
     first = visitor.at(".doctor li").first
     expect(first).to_contain_text("constant-reward")
-    expect(first.locator(".cure")).to_contain_text("training.warm_start")
+    expect(first.locator(".fix")).to_contain_text("training.warm_start")
     first.locator("button").click()
     expect(visitor.page).to_have_url(re.compile(r"step=\d+"))
     expect(visitor.at(".pin-step")).to_contain_text("Step")

@@ -1,4 +1,4 @@
-"""The page while a run goes on, in a process of its own."""
+"""The page while a run is in progress, in a process of its own."""
 
 import subprocess
 import sys

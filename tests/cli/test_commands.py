@@ -35,8 +35,8 @@ def test_check_env_says_what_is_wrong_and_the_cure(turnwise, coins, tmp_path):
     ran = turnwise("check-env", "leaky.py:Leaky", "--episodes", "3")
     assert ran.code == 1
     assert "✗ error  leaked-state\n" in ran.out
-    assert "\n  cure: Write `self.total = 1` in reset()." in ran.out
-    assert "- not run until the above is mended: " in ran.out
+    assert "\n  fix: Write `self.total = 1` in reset()." in ran.out
+    assert "- not run until the above is fixed: " in ran.out
     assert ran.out.endswith("leaky.py:Leaky: 1 error\n")
 
 
@@ -64,7 +64,7 @@ def test_envs_lists_every_name_with_a_line(turnwise):
 def test_config_prints_a_file_that_loads(turnwise, tmp_path):
     ran = turnwise("config", "training.learning_rate=3e-5")
     assert ran.code == 0
-    assert "  # Step size of the optimiser.\n  learning_rate: 3.0e-05\n" in ran.out
+    assert "  # Learning rate.\n  learning_rate: 3.0e-05\n" in ran.out
     file = tmp_path / "my.yaml"
     file.write_text(ran.out)
     assert ConfigStore.load(file) == ConfigStore.load(overrides=["training.learning_rate=3e-5"])

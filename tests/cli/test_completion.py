@@ -108,7 +108,7 @@ def test_json_of_a_finding_has_its_cure(turnwise, coins):
     assert ran.code == 1
     told = json.loads(ran.out)
     assert told["ok"] is False
-    assert told["findings"][0]["cure"]
+    assert told["findings"][0]["fix"]
     refused = turnwise("play", "shop", "--json")
     assert refused.code == 2
     assert "--player expert" in refused.err

@@ -74,7 +74,7 @@ def test_a_sick_run(turnwise, tmp_path):
     first, second, third = ran.out.splitlines()[:3]
     assert first == "step 5     constant-reward"
     assert second.startswith("  All episodes of the last 5 steps earned exactly 0, whatever")
-    assert third.startswith("  cure: First look at the reward")
+    assert third.startswith("  fix: First look at the reward")
     said = " ".join(ran.out.split())
     assert f"{run}: 30 steps; reward 0.000 after step 30: the training episodes of this" in said
     assert ran.out.endswith("As of the last step: constant-reward.\n")
@@ -96,7 +96,7 @@ def test_causes_with_what_follows_from_them(turnwise, tmp_path):
     assert lines[0] == "step 5     cut-turns"
     assert lines[1].startswith("  100% of the model's turns were cut by the limit of tokens")
     assert lines[2].startswith("  because of this: constant-reward. All episodes of the last 5")
-    assert lines[3].startswith("  cure: Raise inference.max_tokens")
+    assert lines[3].startswith("  fix: Raise inference.max_tokens")
     assert lines[-1] == "As of the last step: cut-turns."
     (now,) = json.loads(turnwise("doctor", str(run), "--json").out)["now"]
     assert [one["code"] for one in now["consequences"]] == ["constant-reward"]

@@ -268,7 +268,7 @@ def test_a_failed_save_leaves_the_old_file_whole(tmp_path):
 def test_a_saved_file_explains_itself(tmp_path):
     ConfigStore().save(tmp_path / "c.yaml")
     text = (tmp_path / "c.yaml").read_text()
-    assert "# Step size of the optimiser." in text
+    assert "# Learning rate." in text
     assert yaml.safe_load(text)["training"]["batch_size"] == 32
 
 

@@ -145,8 +145,8 @@ CONDUCT = [
     (NumbersOnly, "odd-actions", "error", r"step\('yes'\) raised ValueError", "'invalid_action'"),
     (NumbersOnlyWithoutOffers, "odd-actions", "error", "raised ValueError", "'invalid_action'"),
     (OneThread, "threads", "error", "another thread", "check_same_thread=False"),
-    (RaisesOnSomeSeeds, "exceptions", "error", "KeyError: 'no door'", "Mend that line"),
-    (Quits, "exceptions", "error", "SystemExit", "Mend that line"),
+    (RaisesOnSomeSeeds, "exceptions", "error", "KeyError: 'no door'", "Fix that line"),
+    (Quits, "exceptions", "error", "SystemExit", "Fix that line"),
     (AlwaysCut, "termination", "note", "cut at max_steps=5", "return done=True"),
     (InvalidSamples, "sample-action", "warning", "offered 'open", "as step() reads it"),
     (CarelessSamples, "sample-action", "error", "same generator", "rng.choice(actions)"),
@@ -159,11 +159,11 @@ CONDUCT = [
 ]
 
 
-@pytest.mark.parametrize(("env", "check", "level", "message", "cure"), CONDUCT)
-def test_bad_conduct(env, check, level, message, cure):
+@pytest.mark.parametrize(("env", "check", "level", "message", "fix"), CONDUCT)
+def test_bad_conduct(env, check, level, message, fix):
     finding = only_finding(check_env(env, num_episodes=3), check, level)
     assert re.search(message, finding.message)
-    assert cure in finding.cure
+    assert fix in finding.fix
 
 
 def test_a_check_goes_on_with_the_texts_that_work():
@@ -174,7 +174,7 @@ def test_a_check_goes_on_with_the_texts_that_work():
 def test_an_episode_without_an_end():
     finding = only_finding(check_env(Endless, num_episodes=1), "termination")
     assert "no episode ended within 1000 turns, and max_steps is 1000000" in finding.message
-    assert "max_steps = 50" in finding.cure
+    assert "max_steps = 50" in finding.fix
 
 
 def test_slow_steps_are_measured():
@@ -182,7 +182,7 @@ def test_slow_steps_are_measured():
     milliseconds = re.search(r"takes (\d+) ms", finding.message)
     assert milliseconds is not None
     assert int(milliseconds[1]) >= 5
-    assert "async def step" in finding.cure
+    assert "async def step" in finding.fix
 
 
 released = threading.Event()

@@ -86,7 +86,7 @@ MISSHAPEN = [
         RaisesWhenMade,
         "exceptions",
         r"words.txt \(test_checker_interface.py, line \d+\)",
-        "Mend that line",
+        "Fix that line",
     ),
     (OwnRng, "signature", "rng", "Delete the line `self.rng = ...`"),
     (ResetNeedsArguments, "signature", r"reset\(level\)", "def reset(self) -> str:"),
@@ -98,11 +98,11 @@ MISSHAPEN = [
 ]
 
 
-@pytest.mark.parametrize(("env", "check", "message", "cure"), MISSHAPEN)
-def test_a_misshapen_environment(env, check, message, cure):
+@pytest.mark.parametrize(("env", "check", "message", "fix"), MISSHAPEN)
+def test_a_misshapen_environment(env, check, message, fix):
     finding = only_finding(check_env(env), check)
     assert re.search(message, finding.message)
-    assert cure in finding.cure
+    assert fix in finding.fix
 
 
 def test_a_file_that_cannot_be_imported(tmp_path):
@@ -119,7 +119,7 @@ def test_a_gymnasium_environment_is_sent_to_its_adapter():
     class CartPole:
         __module__ = "gymnasium.envs.classic_control"
 
-    assert "gym:" in only_finding(check_env(CartPole()), "base-class").cure
+    assert "gym:" in only_finding(check_env(CartPole()), "base-class").fix
 
 
 def doors_that_answer(**changes):
@@ -184,11 +184,11 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize(("env", "check", "level", "message", "cure"), ANSWERS)
-def test_wrong_answers(env, check, level, message, cure):
+@pytest.mark.parametrize(("env", "check", "level", "message", "fix"), ANSWERS)
+def test_wrong_answers(env, check, level, message, fix):
     # Never-ending episodes are worth a note as well; that is not what is looked at here.
     report = check_env(env)
     report.findings = [finding for finding in report if finding.check != "termination"]
     finding = only_finding(report, check, level)
     assert re.search(message, finding.message)
-    assert cure in finding.cure
+    assert fix in finding.fix

@@ -134,11 +134,11 @@ REPEATS = [
 ]
 
 
-@pytest.mark.parametrize(("env", "check", "level", "message", "cure"), REPEATS)
-def test_episodes_that_cannot_be_repeated(env, check, level, message, cure):
+@pytest.mark.parametrize(("env", "check", "level", "message", "fix"), REPEATS)
+def test_episodes_that_cannot_be_repeated(env, check, level, message, fix):
     finding = only_finding(check_env(env), check, level)
     assert re.search(message, finding.message)
-    assert cure in finding.cure
+    assert fix in finding.fix
 
 
 class Uncopyable(Doors):
@@ -176,13 +176,13 @@ def test_a_copy_that_cannot_be_made_matters_to_an_instance_only():
     as_class = only_finding(check_env(Uncopyable), "spawn", "warning")
     assert "self.lock" in as_class.message
     as_instance = only_finding(check_env(Uncopyable()), "spawn", "error")
-    assert "Pass the class" in as_instance.cure
-    assert "def spawn(self)" in as_instance.cure
+    assert "Pass the class" in as_instance.fix
+    assert "def spawn(self)" in as_instance.fix
 
 
 @pytest.mark.parametrize("env", [SpawnsItself, ShallowSpawn])
 def test_a_spawn_that_shares(env):
-    assert "def spawn(self)" in only_finding(check_env(env), "spawn").cure
+    assert "def spawn(self)" in only_finding(check_env(env), "spawn").fix
 
 
 def test_an_instance_whose_copies_share_is_found():

@@ -1,4 +1,4 @@
-"""Models by name, folder and id; every mistake is one message with its cure."""
+"""Models by name, folder and id; every mistake is one message with its fix."""
 
 import json
 from types import SimpleNamespace

@@ -157,8 +157,8 @@ def test_each_finding_is_said_once_at_its_step(ways, code, step, words):
     assert [(when, finding.code) for when, finding in said] == [(step, code)]
     finding = said[0][1]
     assert words in finding.text
-    assert len(finding.cure) > 20
-    assert str(finding) == f"{finding.text} {finding.cure}"
+    assert len(finding.fix) > 20
+    assert str(finding) == f"{finding.text} {finding.fix}"
 
 
 def test_a_flat_reward_gets_a_gentle_word():
@@ -312,7 +312,7 @@ def test_the_guide_explains_every_finding():
     assert sorted(told) == sorted([STOPPED, *(check.code for check in CHECKS)])
     a_setting = r"\b(?:training|inference|model|environment|limits)\.[a-z_]+"
     settings_named = set(re.findall(a_setting, guide))
-    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.cure)}
+    settings_named |= {name for check in CHECKS for name in re.findall(a_setting, check.fix)}
     for name in settings_named:
         section, setting = name.split(".")
         assert hasattr(getattr(ConfigStore(), section), setting), name

@@ -52,7 +52,7 @@ def test_a_learning_rate_a_hundred_times_too_high(tmp_path, overrides):
     size = f"training.batch_size={batch}"
     folder = train(tmp_path, Echo, size, "training.learning_rate=0.3", *overrides)
     finding = the_finding(folder, "learning-rate-too-high", "learning rate of 0.3", "reward fell")
-    assert "training.learning_rate" in finding.cure
+    assert "training.learning_rate" in finding.fix
     # The reward is lost and the turns have no end: the learning rate is why.
     assert {one.code for one in finding.consequences} >= {"constant-reward"}
 
@@ -63,7 +63,7 @@ def test_a_constant_reward(tmp_path, amount):
     finding = the_finding(
         folder, "constant-reward", f"earned exactly {amount:g}", "All 40 episodes"
     )
-    assert finding.cure.startswith("First look at the reward")
+    assert finding.fix.startswith("First look at the reward")
     assert finding.example == "train-6-0"
 
 
@@ -88,7 +88,7 @@ def test_a_parser_of_another_format(tmp_path):
     model = speaking_model(Tooled, "expert", **parts)
     folder = train(tmp_path, Tooled, "inference.max_tokens=24", model=model, **parts)
     finding = the_finding(folder, "unread-calls", "in the format 'json'")
-    assert "parser" in finding.cure
+    assert "parser" in finding.fix
     assert [one.code for one in finding.consequences] == ["constant-reward"]
 
 

@@ -37,7 +37,7 @@ def test_a_run_says_it_when_it_begins_and_so_does_the_doctor(tmp_path):
     shown = CliRunner().invoke(app, ["doctor", str(trainer.run_folder), "--json"])
     found = {finding["code"]: finding for finding in json.loads(shown.stdout)["now"]}
     assert found["shared-rows"]["text"] == text
-    assert "training.eval_fraction" in found["shared-rows"]["cure"]
+    assert "training.eval_fraction" in found["shared-rows"]["fix"]
 
 
 class Fresh(PromptDataset):

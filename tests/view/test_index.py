@@ -311,4 +311,4 @@ def test_what_the_doctor_said_stands_at_its_step(tmp_path):
     (finding,) = run.detail()["findings"]
     assert (finding["name"], finding["step"]) == ("constant-reward", 5)
     assert "earned exactly 0" in finding["text"]
-    assert finding["cure"]
+    assert finding["fix"]

@@ -57,7 +57,7 @@ def chat(
             "--system",
             "--system-prompt",
             metavar="TEXT",
-            help="What the model is told first.",
+            help="The system prompt.",
             show_default="the run's own, if any",
         ),
     ] = None,

@@ -59,7 +59,7 @@ def check_env(
     trust_remote_code: TrustRemoteCode = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check that an environment is fit for training; every finding says the fix.
+    """Check that an environment is fit for training; every finding names the fix.
 
     The rows of a dataset are the tasks of the episodes that are played (`self.task`).
     The exit code is 1 if there are errors, 0 if there are none.
@@ -71,7 +71,7 @@ def check_env(
     turnwise check-env runs/mine
     turnwise check-env guess-number
     turnwise check-env gym:FrozenLake-v1 --param map_name=8x8
-    turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].cure'
+    turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].fix'
     """
     from turnwise.cli.common import make_console, print_json, working
     from turnwise.cli.run_parts import restore, settings_of
@@ -159,10 +159,10 @@ def _show(console: Console, report: CheckReport) -> None:
         mark, style = _MARKS[finding.level]
         console.print(Text.assemble((f"{mark} {finding.level}", style), f"  {finding.check}"))
         console.print(indented(Text(finding.message)))
-        console.print(indented(Text.assemble(("cure: ", "bold green"), finding.cure), below=1))
+        console.print(indented(Text.assemble(("fix: ", "bold green"), finding.fix), below=1))
     if report.passed:
         console.print(Text.assemble(("✓ passed: ", "green"), ", ".join(report.passed)))
     if report.skipped:
         text = ", ".join(report.skipped)
-        console.print(Text(f"- not run until the above is mended: {text}", "dim"))
+        console.print(Text(f"- not run until the above is fixed: {text}", "dim"))
     console.print(Text(report.summary, "bold"))

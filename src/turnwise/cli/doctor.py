@@ -39,7 +39,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what works on this machine; with a run, what was wrong with it, when, and the cure.
+    """Report what works on this machine; with a run, what was wrong with it, when, and the fix.
 
     The exit code is 1 if this machine cannot train at all.
 
@@ -65,7 +65,7 @@ def _look_at_machine(as_json: bool) -> None:
         typer.echo(json.dumps({"ok": not failures, "facts": rows}, indent=1))
     elif failures:
         names = ", ".join(fact.name for fact in failures)
-        make_console().print(f"\nThis machine cannot train: {names} must be mended.", style="bold")
+        make_console().print(f"\nThis machine cannot train: {names} must be fixed.", style="bold")
     else:
         make_console().print("\nThis machine can train. Start with: turnwise train", style="bold")
     raise typer.Exit(1 if failures else 0)
@@ -163,7 +163,7 @@ def _show_finding(console: Console, when: str, finding: Finding, last: Finding, 
     lines = [Text(legible(finding.text))]
     for one in last.consequences:
         lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
-    lines.append(Text.assemble(("cure: ", "bold green"), finding.cure))
+    lines.append(Text.assemble(("fix: ", "bold green"), finding.fix))
     if last.example is not None:
         folder = run_of(Path(run).expanduser())
         address = f"#/run/{folder.resolve().name}/episodes/{last.example}"
@@ -177,7 +177,7 @@ def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
     """How to follow the advice: some settings can be changed in this run, some in a new one."""
     from turnwise.runs.resume_settings import FIXED
 
-    advised = {name for found in present for name in re.findall(r"\w+\.[a-z_]+", found.cure)}
+    advised = {name for found in present for name in re.findall(r"\w+\.[a-z_]+", found.fix)}
     only_new = ", ".join(sorted(advised & set(FIXED)))
     command = legible(f"turnwise train {shlex.quote(run)} section.name=value")
     return f"Change settings and resume: {command}" + (

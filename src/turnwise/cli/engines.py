@@ -73,7 +73,7 @@ def train_with_verl(
         with trainer:
             history = trainer.fit()
     except KeyboardInterrupt:
-        words.print("\ninterrupted; the same command goes on from VERL's last checkpoint")
+        words.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
         raise typer.Exit(130) from None
     except ConfigError:
         raise

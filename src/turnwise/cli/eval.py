@@ -113,7 +113,7 @@ def evaluate(
         int, typer.Option(min=0, metavar="N", help="Print so many whole conversations.")
     ] = 0,
 ) -> None:
-    """Play held-out episodes with a trained model; beside it, the expert and the random player.
+    """Evaluate a trained model on held-out episodes, next to the expert and the random player.
 
     A run is played with its own environment, tools, parser, system prompt, dataset and reward.
     The same seed means the same episodes for each player. Ranges are 95 % intervals; where there

@@ -146,7 +146,7 @@ def _tell(
                 name = f"{run.name}: " if len(group.runs) > 1 else ""
                 console.print(legible(f"  {name}{run.headline}"), soft_wrap=True)
     if x == "step" and any(line.is_cut for lines in curves.values() for line in lines):
-        text = "A mean ends where its shortest run ends; the longer ones go on."
+        text = "A mean ends where its shortest run ends; the longer ones continue."
         make_console(stderr=True).print(text)
     console.print(legible(f"The picture is in {output}."), soft_wrap=True)
 

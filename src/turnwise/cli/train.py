@@ -46,7 +46,7 @@ def train(
         str | None, typer.Option(metavar="DIR", help="Folder that holds the runs.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with a run; there must be one.")
+        bool, typer.Option("--resume", help="Resume a run, which must exist.")
     ] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="A new run, even if one could be resumed.")
@@ -76,7 +76,7 @@ def train(
 ) -> None:
     """Train a model in an environment; without arguments, a demo that learns in minutes.
 
-    Ctrl-C saves and leaves; the same command goes on from there.
+    Ctrl-C saves and leaves; the same command resumes from there.
 
     [bold]Examples[/bold]
 
@@ -195,7 +195,7 @@ def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, agai
         else:
             outcome = 0
     if outcome == INTERRUPTED:
-        words.print(f"\nGo on with:  {again}" if is_saved else "interrupted", soft_wrap=True)
+        words.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
     words.print(closing, soft_wrap=True)
@@ -208,7 +208,7 @@ def _about_the_demo(config: ConfigStore) -> str:
         f"to {game.params['high']}\nin {game.max_steps} guesses. It first imitates random play, "
         "so that it knows what a guess looks like;\nthe rest it learns from reward alone. "
         "This takes some minutes on two cores.\n"
-        "Ctrl-C saves and leaves; the same command goes on.\n"
+        "Ctrl-C saves and leaves; the same command resumes it.\n"
     )
 
 
@@ -219,7 +219,7 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
     run = shlex.quote(legible(folder))
     of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
     commands = {
-        f"turnwise eval {run}": "how good it is, beside the expert and chance",
+        f"turnwise eval {run}": "how good it is, compared with the expert and with chance",
         f"turnwise play --player {run}{of_parts[0]}": "watch it play",
         **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
         f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",

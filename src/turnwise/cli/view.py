@@ -32,8 +32,8 @@ def view(
 ) -> None:
     """Show runs in the browser: curves, conversations, every token that was trained on, time.
 
-    Live while a run goes on. Only this machine can open the page, and nothing is changed by it but
-    your own notes on a run.
+    Live while a run is in progress. Only this machine can open the page, and nothing is changed by
+    it but your own notes on a run.
 
     [bold]Examples[/bold]
 

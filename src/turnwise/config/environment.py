@@ -23,7 +23,7 @@ class EnvironmentConfig(Section):
     """
 
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
-    max_steps: Positive | None = setting(None, "Most actions; none: the environment's own limit.")
+    max_steps: Positive | None = setting(None, "Most actions; null: the environment's own limit.")
     params: dict[str, Any] = setting({}, "The environment's own settings.")
     reward: str | None = setting(None, "The former place of the setting `reward`.")
 

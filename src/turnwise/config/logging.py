@@ -12,7 +12,7 @@ from turnwise.config.fields import Section, setting
 
 @dataclass
 class LoggingConfig(Section):
-    """What a run tells."""
+    """What a run logs."""
 
     level: Literal["debug", "info", "warning", "error"] = setting("info", "How much is logged.")
     sinks: list[str] = setting([], "Also send metrics to: tensorboard, wandb, mlflow, trackio.")

@@ -21,7 +21,7 @@ class RayConfig(Section):
         0.0, "GPUs of each worker; a half lets two share one."
     )
     address: str | None = setting(
-        None, "The cluster, auto or host:port of its head; none: one is started, then stopped."
+        None, "The cluster, auto or host:port of its head; null: one is started, then stopped."
     )
     mode: Literal["sync", "one_step_off"] = setting(
         "sync", "one_step_off: the next episodes are played while an update is computed."

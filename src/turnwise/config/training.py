@@ -23,7 +23,7 @@ class TrainingConfig(Section):
     """The learning algorithm and its numbers."""
 
     adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ...")
-    learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Step size of the optimiser.")
+    learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Learning rate.")
     gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount per token of the policy.")
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
@@ -36,10 +36,12 @@ class TrainingConfig(Section):
         "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
     )
     group_size: Positive | None = setting(
-        None, "Episodes from the same start; none: 8 for estimators that compare them, else 1."
+        None, "Episodes from the same start; null: 8 for estimators that compare them, else 1."
     )
     resample: Annotated[int, Ge(0)] = setting(
-        0, "Groups in which all earned the same are replaced by others, in so many rounds."
+        0,
+        "Rounds in which zero-variance groups (every episode earned the same) are replaced by "
+        "others.",
     )
     on_error: Literal["retry", "drop_group", "fail"] = setting(
         "retry", "What to do about an episode that failed; retry: three tries, then without it."
@@ -47,25 +49,25 @@ class TrainingConfig(Section):
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
     kl_target: Annotated[float, Gt(0)] | None = setting(
-        None, "The KL that the penalty's weight is steered towards; none: it stays as it is."
+        None, "The KL that the penalty's weight is steered towards; null keeps the weight constant."
     )
-    update_epochs: Positive = setting(1, "How often each batch is learned from.")
+    update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
     mini_batch_size: Positive | None = setting(
-        None, "Episodes in one step of the optimiser; none: the whole batch."
+        None, "Episodes in one step of the optimiser; null: the whole batch."
     )
     micro_batch_tokens: Positive | None = setting(
         None,
-        "Tokens computed at once: memory and speed depend on it, the result does not; none: 4,096 "
+        "Tokens computed at once: memory and speed depend on it, the result does not; null: 4,096 "
         "on a CPU, what a fifth of its memory takes on a GPU.",
     )
     policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
     loss_agg_mode: LossAggregation | None = setting(
-        None, "How token losses become one number; none: as the policy loss has it."
+        None, "How token losses become one number; null: the policy loss's own default."
     )
     entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
     kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
     target_kl: Annotated[float, Gt(0)] | None = setting(
-        None, "An update ends early when the policy has moved 1.5 times as far; none: never."
+        None, "An update ends early when the policy's KL exceeds 1.5 times this; null disables it."
     )
     max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
         "auto",
@@ -78,12 +80,12 @@ class TrainingConfig(Section):
     )
     value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
     max_grad_norm: Annotated[float, Gt(0)] | None = setting(
-        1.0, "Larger gradients are scaled down to this norm; none: never."
+        1.0, "Larger gradients are scaled down to this norm; null disables it."
     )
     weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
-    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the step size rises.")
+    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the learning rate rises.")
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant", "What the step size does afterwards; linear and cosine fall to 0."
+        "constant", "The learning rate afterwards; linear and cosine decay it to 0."
     )
     lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0: train all weights.")
     lora_alpha: Positive | None = setting(
@@ -105,16 +107,19 @@ class TrainingConfig(Section):
     )
     warm_start: str | None = setting(
         None,
-        "Imitate first: expert, random (the environment's players) or a file of conversations.",
+        "Supervised warm start on: expert, random (the environment's players) or a file of "
+        "conversations.",
     )
-    warm_start_steps: Positive = setting(100, "Steps of imitation.")
-    warm_start_learning_rate: Annotated[float, Gt(0)] = setting(1e-3, "Their step size.")
+    warm_start_steps: Positive = setting(100, "Steps of the warm start.")
+    warm_start_learning_rate: Annotated[float, Gt(0)] = setting(
+        1e-3, "Learning rate of the warm start."
+    )
     eval_episodes: Annotated[int, Ge(0)] = setting(
-        0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0: none."
+        0, "Episodes on held-out seeds after each epoch, greedy and sampled; 0 disables it."
     )
     eval_fraction: Annotated[float, Ge(0), Lt(1)] | None = setting(
         0.05,
         "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
         "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
     )
-    seed: Annotated[int, Ge(0)] = setting(0, "Everything random in a run follows from it.")
+    seed: Annotated[int, Ge(0)] = setting(0, "Seed of everything random in the run.")

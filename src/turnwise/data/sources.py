@@ -136,10 +136,9 @@ def is_file_name(value: object) -> bool:
 
 
 def _no_source(source: object) -> str:
-    cure = " Collect what comes one by one: list(source)." if isinstance(source, Iterable) else ""
+    fix = " Collect what comes one by one: list(source)." if isinstance(source, Iterable) else ""
     return (
         f"the source of a dataset is {source!r:.100} ({type(source).__name__}), expected a file "
         f"({', '.join(FILE_KINDS)}) or a list of files, a list of texts or dicts, or an object "
-        "with a length that gives dicts by number, such as a split of a Hugging Face dataset."
-        + cure
+        "with a length that gives dicts by number, such as a split of a Hugging Face dataset." + fix
     )

@@ -135,8 +135,8 @@ def _check_folder(path: Path) -> None:
     if (path / "config.json").is_file():
         return
     inner = sorted(str(found.parent) for found in path.glob("*/config.json"))
-    cure = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
-    raise ConfigError(f"the folder {path} holds no model: it has no config.json. {cure}")
+    fix = f"Did you mean {inner[0]}?" if inner else "save_pretrained writes one."
+    raise ConfigError(f"the folder {path} holds no model: it has no config.json. {fix}")
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -52,8 +52,8 @@ class RewardLimit:
         num_new = DEFAULT_CONCURRENCY - self._num_slots
         if num_new:
             _LOG.info(
-                "a call of reward function %r takes longer than %g s; others run meanwhile, up to "
-                "%d at once (reward_concurrency=1 keeps them one at a time)",
+                "a call of reward function %r takes longer than %g s; others run at the same "
+                "time, up to %d at once (reward_concurrency=1 keeps them one at a time)",
                 *(self._name, PATIENCE_SECONDS, DEFAULT_CONCURRENCY),
             )
         self._num_slots = DEFAULT_CONCURRENCY

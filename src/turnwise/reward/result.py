@@ -128,12 +128,12 @@ def _number(value: object) -> float:
             return float(value)
         except OverflowError:
             return math.inf
-    cure = "Does every path end in a return?" if value is None else "Convert it with float(...)."
+    fix = "Does every path end in a return?" if value is None else "Convert it with float(...)."
     if isinstance(value, Mapping):
-        cure = "Return the dict alone, without a number before it."
+        fix = "Return the dict alone, without a number before it."
     got = "None" if value is None else f"type {type(value).__name__}"
     raise RewardError(
-        f"returned {got}, expected a float, one float a turn, or a dict of named floats. {cure}"
+        f"returned {got}, expected a float, one float a turn, or a dict of named floats. {fix}"
     )
 
 

@@ -194,7 +194,7 @@ class CheckpointStore:
         if checkpoint.path.parent != self.folder:
             raise CheckpointError(f"{checkpoint.path} is not a checkpoint of {self.folder}")
         if not checkpoint.path.is_dir():
-            raise CheckpointError(f"{checkpoint.path} is gone; a newer one may have taken its room")
+            raise CheckpointError(f"{checkpoint.path} is gone; a newer one may have replaced it")
 
 
 def _identity(path: Path) -> int | None:

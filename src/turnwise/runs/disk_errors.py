@@ -1,4 +1,4 @@
-"""What the disk refused, in words: which folder, what is wrong, the cure."""
+"""What the disk refused, in words: which folder, what is wrong, the fix."""
 
 from __future__ import annotations
 

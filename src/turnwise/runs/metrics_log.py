@@ -46,7 +46,7 @@ class MetricsLog:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a+b", buffering=0) as file:
-                end = _mend(file, self.path)
+                end = _cut_broken_line(file, self.path)
                 try:
                     _write_all(file, line)
                     os.fsync(file.fileno())
@@ -158,7 +158,7 @@ def _encode(metrics: Metrics) -> bytes:
     return json.dumps(kept).encode() + b"\n"
 
 
-def _mend(file: FileIO, path: Path) -> int:
+def _cut_broken_line(file: FileIO, path: Path) -> int:
     """Make a file end where a line ends; where that is."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:

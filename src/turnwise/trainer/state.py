@@ -52,7 +52,7 @@ def write_state(
     if broken:
         raise CheckpointError(
             f"the weights are not finite ({broken[0]} and {len(broken) - 1} more): not saved. "
-            "The checkpoint before it is whole; go on from it with a lower learning rate."
+            "The checkpoint before it is whole; resume from it with a lower learning rate."
         )
     save_file(weights, folder / _WEIGHTS)
     tensors = {name: x.contiguous() for name, x in learner.state_tensors().items()}

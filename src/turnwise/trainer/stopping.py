@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a run goes on: it is saved, and the process ends."""
+"""Ctrl-C, SIGTERM and SIGHUP while a run is in progress: it is saved, and the process ends."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Trainer(RunLifecycle):
     (none: the sum of the step rewards); `dataset` gives each episode a task. `tools` are what the
     agent can call. In one process by default.
 
-    A run that was interrupted goes on when it is started again with the same settings.
+    A run that was interrupted resumes when it is started again with the same settings.
 
     `fit` shows its progress: live in a terminal, in the cell of a notebook, elsewhere as a line per
     step. `reporter=None` shows nothing; an object with the methods of `Reporter` is told instead.
@@ -232,7 +232,7 @@ class Trainer(RunLifecycle):
             if self.machinery.advantages.needs_baselines:
                 raise ConfigError(
                     f"{self.config.training.adv_estimator} needs the greedy episodes that "
-                    "rollout() plays beside the others. Pass what the last rollout() gave."
+                    "rollout() plays in addition to the others. Pass what the last rollout() gave."
                 )
             step = PlayedStep(episodes, step_figures(episodes))
         figures, _, _ = self._learn(step, clock)

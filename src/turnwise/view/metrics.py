@@ -163,7 +163,7 @@ def _told(step: float, finding: Finding) -> dict[str, Any]:
         "name": finding.code,
         "severity": "warning",
         "text": f"{finding.text} {finding.because}".rstrip(),
-        "cure": finding.cure,
+        "fix": finding.fix,
     }
 
 

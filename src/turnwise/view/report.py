@@ -121,7 +121,7 @@ def _findings(about: Mapping[str, Any]) -> Iterator[str]:
     for finding in about["findings"]:
         yield (
             f"<li><b>step {finding['step']:.0f}, {visible_html(finding['name'])}.</b> "
-            f"{visible_html(finding['text'])} <i>Try:</i> {visible_html(finding['cure'])}</li>"
+            f"{visible_html(finding['text'])} <i>Try:</i> {visible_html(finding['fix'])}</li>"
         )
     yield "</ol>"
 

@@ -1,4 +1,4 @@
-"""`check_env`: play an environment in every way that training will, and say what to mend."""
+"""`check_env`: play an environment in every way that training will, and report what to fix."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def check_env(
     slow_after: float = 0.1,
     timeout: float = 10.0,
 ) -> CheckReport:
-    """Check that an environment is fit for training; every finding says the cure.
+    """Check that an environment is fit for training; every finding names the fix.
 
     `env` is what a trainer takes: a class, a factory, an instance (copies of it are checked) or
     a name. `dataset` has the tasks of its episodes (`self.task`), if it needs any; `tools` and
@@ -134,7 +134,7 @@ def _load(
         raise
     except Exception as error:  # whatever the user's file raises while it is imported
         message = f"loading {report.environment} raised {explain(error)}"
-        report.findings.append(Finding("error", "import", message, "Mend that line."))
+        report.findings.append(Finding("error", "import", message, "Fix that line."))
         return None
 
 

@@ -206,5 +206,5 @@ def check_speed(rig: Rig) -> Iterator[Finding]:
                 f"{1000 * max(seconds):.0f} ms at worst, expected under "
                 f"{1000 * rig.slow_after * factor:.0f} ms",
                 "Load data once, in __init__; if it waits for something outside, write `async def "
-                f"{name}` and `await`, so that other episodes go on meanwhile.",
+                f"{name}` and `await`, so that other episodes are not held up.",
             )

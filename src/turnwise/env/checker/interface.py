@@ -40,15 +40,15 @@ def check_source(source: object) -> list[Finding]:
         return []
     given = "the class" if is_class else "an instance of"
     if {base.__module__.partition(".")[0] for base in kind.__mro__} & {"gym", "gymnasium"}:
-        cure = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
+        fix = "Register it with Gymnasium and pass its name: check_env('gym:MyEnv-v0')."
     else:
-        cure = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
+        fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
     return [
         Finding(
             "error",
             "base-class",
             f"got {given} {kind.__qualname__}, expected one derived from turnwise.BaseEnvironment",
-            cure,
+            fix,
         )
     ]
 
@@ -62,22 +62,22 @@ def check_make(rig: Rig) -> Iterator[Finding]:
         if isinstance(error, TurnwiseError) and not isinstance(error, EnvironmentFault):
             raise error from None  # a wrong setting or a missing package is the caller's affair
         if isinstance(error, EnvironmentFault):
-            cure = "Let the factory return an object whose class derives from BaseEnvironment."
-            yield Finding("error", "base-class", str(error).partition(". ")[0], cure)
+            fix = "Let the factory return an object whose class derives from BaseEnvironment."
+            yield Finding("error", "base-class", str(error).partition(". ")[0], fix)
         elif isinstance(error, TypeError) and "abstract" in str(error):
             missing = [name for name in DEFINITIONS if re.search(rf"\b{name}\b", str(error))]
             for name in missing:
-                cure = f"Add the method `{DEFINITIONS[name]}` to the class."
-                yield Finding("error", "signature", f"the class has no {name}()", cure)
+                fix = f"Add the method `{DEFINITIONS[name]}` to the class."
+                yield Finding("error", "signature", f"the class has no {name}()", fix)
         elif isinstance(error, TypeError) and _raised_by_the_call(error):
-            cure = (
+            fix = (
                 "Derive the class from BaseEnvironment and let it take the config: "
                 "`def __init__(self, config=None): super().__init__(config)`."
             )
-            yield Finding("error", "signature", f"the class cannot be made: {error}", cure)
+            yield Finding("error", "signature", f"the class cannot be made: {error}", fix)
         elif isinstance(error, AttributeError) and "'rng'" in str(error):
-            cure = "Delete the line `self.rng = ...`: BaseEnvironment has a self.rng, and seeds it."
-            yield Finding("error", "signature", message, cure)
+            fix = "Delete the line `self.rng = ...`: BaseEnvironment has a self.rng, and seeds it."
+            yield Finding("error", "signature", message, fix)
         elif rig.spawns_instance and error is not None:
             yield spawn_failed("error", message)
         else:
@@ -211,7 +211,7 @@ def check_first_episode(rig: Rig) -> Iterator[Finding]:
                 "warning",
                 "step",
                 f"{type(env).__name__}.step({shorten(turn.action)}) returned the observation "
-                f"{turn.observation!r} though the episode goes on, expected a text",
+                f"{turn.observation!r} though the episode continues, expected a text",
                 "Say what happened, or `return self.get_state_description(), reward, done, info`.",
             )
             return

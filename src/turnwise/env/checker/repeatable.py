@@ -75,19 +75,19 @@ def check_seeds(rig: Rig) -> Iterator[Finding]:
     message = f"seed {seed} gave two different episodes: {difference}"
     if touched:
         call, module = next(iter(touched.items()))
-        cure = f"In {call} write `self.rng` instead of `{module}`: `self.rng.random()`."
-        yield Finding("error", "seeds", message, cure)
+        fix = f"In {call} write `self.rng` instead of `{module}`: `self.rng.random()`."
+        yield Finding("error", "seeds", message, fix)
     elif changed := changed_class_attributes(before, rig.make()):
         yield shared_class_attribute(message, changed)
     elif list(differences) == [0] and rig.num_episodes > 1:
-        cure = "Seed 0 is a seed too: write `if seed is not None:` instead of `if seed:`."
-        yield Finding("error", "seeds", message, cure)
+        fix = "Seed 0 is a seed too: write `if seed is not None:` instead of `if seed:`."
+        yield Finding("error", "seeds", message, fix)
     else:
-        cure = (
+        fix = (
             "Take every random number from `self.rng` (`self.rng.random()`), which is seeded "
             "before each reset; use no time, no id() and no global variables."
         )
-        yield Finding("error", "seeds", message, cure)
+        yield Finding("error", "seeds", message, fix)
 
 
 def check_seeds_matter(rig: Rig) -> Iterator[Finding]:
@@ -171,11 +171,11 @@ def check_shared_state(rig: Rig) -> Iterator[Finding]:
         if changed := changed_class_attributes(before, first):
             yield shared_class_attribute(message, changed)
         else:
-            cure = (
+            fix = (
                 "Keep what an episode changes in attributes set in reset() (`self.x = ...`), not "
                 "in global variables, default arguments or objects from the config."
             )
-            yield Finding("error", "shared-state", message, cure)
+            yield Finding("error", "shared-state", message, fix)
 
 
 def check_spawn(rig: Rig) -> Iterator[Finding]:
@@ -188,17 +188,17 @@ def check_spawn(rig: Rig) -> Iterator[Finding]:
             raise
         yield spawn_failed("warning", broken.finding.message + _uncopyable(env))
         return
-    cure = "Write `def spawn(self): return type(self)(self.config)`, or delete your spawn()."
+    fix = "Write `def spawn(self): return type(self)(self.config)`, or delete your spawn()."
     if spawned is env or not isinstance(spawned, BaseEnvironment):
         got = "the object itself" if spawned is env else shorten(spawned)
         message = f"spawn() returned {got}, expected a new environment"
-        yield Finding("error", "spawn", message, cure)
+        yield Finding("error", "spawn", message, fix)
         return
     rig.made.append(spawned)
     alone = rig.play(rig.make(), rig.seed, random_actions(rig, rig.seed))
     if difference := _disturbance(rig, alone, env, spawned):
         message = f"an environment and its spawn() disturb each other: {difference}"
-        yield Finding("error", "spawn", message, cure)
+        yield Finding("error", "spawn", message, fix)
 
 
 def _disturbance(

@@ -1,4 +1,4 @@
-"""What a check of an environment found: each finding with its cure, all of them in a report."""
+"""What a check of an environment found: each finding with its fix, all of them in a report."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Finding:
 
     >>> print(Finding("error", "close", "close() raised ValueError", "Let it be called twice."))
     error [close] close() raised ValueError
-      cure: Let it be called twice.
+      fix: Let it be called twice.
     """
 
     level: Level
@@ -24,11 +24,16 @@ class Finding:
     """The name of the check."""
     message: str
     """What was wrong, what was got, what was expected."""
-    cure: str
-    """The change that mends it."""
+    fix: str
+    """The change that removes the problem."""
+
+    @property
+    def cure(self) -> str:
+        """The former name of `fix`."""
+        return self.fix
 
     def __str__(self) -> str:
-        return f"{self.level} [{self.check}] {self.message}\n  cure: {self.cure}"
+        return f"{self.level} [{self.check}] {self.message}\n  fix: {self.fix}"
 
 
 @dataclass
@@ -42,7 +47,7 @@ class CheckReport:
     passed: list[str] = field(default_factory=list)
     """The checks that found nothing."""
     skipped: list[str] = field(default_factory=list)
-    """The checks that make no sense before an earlier finding is mended."""
+    """The checks that make no sense before an earlier finding is fixed."""
 
     @property
     def ok(self) -> bool:
@@ -76,5 +81,5 @@ class CheckReport:
     def __str__(self) -> str:
         lines = [self.summary, *(str(finding) for finding in self.findings)]
         if self.skipped:
-            lines.append(f"not run until this is mended: {', '.join(self.skipped)}")
+            lines.append(f"not run until this is fixed: {', '.join(self.skipped)}")
         return "\n".join(lines)

@@ -288,22 +288,22 @@ def _raised(what: str, error: BaseException) -> Finding:
         "error",
         "exceptions",
         f"{what} raised {explain(error)}",
-        "Mend that line. Where only the action can be at fault, return {'invalid_action': True} "
+        "Fix that line. Where only the action can be at fault, return {'invalid_action': True} "
         "as the info instead of raising.",
     )
 
 
 def _fault(what: str, error: EnvironmentFault) -> Finding:
-    """The driver's own complaint; its first sentence is the fault, the rest is the cure."""
-    parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<cure>.+)", str(error), re.DOTALL)
-    fault, cure = parts.group("fault", "cure") if parts else (str(error).rstrip("."), "")
+    """The driver's own complaint; its first sentence is the fault, the rest is the fix."""
+    parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<fix>.+)", str(error), re.DOTALL)
+    fault, fix = parts.group("fault", "fix") if parts else (str(error).rstrip("."), "")
     if what.startswith("step("):
         fault += f" (after {what})"
     return Finding(
         "error",
         "step" if what.startswith("step(") else what.removesuffix("()"),
         fault,
-        cure or "Write `return observation, reward, done, {}` with a str, a float and a bool.",
+        fix or "Write `return observation, reward, done, {}` with a str, a float and a bool.",
     )
 
 

@@ -49,7 +49,7 @@ class Finding:
     """Its short name, for programs: `entropy-collapse`."""
     text: str
     """What was seen, with numbers."""
-    cure: str
+    fix: str
     """What to try."""
     consequences: tuple[Finding, ...] = ()
     """Other findings, which this one explains."""
@@ -62,8 +62,13 @@ class Finding:
         names = ", ".join(finding.code for finding in self.consequences)
         return f"Because of this: {names}." if names else ""
 
+    @property
+    def cure(self) -> str:
+        """The former name of `fix`."""
+        return self.fix
+
     def __str__(self) -> str:
-        return " ".join(text for text in (self.text, self.because, self.cure) if text)
+        return " ".join(text for text in (self.text, self.because, self.fix) if text)
 
 
 class Doctor:
@@ -122,10 +127,10 @@ def _arranged(found: Sequence[tuple[Check, str]], history: History) -> list[Find
         while (cause := causes[first]) is not None and cause not in passed:
             passed.add(first := cause)
         if first != check.code:
-            under[first].append(Finding(check.code, text, check.cure))
+            under[first].append(Finding(check.code, text, check.fix))
     explained = {finding.code for findings in under.values() for finding in findings}
     return [
-        Finding(check.code, text, check.cure, tuple(under[check.code]))
+        Finding(check.code, text, check.fix, tuple(under[check.code]))
         for check, text in found
         if check.code not in explained
     ]

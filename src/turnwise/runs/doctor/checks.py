@@ -21,7 +21,7 @@ class Check:
     """Its short name."""
     see: Callable[[History], str | None]
     """What is seen, in words; None: it is not there."""
-    cure: str
+    fix: str
     """What to try."""
     explains: tuple[str, ...] = ()
     """The checks whose findings are consequences where this one is there too."""
@@ -269,7 +269,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         "forgetting",
         rewards.forgetting,
-        "Unless the task was made harder meanwhile: go back to the best checkpoint with a lower "
+        "Unless the task was made harder in between: go back to the best checkpoint with a lower "
         "training.learning_rate, or hold the model with training.kl_loss_coef or "
         "training.target_kl.",
         explains=("not-rising",),

@@ -84,7 +84,7 @@ class Cluster:
             try:
                 ray.init(address=address, **quiet)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                cure = (
+                fix = (
                     "It asks for a token: RAY_AUTH_TOKEN or ~/.ray/auth_token must be the one of "
                     "the machine that started it."
                     if "auth" in str(error).lower()
@@ -92,7 +92,7 @@ class Cluster:
                     "our own."
                 )
                 raise ConfigError(
-                    f"ray.address got {address!r}, and that cluster cannot be used: {error}. {cure}"
+                    f"ray.address got {address!r}, and that cluster cannot be used: {error}. {fix}"
                 ) from error
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

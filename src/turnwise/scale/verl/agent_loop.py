@@ -74,7 +74,7 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             if not result.status.is_error:
                 break
             _LOG.warning("%s", result)
-        # VERL's V1 trainer goes on without an episode that raises.
+        # VERL's V1 trainer continues without an episode that raises.
         if result.status.is_error and (parts.on_error == "fail" or self.config.trainer.use_v1):
             raise EpisodeFailed(
                 f"the episode with seed {result.seed} failed: {result.status}: {result.error}"

@@ -68,8 +68,8 @@ class ServerEngine:
     def _begin(self, length: int) -> None:
         if length > self._prompt_length:
             raise ConfigError(
-                f"the opening of an episode has {length} tokens, and VERL was told of at most "
-                f"{self._prompt_length}. Say more: verl_overrides="
+                f"the opening of an episode has {length} tokens, and VERL was configured for at "
+                f"most {self._prompt_length}. Set more: verl_overrides="
                 f"['data.max_prompt_length={length + length // 2}']"
             )
         self._opening = length

@@ -189,7 +189,7 @@ class CustomRayPPOTrainer:
         on_error = self.config.training.on_error
         if config.trainer.use_v1 and on_error != "retry":
             raise ConfigError(
-                f"training.on_error got {on_error!r}. VERL's V1 trainer goes on without the "
+                f"training.on_error got {on_error!r}. VERL's V1 trainer continues without the "
                 "episodes that failed; take 'retry', or trainer.use_v1=false."
             )
         if config.trainer.use_v1 and self._given.names:

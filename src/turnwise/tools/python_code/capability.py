@@ -38,7 +38,7 @@ print(open("file").read())
 
 @functools.cache
 def why_not_isolated() -> str | None:
-    """None if programs can be isolated here, else the reason, with the cure where there is one.
+    """None if programs can be isolated here, else the reason, with the fix where there is one.
 
     Tried once in the life of this process.
     """
@@ -49,14 +49,14 @@ def why_not_isolated() -> str | None:
         return f"isolation knows the processors {', '.join(ARCHITECTURES)}, this is {machine}."
     run = run_code(_PROBE, CodeLimits(seconds=20.0))
     if run.problem is not None:
-        return f"the kernel refused ({run.problem}). {_cure(run.problem)}"
+        return f"the kernel refused ({run.problem}). {_fix(run.problem)}"
     if run.output != "locked\n":
         found = " ".join(run.output.split())[:200]
         return f"a test program was not contained or did not run: {found or 'no output'}."
     return None
 
 
-def _cure(problem: str) -> str:
+def _fix(problem: str) -> str:
     if problem.startswith("namespaces"):
         return (
             "It needs Linux 5.12 or newer and user namespaces: on a machine of your own, "

@@ -151,7 +151,7 @@ class TextArenaEnvironment(BaseEnvironment):
             self._move(self._opponent_move(state.current_player_id))
         raise EnvironmentFault(
             f"the opponent in {self.game} moved {MAX_OPPONENT_MOVES} times in a row "
-            "and the turn did not pass. Give an opponent that makes the game go on."
+            "and the turn did not pass. Give an opponent that continues the game."
         )
 
     def _opponent_move(self, player: int) -> str:

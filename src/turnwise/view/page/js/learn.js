@@ -157,7 +157,7 @@ export function learnView(host, app) {
     delete grids.dataset.wanted;
   }
 
-  // Charts stay where they are while a run goes on: nothing jumps.
+  // Charts stay where they are while a run is in progress: nothing jumps.
   function arrange(groups, numRest) {
     const wanted = JSON.stringify([
       groups.map((group) => [group.title, group.charts.map((c) => [c.name, c.beside, c.parts])]),

@@ -139,7 +139,7 @@ export function drawDoctor(place, { key, findings, problems }, pinned, choose, i
               h("strong", null, finding.name),
               " ",
               h("span", null, finding.text),
-              h("p", { class: "cure" }, h("span", null, "Try: "), finding.cure),
+              h("p", { class: "fix" }, h("span", null, "Try: "), finding.fix),
             ),
           ),
         ),
