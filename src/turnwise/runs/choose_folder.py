@@ -44,7 +44,7 @@ def choose_run_folder(
         if changed and resume == "auto":
             raise ConfigError(
                 f"{' and '.join(changed)} changed since the run in {folder.path} began. To "
-                "continue it in spite of that, say resume=True (or --resume); for a new run, "
+                "continue it in spite of that, pass resume=True (or --resume); for a new run, "
                 "choose another checkpoint.run_name."
             )
         return found
@@ -58,8 +58,8 @@ def choose_run_folder(
             if not changed or resume == "always":
                 return folder, True
             _LOG.warning(
-                "%s changed since the run in %s began: a new run begins beside it. To continue the "
-                "old one in spite of that, say resume=True (or --resume).",
+                "%s changed since the run in %s began: a new run begins in a folder of its "
+                "own. To continue the old one in spite of that, pass resume=True (or --resume).",
                 " and ".join(changed),
                 folder.path,
             )
