@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from algo.batches import assert_close, make_batch
 from algo.cases import ALL
-from turnwise.plain_mode import is_plain, set_plain
+from modes import plain_mode
 
 
-@pytest.fixture
-def both_modes() -> Iterator[None]:
-    before = is_plain()
-    yield
-    set_plain(before)
-
-
-@pytest.mark.usefixtures("both_modes")
 @pytest.mark.parametrize("kind", ["ragged", "one token", "all masked"])
 def test_fast_and_plain_agree(kind: str) -> None:
     batch = make_batch(kind, seed=3)
     for case in ALL:
         outcomes = []
         for plain in (True, False):
-            set_plain(plain)
-            gradient = case.gradient(batch) if case.variable else 0.0
-            outcomes.append((case.run(batch), gradient))
+            with plain_mode(plain):
+                gradient = case.gradient(batch) if case.variable else 0.0
+                outcomes.append((case.run(batch), gradient))
         try:
             assert_close(*(result for result, _ in outcomes), 2e-5)
             if case.variable:

@@ -1,7 +1,7 @@
 """A runner whose cache holds the tokens themselves: logits are a hash of a sequence's history.
 
-Schedule, arena, prompt cache and decoding are the engine's own, and what they do to the cache shows
-at once: a token that is lost, stale, or another sequence's gives other logits.
+Schedule, KV cache, prompt cache and decoding are the engine's own, and what they do to the cache
+shows at once: a token that is lost, stale, or another sequence's gives other logits.
 """
 
 import functools
@@ -12,9 +12,9 @@ import torch
 from inference.tiny_models import make_model
 from turnwise.inference import sampling_log_probs
 from turnwise.inference.local import LocalEngine
-from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.runs import Segment
+from turnwise.inference.local.fast.cpu_attention import Segment
+from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.sampling import choose_tokens
 
 VOCAB_SIZE = 19
@@ -34,11 +34,11 @@ class HistoryRunner:
     device = torch.device("cpu")
 
     def __init__(self, model, *, cache_tokens, max_tokens, deterministic, **_):
-        self.arena = Arena(cache_tokens, 1, 1, 1, torch.float32, self.device)
+        self.kv_cache = KVCache(cache_tokens, 1, 1, 1, torch.float32, self.device)
         self.sizes = [1, 4, 16] if deterministic else None
-        self.most_tokens = self.sizes and self.sizes[-1]
+        self.max_forward_tokens = self.sizes and self.sizes[-1]
 
-    def filled(self, number):
+    def padded_size(self, number):
         return number if self.sizes is None else next(s for s in self.sizes if s >= number)
 
     def forward(self, chunks):
@@ -48,11 +48,11 @@ class HistoryRunner:
         slots = [region + past + i for region, past, number in spans for i in range(number)]
         last = torch.tensor([number for _, _, number in spans]).cumsum(0) - 1
         rows = [int(row) for row, chunk in zip(last, chunks, strict=True) if chunk.wants_logits]
-        packed = Packed([Segment(*span) for span in spans], self.arena, torch.tensor(slots))
+        packed = Packed([Segment(*span) for span in spans], self.kv_cache, torch.tensor(slots))
         return self.forward_packed(torch.tensor(ids), torch.tensor(positions), packed, rows)
 
     def forward_packed(self, ids, positions, packed, rows=None):
-        cells = self.arena.storage[0, 0, :, 0, 0]
+        cells = self.kv_cache.storage[0, 0, :, 0, 0]
         cells[packed.slots] = ids.float()
         at, starts = positions.tolist(), (packed.slots - positions).tolist()
         wanted = range(len(at)) if rows is None else rows

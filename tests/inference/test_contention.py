@@ -101,6 +101,6 @@ def test_threads_that_ask_cancel_and_end_sessions_leave_nothing_behind(monkeypat
     asyncio.run(engine.sample(GenerationRequest([1], 1)))
     assert engine.cache_in_use == 0
     assert not engine._schedule._sessions
-    assert not engine._under_way()
+    assert not engine._active_turns()
     engine.close()
     assert set(threading.enumerate()) <= threads_before

@@ -8,8 +8,9 @@ import torch
 from inference.tiny_models import make_model, plain_log_probs, run_all
 from inference.zoo import SUPPORTED, make
 from turnwise.inference import GenerationRequest
-from turnwise.inference.local import LocalEngine, UnsupportedModel, fused
-from turnwise.inference.local.arena import Arena
+from turnwise.inference.local import LocalEngine, UnsupportedModel
+from turnwise.inference.local.fast import fused_forward
+from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.transformers import TransformersEngine
 
 REQUEST = GenerationRequest(list(range(40)), 6, seed=3)
@@ -55,7 +56,7 @@ def test_a_relative_of_a_fused_family_that_differs_runs_by_its_own_modules(caplo
 def test_a_fused_forward_that_raises_is_given_up_with_why(monkeypatch, caplog):
     model = make_model("llama")
     misfit = fail_with(RuntimeError("shapes cannot be multiplied"))
-    monkeypatch.setattr(fused.FusedForward, "_attention", misfit)
+    monkeypatch.setattr(fused_forward.FusedForward, "_attention", misfit)
     with caplog.at_level(logging.WARNING, "turnwise"):
         engine = LocalEngine(model)
     assert not is_fused(engine)
@@ -73,7 +74,7 @@ def test_a_fused_forward_that_raises_is_given_up_with_why(monkeypatch, caplog):
 )
 def test_out_of_memory_is_raised_as_what_it_is(monkeypatch, error):
     with monkeypatch.context() as patch:
-        patch.setattr(fused.FusedForward, "_attention", fail_with(error))
+        patch.setattr(fused_forward.FusedForward, "_attention", fail_with(error))
         with pytest.raises(type(error), match=str(error)):
             LocalEngine(make_model("llama"))
     for engine in (LocalEngine, TransformersEngine):
@@ -100,23 +101,23 @@ def test_attention_that_does_not_keep_a_window_is_not_used(monkeypatch):
     config.sliding_window, config.max_position_embeddings = 1500, 4096
     model = make(config)
     LocalEngine(model, deterministic=False).close()
-    attend = fused.Packed.attend
+    attend = fused_forward.Packed.attend
 
     def attend_to_all(self, layer, query, scale, window=None):
         return attend(self, layer, query, scale, None)
 
-    monkeypatch.setattr(fused.Packed, "attend", attend_to_all)
+    monkeypatch.setattr(fused_forward.Packed, "attend", attend_to_all)
     with pytest.raises(UnsupportedModel, match="away from those of a plain forward"):
         LocalEngine(model, deterministic=False)
 
 
 def test_a_cache_that_cannot_grow_stays_as_it_is(monkeypatch, caplog):
-    arena = Arena(256, 1, 1, 1, torch.float32, torch.device("cpu"), most_tokens=1024)
-    held = arena.take(256)
+    kv_cache = KVCache(256, 1, 1, 1, torch.float32, torch.device("cpu"), max_tokens=1024)
+    held = kv_cache.alloc(256)
     memory = fail_with(torch.OutOfMemoryError("CUDA out of memory"))
-    monkeypatch.setattr("turnwise.inference.local.arena._zeros", memory)
-    assert arena.take(256) is None
-    assert (arena.num_tokens, arena.largest) == (256, 256)
+    monkeypatch.setattr("turnwise.inference.local.kv_cache._zeros", memory)
+    assert kv_cache.alloc(256) is None
+    assert (kv_cache.num_tokens, kv_cache.largest) == (256, 256)
     assert caplog.text.count("no memory to grow the KV cache") == 1
-    arena.give_back(held)
-    assert arena.take(256) == held
+    kv_cache.free(held)
+    assert kv_cache.alloc(256) == held

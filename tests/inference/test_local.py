@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig
 
 from inference.tiny_models import CONFIGS, SHAPE, VOCABULARY, make_model, plain_log_probs, run_all
+from modes import plain_mode
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.local import LocalEngine, UnsupportedModel
@@ -113,12 +114,24 @@ def flat(conversations):
     return [result for talk in conversations for _, result in talk]
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_plain_mode_samples_the_same_tokens(name):
+    """The model's own modules, torch's attention, a step at a time, a result at a time."""
+    talks = []
+    for plain in (True, False):
+        with plain_mode(plain):
+            talks.append(flat(converse_all(LocalEngine(make_model(name)), 6)))
+    for slow, fast in zip(*talks, strict=True):
+        assert slow.ids == fast.ids
+        assert slow.log_probs == pytest.approx(fast.log_probs, abs=1e-4)
+
+
 def count_computed(engine, monkeypatch):
     """How many tokens each forward of an engine computes, fillers apart."""
     forward, counts = engine._runner.forward_packed, []
 
     def count(ids, positions, packed, rows=None):
-        counts.append(int((packed.slots < engine._runner.arena.spare).sum()))
+        counts.append(int((packed.slots < engine._runner.kv_cache.scratch).sum()))
         return forward(ids, positions, packed, rows)
 
     monkeypatch.setattr(engine._runner, "forward_packed", count)
@@ -142,7 +155,7 @@ def test_eviction_and_preemption_change_nothing_but_the_work(deterministic):
     model = make_model()
     roomy = LocalEngine(model, deterministic=deterministic)
     tight = LocalEngine(model, deterministic=deterministic, cache_tokens=256)
-    assert tight._runner.arena.num_tokens == 256
+    assert tight._runner.kv_cache.num_tokens == 256
     expected, got = flat(converse_all(roomy, 12)), flat(converse_all(tight, 12))
     for a, b in zip(expected, got, strict=True):
         assert list(a.ids) == list(b.ids)
@@ -151,18 +164,18 @@ def test_eviction_and_preemption_change_nothing_but_the_work(deterministic):
 
 def test_the_cache_never_exceeds_its_budget(monkeypatch):
     engine = LocalEngine(make_model(), cache_tokens=512)
-    most, take = [], engine._runner.arena.take
+    most, alloc = [], engine._runner.kv_cache.alloc
 
     def watch(num_tokens):
-        region = take(num_tokens)
+        region = alloc(num_tokens)
         most.append(engine.cache_in_use)
         return region
 
-    monkeypatch.setattr(engine._runner.arena, "take", watch)
-    before = engine._runner.arena.storage.data_ptr()
+    monkeypatch.setattr(engine._runner.kv_cache, "alloc", watch)
+    before = engine._runner.kv_cache.storage.data_ptr()
     converse_all(engine, 20)
     assert max(most) <= 512
-    assert engine._runner.arena.storage.data_ptr() == before
+    assert engine._runner.kv_cache.storage.data_ptr() == before
 
 
 def test_a_prompt_that_a_group_shares_is_computed_once(monkeypatch):

@@ -23,8 +23,8 @@ SETTINGS = [
 
 def reference(logits, params):
     """The distribution by plain loops in float64."""
-    heat = params.temperature or 1.0
-    weights = [math.exp(x / heat) for x in logits]
+    temperature = params.temperature or 1.0
+    weights = [math.exp(x / temperature) for x in logits]
     order = sorted(range(len(weights)), key=lambda i: -weights[i])
     kept = [i for i in order if not params.top_k or weights[i] >= weights[order[params.top_k - 1]]]
     total, mass, nucleus = sum(weights[i] for i in kept), 0.0, []

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from inference.history_runner import make_engine, prompt_of, sampled_alone
 from turnwise.inference import FinishReason, GenerationRequest
 from turnwise.inference.local import LocalEngine
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
 
 
 class SteppedEngine(LocalEngine):
@@ -19,19 +19,19 @@ class SteppedEngine(LocalEngine):
         super().__init__(*args, **options)
         self.ended = []
 
-    def _settle(self, turn, error):
+    def _on_finished(self, turn, error):
         self.ended.append((turn, error))
 
     @property
     def waiting(self):
         return self._waiting
 
-    def step(self, *, may_begin=True):
-        self._advance(may_begin=may_begin)
+    def step(self, *, may_admit=True):
+        self._advance(may_admit=may_admit)
 
     def finish(self):
         for _ in range(10_000):
-            if not (self._waiting or self._under_way()):
+            if not (self._waiting or self._active_turns()):
                 return
             self.step()
         raise AssertionError("turns are left that never end")
@@ -42,7 +42,7 @@ class SteppedEngine(LocalEngine):
         known = {*schedule._sessions.values(), *schedule.running, *schedule.preempted}
         regions = [session.region for session in known if session.region is not None]
         assert len(set(regions)) == len(regions)
-        return sum(self._runner.arena.capacity(region) for region in regions)
+        return sum(self._runner.kv_cache.capacity(region) for region in regions)
 
 
 LOOP = asyncio.new_event_loop()
@@ -50,7 +50,7 @@ LOOP = asyncio.new_event_loop()
 
 def make_turn(prompt, max_tokens, seed, session=None, timeout=None):
     request = GenerationRequest(prompt, max_tokens, seed=seed, session=session, timeout=timeout)
-    return Turn(request, asyncio.Future(loop=LOOP), None, 10_000, None)
+    return EngineTurn(request, asyncio.Future(loop=LOOP), None, 10_000, None)
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -78,8 +78,8 @@ def test_preempted_turns_go_on_while_new_weights_wait_for_them(monkeypatch, dete
     while not engine._schedule.preempted:
         engine.step()
     for _ in range(500):
-        engine.step(may_begin=False)
-    assert not engine._under_way()
+        engine.step(may_admit=False)
+    assert not engine._active_turns()
     assert len(engine.ended) == 3
 
 
@@ -98,7 +98,7 @@ class Traffic(RuleBasedStateMachine):
     def start(self, **options):
         with pytest.MonkeyPatch.context() as monkeypatch:
             self.engine = make_engine(monkeypatch, SteppedEngine, **options)
-        self.largest = self.engine._runner.arena.largest
+        self.largest = self.engine._runner.kv_cache.largest
 
     def submit(self, prompt, max_tokens, key, timeout=None):
         self.number += 1
@@ -143,10 +143,10 @@ class Traffic(RuleBasedStateMachine):
     @rule()
     def update_weights(self):
         for _ in range(1000):  # as the engine's thread does: no new turn begins before them
-            if not self.engine._under_way():
+            if not self.engine._active_turns():
                 break
-            self.engine.step(may_begin=False)
-        assert not self.engine._under_way()
+            self.engine.step(may_admit=False)
+        assert not self.engine._active_turns()
         self.engine._schedule.forget_all()
 
     @rule(number=st.integers(1, 4))
@@ -172,7 +172,7 @@ class Traffic(RuleBasedStateMachine):
         for turn, error in self.engine.ended:
             assert error is None
             assert turn.ids == sampled_alone(turn.request, len(turn.ids))
-            if turn.ending() is FinishReason.LENGTH:
+            if turn.finish_reason() is FinishReason.LENGTH:
                 assert len(turn.ids) == turn.request.max_tokens
         for key in range(6):
             self.engine.end_session(key)

@@ -93,7 +93,7 @@ def test_every_configured_end_token_ends_an_answer(loaded, tmp_path, backend):
 def test_an_engine_that_hangs_does_not_hold_up_new_weights_for_ever(engine, monkeypatch):
     monkeypatch.setattr(engine, "update_timeout", 0.05)
     release = threading.Event()
-    engine._in_thread(release.wait, drained=False)
+    engine._in_thread(release.wait, wait_for_idle=False)
     with pytest.raises(DeadlineExceeded, match=r"taking new weights took longer than 0\.05 s"):
         engine.update_weights(None)
     release.set()

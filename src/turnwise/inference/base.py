@@ -176,20 +176,20 @@ class BaseInferenceEngine(ABC):
         pad, end = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id
         return int(next((i for i in (pad, end) if i is not None), 0))
 
-    def room(self, request: GenerationRequest) -> int:
+    def context_left(self, request: GenerationRequest) -> int:
         """Tokens that the context still holds after the prompt, or an error if that is the policy.
 
-        Without room the turn ends as `FinishReason.CONTEXT`, with what it has.
+        With nothing left the turn ends as `FinishReason.CONTEXT`, with what it has.
         """
-        room = self.context_length - len(request.prompt_ids)
-        if self._overflow == "error" and room < request.max_tokens:
+        left = self.context_length - len(request.prompt_ids)
+        if self._overflow == "error" and left < request.max_tokens:
             raise ConfigError(
                 f"a prompt of {len(request.prompt_ids)} tokens with max_tokens="
                 f"{request.max_tokens} needs more than the context, which holds "
                 f"{self.context_length}. Ask for fewer tokens, or let the engine cut the turn "
                 "with overflow='truncate'."
             )
-        return max(room, 0)
+        return max(left, 0)
 
     def __enter__(self) -> Self:
         return self

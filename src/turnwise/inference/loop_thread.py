@@ -50,13 +50,13 @@ class LoopThread(Generic[S]):
                 raise RuntimeError("this engine is closed. Make a new one.")
             return asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self.loop)
 
-    def close(self, farewell: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
-        """Run `farewell`, which should end the calls; those that last longer are cancelled."""
+    def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
+        """Run `shutdown`, which should end the calls; those that last longer are cancelled."""
         with self._closing:
             if self.is_closed:
                 return
             self.is_closed = True
-        ending = asyncio.run_coroutine_threadsafe(self._finish(farewell(), grace), self.loop)
+        ending = asyncio.run_coroutine_threadsafe(self._finish(shutdown(), grace), self.loop)
         try:
             ending.result(grace + _CLOSING_SECONDS)
         except TimeoutError:
@@ -75,8 +75,8 @@ class LoopThread(Generic[S]):
         finally:
             self._calls.discard(task)
 
-    async def _finish(self, farewell: Coroutine[Any, Any, None], grace: float) -> None:
-        await farewell
+    async def _finish(self, shutdown: Coroutine[Any, Any, None], grace: float) -> None:
+        await shutdown
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=grace)
             for call in late:

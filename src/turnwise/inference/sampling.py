@@ -62,8 +62,8 @@ def sampling_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -
     """
     logits = logits.float()
     if any(p.temperature not in (0.0, 1.0) for p in params):
-        heat = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
-        logits = logits / heat[:, None]
+        temperatures = torch.tensor([p.temperature or 1.0 for p in params], device=logits.device)
+        logits = logits / temperatures[:, None]
     log_probs = torch.log_softmax(logits, -1)
     filtered = [i for i, p in enumerate(params) if p.is_filtered]
     if filtered:

@@ -22,7 +22,7 @@ from turnwise.inference.comparison import (
 )
 from turnwise.inference.protocol import FinishReason
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
 from turnwise.inference.worker import WorkerEngine
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class TransformersEngine(WorkerEngine):
         self.model = model.eval()
         self._max_model_len = max_model_len
         self._max_batch_size = max_batch_size
-        self._batch: list[Turn] = []
+        self._batch: list[EngineTurn] = []
         self._forward = _Padded if _can_pad(model) else _OneByOne
 
     @property
@@ -52,7 +52,7 @@ class TransformersEngine(WorkerEngine):
         return context_length(self.model, self._max_model_len)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        task = self._in_thread(lambda: plain_scores(self.model, ids, start), drained=False)
+        task = self._in_thread(lambda: plain_scores(self.model, ids, start), wait_for_idle=False)
         return await asyncio.wrap_future(task)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
@@ -62,13 +62,13 @@ class TransformersEngine(WorkerEngine):
             self.weight_version += 1
             return self.weight_version
 
-        return self._updated(self._in_thread(update, drained=True))
+        return self._updated(self._in_thread(update, wait_for_idle=True))
 
-    def _under_way(self) -> list[Turn]:
+    def _active_turns(self) -> list[EngineTurn]:
         return self._batch
 
-    def _advance(self, *, may_begin: bool) -> None:
-        while may_begin and self._waiting and len(self._batch) < self._max_batch_size:
+    def _advance(self, *, may_admit: bool) -> None:
+        while may_admit and self._waiting and len(self._batch) < self._max_batch_size:
             self._batch.append(self._waiting.popleft())
         try:
             self._sample(self._batch)
@@ -79,7 +79,7 @@ class TransformersEngine(WorkerEngine):
             self._batch = []
 
     @torch.no_grad()
-    def _sample(self, turns: list[Turn]) -> None:
+    def _sample(self, turns: list[EngineTurn]) -> None:
         params = [turn.request.sampling for turn in turns]
         forward = self._forward(self.model, [list(turn.request.prompt_ids) for turn in turns])
         reasons: list[FinishReason | None] = [self._end(turn) for turn in turns]
@@ -95,11 +95,11 @@ class TransformersEngine(WorkerEngine):
                     reasons[i] = self._end(turns[i])
             forward.append(chosen)
 
-    def _end(self, turn: Turn) -> FinishReason | None:
+    def _end(self, turn: EngineTurn) -> FinishReason | None:
         """Settle a turn that has ended."""
-        reason = turn.ending()
+        reason = turn.finish_reason()
         if reason is not None:
-            turn.settle(reason, self.weight_version)
+            turn.finish(reason, self.weight_version)
         return reason
 
 

@@ -1,31 +1,34 @@
-"""Turns that an engine's thread works on, and how they come to it and go back."""
+"""Turns that an engine's thread samples, and the queue that connects it with event loops."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.plain_mode import is_plain
 
 
 @dataclass(eq=False)
-class Turn:
-    """A request that is being sampled, or waits for it."""
+class EngineTurn:
+    """A request that an engine's thread samples, or will sample."""
 
     request: GenerationRequest
     future: asyncio.Future[GenerationResult]
-    mail: Mail
-    """The way back to whoever waits for it."""
-    room: int
-    """Tokens that the context still holds after the prompt."""
+    results: ResultQueue
+    """Delivers the result to the event loop that awaits it."""
+    context_left: int
+    """Tokens that fit into the context after the prompt."""
     decode: Callable[[list[int]], str] | None = None
-    """Tokens to text, to look for stop strings."""
+    """Decodes tokens, to look for stop strings."""
     rng: random.Random = field(init=False)
     started: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
@@ -40,12 +43,12 @@ class Turn:
 
     @property
     def deadline(self) -> float:
-        """When it must end, on the monotonic clock."""
+        """When the turn must end, on the monotonic clock."""
         timeout = self.request.timeout
         return math.inf if timeout is None else self.started + timeout
 
-    def ending(self) -> FinishReason | None:
-        """Why this turn samples no further; None if it goes on."""
+    def finish_reason(self) -> FinishReason | None:
+        """Return why sampling stops here; None if it continues."""
         request, ids = self.request, self.ids
         if ids and ids[-1] in request.stop_ids:
             return FinishReason.STOP
@@ -55,7 +58,7 @@ class Turn:
                 return FinishReason.STOP
         if len(ids) >= request.max_tokens:
             return FinishReason.LENGTH
-        if len(ids) >= self.room:
+        if len(ids) >= self.context_left:
             return FinishReason.CONTEXT
         if request.timeout is not None and time.monotonic() > self.deadline:
             return FinishReason.DEADLINE
@@ -63,10 +66,10 @@ class Turn:
             return FinishReason.ABORTED
         return None
 
-    def take(self, ids: Sequence[int], log_probs: Sequence[float]) -> int:
-        """Add tokens that were sampled together, up to the turn's end; how many belong to it."""
+    def append_tokens(self, ids: Sequence[int], log_probs: Sequence[float]) -> int:
+        """Append tokens that were sampled together, up to the turn's end; return how many."""
         request = self.request
-        left = min(request.max_tokens, self.room) - len(self.ids)
+        left = min(request.max_tokens, self.context_left) - len(self.ids)
         if request.stop_strings:
             left = min(left, 1)  # only the text after each token tells
         if request.stop_ids:
@@ -76,69 +79,82 @@ class Turn:
         self.log_probs += log_probs[:left]
         return min(left, len(ids))
 
-    def settle(self, reason: FinishReason, weight_version: int) -> None:
-        """Hand the result to whoever waits, in their own loop."""
-        self.mail.to_loop([(self.future, self.result(reason, weight_version))])
+    def finish(self, reason: FinishReason, weight_version: int) -> None:
+        """Deliver the result to the event loop that awaits it."""
+        self.results.deliver([(self.future, self.result(reason, weight_version))])
 
     def fail(self, error: BaseException) -> None:
-        self.mail.to_loop([(self.future, error)])
+        self.results.deliver([(self.future, error)])
 
     def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
-        """What there is of it now."""
+        """Return the result so far."""
         return GenerationResult(self.ids, self.log_probs, reason, weight_version)
 
 
 Outcome: TypeAlias = tuple[asyncio.Future[GenerationResult], GenerationResult | BaseException]
-"""Whoever waits for a turn, and what came of it."""
+"""The future of a turn, and its result or error."""
 
 
-class Mail:
-    """What goes between an event loop and an engine's thread, many at a time.
+class ResultQueue:
+    """Connects an event loop with an engine's thread, many turns at a time.
 
-    Turns tend to end together and to begin together. Were each handed over by itself, the two
-    threads would wake each other for every one, and wait for each other in between.
+    Turns tend to finish together and to start together. Handed over one by one, the two threads
+    would wake each other for every turn, and wait for each other in between.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[Turn], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[EngineTurn], None]) -> None:
         self.loop = loop
         self._send = send
-        self._leaving: list[Turn] = []
-        self._arriving: list[Outcome] = []
+        self._submitted: list[EngineTurn] = []
+        self._delivered: list[Outcome] = []
         self._lock = threading.Lock()
-        """Whether the loop has been woken is what `_arriving` says: test and change it together."""
+        """Guards `_delivered`: whether it is empty says whether the loop was woken already."""
 
-    def to_engine(self, turn: Turn) -> None:
-        """In the loop: with those that others ask for in this round of the loop."""
-        if not self._leaving:
+    def submit(self, turn: EngineTurn) -> None:
+        """Send a turn to the engine, with all others of this iteration of the loop.
+
+        Called in the event loop.
+        """
+        if not self._submitted:
             self.loop.call_soon(self._send_all)
-        self._leaving.append(turn)
+        self._submitted.append(turn)
 
     def _send_all(self) -> None:
-        turns, self._leaving = self._leaving, []
+        turns, self._submitted = self._submitted, []
         for turn in turns:
             try:
                 self._send(turn)
-            except RuntimeError as error:  # closed since
+            except RuntimeError as error:  # the engine was closed since
                 turn.fail(error)
 
-    def to_loop(self, outcomes: Sequence[Outcome]) -> None:
-        """In any thread: what came of some turns."""
+    def deliver(self, outcomes: Sequence[Outcome]) -> None:
+        """Set the results of some turns in the event loop. Called in any thread."""
+        if is_plain():
+            for outcome in outcomes:
+                self._call_in_loop(partial(_set_outcomes, [outcome]))
+            return
         with self._lock:
-            is_woken = bool(self._arriving)  # the loop will come for those, and take these too
-            self._arriving.extend(outcomes)
+            is_woken = bool(self._delivered)  # then the loop will take these too
+            self._delivered.extend(outcomes)
         if not is_woken:
-            try:
-                self.loop.call_soon_threadsafe(self._take_all)
-            except RuntimeError:  # the loop has closed: nobody waits any more
-                return
+            self._call_in_loop(self._set_all)
 
-    def _take_all(self) -> None:
+    def _set_all(self) -> None:
         with self._lock:
-            outcomes, self._arriving = self._arriving, []
-        for future, outcome in outcomes:
-            if future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            outcomes, self._delivered = self._delivered, []
+        _set_outcomes(outcomes)
+
+    def _call_in_loop(self, function: Callable[[], None]) -> None:
+        # A closed loop raises RuntimeError: nobody awaits the result any more.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(function)
+
+
+def _set_outcomes(outcomes: Sequence[Outcome]) -> None:
+    for future, outcome in outcomes:
+        if future.done():
+            continue
+        if isinstance(outcome, BaseException):
+            future.set_exception(outcome)
+        else:
+            future.set_result(outcome)

@@ -13,8 +13,9 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from turnwise.inference.local.arena import Arena
-from turnwise.inference.local.runs import Run, Segment, make_runs
+from turnwise.inference.local.fast.cpu_attention import AttentionBatch, make_batches
+from turnwise.inference.local.kv_cache import KVCache, Segment
+from turnwise.plain_mode import is_plain
 
 NAME = "turnwise_packed"
 """What transformers knows this attention by."""
@@ -31,13 +32,13 @@ class Packed:
 
     segments: Sequence[Segment]
     """In the order of their rows, as `packing_order` sorts them."""
-    arena: Arena
+    kv_cache: KVCache
     slots: torch.Tensor
-    """Where in the arena each new token's key and value go [N]."""
+    """Where in the KV cache each new token's key and value go [N]."""
     tables: list[Table] | None = None
     """The segments as kernels read them; made when first needed."""
-    runs: dict[int | None, list[Run]] = field(default_factory=dict)
-    """The segments in batches, as a CPU takes them, by sliding window; made when first needed."""
+    batches: dict[int | None, list[AttentionBatch]] = field(default_factory=dict)
+    """The segments in batches for a CPU, by sliding window; made when first needed."""
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put the new tokens' keys and values [N, K, D] into the cache."""
@@ -47,55 +48,81 @@ class Packed:
     @property
     def keys(self) -> Sequence[torch.Tensor]:
         """Of each layer, [tokens, K, D]."""
-        return self.arena.keys
+        return self.kv_cache.keys
 
     @property
     def values(self) -> Sequence[torch.Tensor]:
-        return self.arena.values
+        return self.kv_cache.values
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
     ) -> torch.Tensor:
-        """What each new token sees of its own sequence: query [N, H, D]; [N, H, D]."""
+        """Return the attention of each new token to its own sequence: query [N, H, D]; [N, H, D].
+
+        A token attends to itself and all tokens before it, or to the last `window` of these.
+        """
         keys, values = self.keys[layer], self.values[layer]
-        if query.is_cuda:
-            return self._attend_by_kernel(query, keys, values, scale, window)
-        if window not in self.runs:
-            group = query.shape[1] // keys.shape[1]
-            self.runs[window] = make_runs(self.segments, window, group, self.arena)
-        runs = self.runs[window]
-        if len(runs) == 1:
-            return runs[0].attend(query, layer, scale)
+        if not is_plain():
+            by = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
+            return by(layer, query, scale, window)
+        outputs, row = [], 0
+        for segment in self.segments:
+            end = segment.past + segment.num_new
+            cells = slice(segment.region, segment.region + end)
+            position = torch.arange(segment.past, end, device=query.device)[:, None]
+            other = torch.arange(end, device=query.device)[None]
+            is_seen = other <= position
+            if window is not None:
+                is_seen &= other > position - window
+            output = F.scaled_dot_product_attention(
+                query[row : row + segment.num_new].transpose(0, 1)[None],
+                keys[cells].transpose(0, 1)[None],
+                values[cells].transpose(0, 1)[None],
+                attn_mask=is_seen,
+                scale=scale,
+                enable_gqa=True,
+            )
+            outputs.append(output[0].transpose(0, 1))
+            row += segment.num_new
+        return torch.cat(outputs)
+
+    def _attend_in_batches(
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """Attend on a CPU, segments of one shape in one batch."""
+        if window not in self.batches:
+            group = query.shape[1] // self.keys[layer].shape[1]
+            self.batches[window] = make_batches(self.segments, window, group, self.kv_cache)
+        batches = self.batches[window]
+        if len(batches) == 1:
+            return batches[0].attend(query, layer, scale)
         pieces, row = [], 0
-        for run in runs:
-            pieces.append(run.attend(query.narrow(0, row, run.num_tokens), layer, scale))
-            row += run.num_tokens
+        for batch in batches:
+            pieces.append(batch.attend(query.narrow(0, row, batch.num_tokens), layer, scale))
+            row += batch.num_tokens
         return torch.cat(pieces)
 
     def _attend_by_kernel(
-        self,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        window: int | None,
+        self, layer: int, query: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        from turnwise.inference.local.kernels import attend_segments
+        """Attend on a GPU, by a Triton kernel."""
+        from turnwise.inference.local.fast.kernels import attend_segments
 
         if self.tables is None:
             self.tables = _tables(self.segments, query.device)
+        keys, values = self.keys[layer], self.values[layer]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for table, longest in self.tables:
             attend_segments(query, keys, values, table, longest, scale, window, output)
         return output
 
-    def grow(self, positions: torch.Tensor) -> None:
-        """Segments of one token each: every sequence has one more, at these positions [N]."""
-        for window, runs in self.runs.items():
+    def advance(self, positions: torch.Tensor) -> None:
+        """Add one token to every sequence, at these positions [N]; segments have one token each."""
+        for window, batches in self.batches.items():
             row = 0
-            for run in runs:
-                run.grow(positions.narrow(0, row, run.num_rows), window)
-                row += run.num_rows
+            for batch in batches:
+                batch.advance(positions.narrow(0, row, batch.num_rows), window)
+                row += batch.num_rows
 
 
 def packed_attention(

@@ -49,7 +49,7 @@ class UnsupportedModel(TurnwiseError, TypeError):
         )
 
 
-class _Misfit(Exception):
+class _ProbeError(Exception):
     """Why a layer's attention is not one that we can compute."""
 
 
@@ -90,7 +90,7 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
                 turnwise_layers=(layers, length),
             )
         _check_all_there(layers, config.num_hidden_layers)
-    except _Misfit as error:
+    except _ProbeError as error:
         raise UnsupportedModel.because(model, error) from None
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
@@ -105,14 +105,14 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
 
 def _check_all_there(layers: dict[int, LayerAttention], number: int) -> None:
     if missing := [index for index in range(number) if index not in layers]:
-        raise _Misfit(
+        raise _ProbeError(
             f"{len(missing)} of its {number} layers (the first is layer {missing[0]}) have no "
             "attention that can be replaced"
         )
     if extra := [index for index in layers if index >= number]:
-        raise _Misfit(f"its attention layers have the indices up to {max(extra)}, of {number}")
+        raise _ProbeError(f"its attention layers have the indices up to {max(extra)}, of {number}")
     if len({(layer.num_kv_heads, layer.width) for layer in layers.values()}) > 1:
-        raise _Misfit("its layers differ in the number or width of their key and value heads")
+        raise _ProbeError("its layers differ in the number or width of their key and value heads")
 
 
 @dataclass(frozen=True)
@@ -140,17 +140,17 @@ def _record(
     layers, length = turnwise_layers
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None:
-            raise _Misfit(f"its attention is asked for {name!r}, which is not implemented here")
+            raise _ProbeError(f"its attention is asked for {name!r}, which is not implemented here")
     if asked.get("is_causal") is False or not getattr(module, "is_causal", True):
-        raise _Misfit("its attention is not causal")
+        raise _ProbeError("its attention is not causal")
     index = module.layer_idx
     if index in layers:
-        raise _Misfit(f"layer {index} attends more than once")
+        raise _ProbeError(f"layer {index} attends more than once")
     window = None
     if isinstance(attention_mask, _Mask):
         window = _window_of(attention_mask.sees, length)
     elif attention_mask is not None:
-        raise _Misfit("its attention has a mask or bias of its own")
+        raise _ProbeError("its attention has a mask or bias of its own")
     width = max(key.shape[-1], value.shape[-1])
     layers[index] = LayerAttention(key.shape[1], width, window)
     return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
@@ -175,5 +175,5 @@ def _window_of(sees: Callable[..., torch.Tensor], length: int) -> int | None:
         if 0 <= position < length:
             expected = (positions <= position) & (positions > position - window)
             if not torch.equal(seen_from(position), expected):
-                raise _Misfit("its mask is neither causal nor a sliding window")
+                raise _ProbeError("its mask is neither causal nor a sliding window")
     return window if window < length else None

@@ -1,4 +1,4 @@
-"""Forwards of a Hugging Face model over packed tokens and the arena."""
+"""Forwards of a Hugging Face model over packed tokens and the kv_cache."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from turnwise.inference.comparison import (
     largest_gap,
     relative_gap,
 )
-from turnwise.inference.local.arena import Arena
 from turnwise.inference.local.attention import NAME, Packed, packed_attention
-from turnwise.inference.local.fused import FusedForward, fits
+from turnwise.inference.local.batch_invariant import batch_invariant_sizes
+from turnwise.inference.local.fast.cpu_attention import packing_order
+from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
+from turnwise.inference.local.kv_cache import KVCache, Segment
 from turnwise.inference.local.probe import LayerAttention, UnsupportedModel, probe_layers
-from turnwise.inference.local.runs import Segment, packing_order
-from turnwise.inference.local.stable import stable_sizes
 from turnwise.models.attention import attention_named, configs_of
+from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
 
@@ -67,12 +68,12 @@ class Runner:
         self.device: torch.device = model.device
         layers = probe_layers(model, context_length)
         self._windows = [layer.window for layer in layers]
-        self.arena = _make_arena(model, layers, cache_tokens, max_tokens)
+        self.kv_cache = _make_kv_cache(model, layers, cache_tokens, max_tokens)
         self._is_deterministic = deterministic
-        self._fused = self._make_fused() if fits(model) else None
+        self._fused = self._make_fused() if not is_plain() and is_supported(model) else None
         self.sizes = self._stable_sizes()
         """Numbers of tokens that a forward may have, so that they do not change its bits."""
-        if self._fused is not None and (reason := self._misfit()) is not None:
+        if self._fused is not None and (reason := self._probe_error()) is not None:
             _log.warning(
                 "the fused forward is not used for %s: %s. Its own modules are, which are slower.",
                 type(model).__name__,
@@ -80,12 +81,12 @@ class Runner:
             )
             self._fused = None
             self.sizes = self._stable_sizes()
-        if self._fused is None and (reason := self._misfit()) is not None:
+        if self._fused is None and (reason := self._probe_error()) is not None:
             raise UnsupportedModel.because(model, reason)
         self._addresses = [p.data_ptr() for p in model.parameters()]
 
     @property
-    def most_tokens(self) -> int | None:
+    def max_forward_tokens(self) -> int | None:
         """Tokens that one forward takes; None: any number."""
         return None if self.sizes is None else self.sizes[-1]
 
@@ -94,8 +95,8 @@ class Runner:
         """Compute chunks of different sequences together; logits [chunks that want them, V]."""
         segments = [Segment(c.region, c.past, len(c.ids)) for c in chunks]
         num_tokens = sum(segment.num_new for segment in segments)
-        fill = self.filled(num_tokens) - num_tokens
-        segments += [Segment(self.arena.spare, 0, 1)] * fill
+        fill = self.padded_size(num_tokens) - num_tokens
+        segments += [Segment(self.kv_cache.scratch, 0, 1)] * fill
         order = sorted(range(len(segments)), key=lambda i: packing_order(segments[i]))
         ids: list[int] = []
         slots: list[int] = []
@@ -109,10 +110,10 @@ class Runner:
             slots += range(segment.region + segment.past, segment.region + end)
             kept[i] = len(ids) - 1
         table = torch.tensor([ids, positions, slots]).to(self.device, non_blocking=True)
-        packed = Packed([segments[i] for i in order], self.arena, table[2])
+        packed = Packed([segments[i] for i in order], self.kv_cache, table[2])
         wanted = [kept[i] for i, chunk in enumerate(chunks) if chunk.wants_logits]
         rows = wanted or [0]
-        fill = self.filled(len(rows)) - len(rows)
+        fill = self.padded_size(len(rows)) - len(rows)
         at = torch.tensor(rows + [0] * fill).to(self.device, non_blocking=True)
         return self.forward_packed(table[0], table[1], packed, at)[: len(wanted)]
 
@@ -138,7 +139,7 @@ class Runner:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def filled(self, number: int) -> int:
+    def padded_size(self, number: int) -> int:
         """A number of rows, filled up to one that is known to be stable if that is asked for."""
         return number if self.sizes is None else next(s for s in self.sizes if s >= number)
 
@@ -161,9 +162,9 @@ class Runner:
         if not self._is_deterministic:
             return None
         if self._fused is not None:
-            way = self._fused.may_be_in_columns
-            return stable_sizes(
-                (partial(product, in_columns=way), product.weight, product.weight.shape[1])
+            way = self._fused.can_be_transposed
+            return batch_invariant_sizes(
+                (partial(product, transposed=way), product.weight, product.weight.shape[1])
                 for product in self._fused.products
             )
         from transformers.pytorch_utils import Conv1D
@@ -184,9 +185,9 @@ class Runner:
                     type(module).__name__,
                 )
                 return [1]
-        return stable_sizes(layers)
+        return batch_invariant_sizes(layers)
 
-    def _misfit(self) -> str | None:
+    def _probe_error(self) -> str | None:
         """Why forwards over the cache are not those of the model; None: they are."""
         try:
             gap = max(self._gap_to_plain_forward(), self._gap_past_windows())
@@ -194,7 +195,7 @@ class Runner:
             if is_out_of_memory(error):  # of the machine, not of the model
                 raise
             return f"{type(error).__name__}: {error}"
-        if gap <= largest_gap(self.arena.storage.dtype):
+        if gap <= largest_gap(self.kv_cache.storage.dtype):
             return None
         return f"its logits are {gap:.2g} away from those of a plain forward"
 
@@ -205,14 +206,15 @@ class Runner:
         small = [window for window in self._windows if window is not None and window <= 32]
         first = [(7 * i + 3) % vocab_size for i in range(11 + max(small, default=0))]
         other = [(5 * i + 1) % vocab_size for i in range(4)]
-        a, b = self.arena.take(len(first)) or 0, self.arena.take(len(other)) or 0
+        a, b = self.kv_cache.alloc(len(first)) or 0, self.kv_cache.alloc(len(other)) or 0
         cut, last = len(first) // 2, len(first) - 1
         steps = [
             [(a, first, 0, cut), (b, other, 0, 3)],
             [(b, other, 3, 4), (a, first, cut, last)],
             [(a, first, last, last + 1)],
         ]
-        if self.most_tokens is not None and self.most_tokens < len(first):  # token by token
+        longest = self.max_forward_tokens
+        if longest is not None and longest < len(first):  # token by token
             both = ((b, other), (a, first))
             steps = [[(at, ids, i, i + 1)] for at, ids in both for i in range(len(ids))]
         logits = [
@@ -220,8 +222,8 @@ class Runner:
             for step in steps
         ]
         got = torch.cat(logits)
-        self.arena.give_back(a)
-        self.arena.give_back(b)
+        self.kv_cache.free(a)
+        self.kv_cache.free(b)
         expected = torch.stack([self._plain_logits(ids) for ids in (other, first)])
         return relative_gap(got, expected)
 
@@ -235,16 +237,16 @@ class Runner:
         """Of our attention alone, on either side of each window, with random keys and values."""
         gap = 0.0
         for window in {window for window in self._windows if window is not None}:
-            if window <= _LONGEST_WINDOW and window + 2 <= self.arena.largest:
+            if window <= _LONGEST_WINDOW and window + 2 <= self.kv_cache.largest:
                 gap = max(gap, self._gap_past(window))
         return gap
 
     def _gap_past(self, window: int) -> float:
-        region = self.arena.take(window + 2)
+        region = self.kv_cache.alloc(window + 2)
         if region is None:  # others hold the memory: this is made when the cache is empty
             return 0.0
         keys, values = (
-            x[0][region : region + window + 2] for x in (self.arena.keys, self.arena.values)
+            x[0][region : region + window + 2] for x in (self.kv_cache.keys, self.kv_cache.values)
         )
         generator = torch.Generator().manual_seed(window)
         for cells in (keys, values):
@@ -253,7 +255,7 @@ class Runner:
         scale, gap = keys.shape[-1] ** -0.5, 0.0
         for rows, past in (([0, 1, 2], window - 1), ([2], window + 1)):
             segment = Segment(region, past, len(rows))
-            packed = Packed([segment], self.arena, torch.tensor([region], device=self.device))
+            packed = Packed([segment], self.kv_cache, torch.tensor([region], device=self.device))
             got = packed.attend(0, query[rows], scale, window).float()
             for i, row in enumerate(rows):
                 start, end = max(past + i + 1 - window, 0), past + i + 1
@@ -261,7 +263,7 @@ class Runner:
                 weights = torch.softmax(scores * scale, -1)
                 expected = torch.einsum("ht,thd->hd", weights, values[start:end].float())
                 gap = max(gap, float((got[i] - expected).abs().max()))
-        self.arena.give_back(region)
+        self.kv_cache.free(region)
         return gap
 
 
@@ -269,19 +271,19 @@ def _has_matrices(module: nn.Module) -> bool:
     return any(parameter.ndim > 1 for parameter in module.parameters(recurse=False))
 
 
-def _make_arena(
+def _make_kv_cache(
     model: nn.Module, layers: Sequence[LayerAttention], cache_tokens: int | None, max_tokens: int
-) -> Arena:
+) -> KVCache:
     num_layers, num_heads, width = len(layers), layers[0].num_kv_heads, layers[0].width
     parameter = next(model.parameters())
     device, dtype = parameter.device, parameter.dtype
-    most_tokens = None
+    largest = None
     if cache_tokens is None:
         per_token = 2 * num_layers * num_heads * width * dtype.itemsize
         cache_tokens = min(max_tokens, _BUDGET // per_token)
         if device.type == "cuda":  # the rest is for the learner, which lives on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
-            most_tokens = min(max_tokens, budget // per_token)
-            cache_tokens = min(most_tokens, _FIRST_ON_GPU // per_token)
-    cache_tokens = max(cache_tokens, Arena.UNIT * 4)
-    return Arena(cache_tokens, num_layers, num_heads, width, dtype, device, most_tokens)
+            largest = min(max_tokens, budget // per_token)
+            cache_tokens = min(largest, _FIRST_ON_GPU // per_token)
+    cache_tokens = max(cache_tokens, KVCache.UNIT * 4)
+    return KVCache(cache_tokens, num_layers, num_heads, width, dtype, device, largest)

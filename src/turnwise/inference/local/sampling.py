@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
 
 
-def draw_tokens(logits: torch.Tensor, turns: Sequence[Turn]) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_tokens(
+    logits: torch.Tensor, turns: Sequence[EngineTurn]
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token for each turn from its row of logits [B, V]: (ids [B], their log-probs [B]).
 
     Each turn draws from its own random stream, and always from the same one: what a request draws
@@ -23,13 +25,13 @@ def draw_tokens(logits: torch.Tensor, turns: Sequence[Turn]) -> tuple[torch.Tens
     return choose_tokens(sampling_log_probs(logits, params), params, uniforms)
 
 
-def seed_of(turn: Turn) -> int:
+def seed_of(turn: EngineTurn) -> int:
     """A request's seed as a kernel takes it."""
     return turn.request.seed & (2**62 - 1)
 
 
 def _draw_by_kernel(
-    logits: torch.Tensor, turns: Sequence[Turn]
+    logits: torch.Tensor, turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Draw filtered rows and the others by a launch each.
 
@@ -55,11 +57,11 @@ def _draw_by_kernel(
 
 
 def _launch(
-    logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[Turn]
+    logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The kernel's random numbers follow from the seed and the token's index in the turn alone, so
     that a captured graph continues with the same stream."""
-    from turnwise.inference.local.kernels import sample_rows
+    from turnwise.inference.local.fast.kernels import sample_rows
 
     numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])
     seeds, counts = numbers.T.contiguous().to(logits.device, non_blocking=True)

@@ -1,4 +1,18 @@
-"""Who is under way, who must wait, and who holds which part of the cache."""
+"""Scheduling of the local engine: which turns run, what each forward computes, who holds memory.
+
+The engine's thread calls this before each step. The rules:
+
+- A turn waits until it is admitted; at most `max_batch_size` turns run at once, in the order in
+  which they came.
+- A forward computes one token of every turn that is decoding, and prompts in chunks: at most
+  `prefill_tokens` of all prompts together, so that decoding turns do not wait for long.
+- A session keeps its KV cache between turns. When memory runs out, idle sessions are evicted, the
+  least recently used first; if none is idle, the youngest running turn is preempted. Its tokens are
+  computed again later, before any new turn is admitted, so the oldest turn always makes progress.
+- Turns with the same prompt wait while the first of them computes it, then copy its cache.
+- In batch-invariant mode a forward holds at most `tile` tokens, and an evicted session is computed
+  again in the same chunks, so that a turn's bits do not depend on the rest of the batch.
+"""
 
 from __future__ import annotations
 
@@ -6,45 +20,45 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 from turnwise.errors import ConfigError
-from turnwise.inference.local.arena import Arena
-from turnwise.inference.local.openings import Openings, opening_of
+from turnwise.inference.local.kv_cache import KVCache
+from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
 from turnwise.inference.local.session import Session
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""
 
 
-_STEPS_BETWEEN_LOOKS = 8
-"""Thousands of turns may wait: looking at each of them in every step would take its time."""
+_STEPS_BETWEEN_SWEEPS = 8
+"""Thousands of turns may wait: checking each of them at every step would take too long."""
 
 
 class Schedule:
-    """The conversations of an engine. It decides; the engine computes.
+    """Decides what the engine computes next; owns the sessions and their regions.
 
-    `settle` is called with each turn that is over, and with the error if it failed.
+    `on_finished` is called with each turn that has finished, and with the error if it failed.
     """
 
     def __init__(
         self,
-        arena: Arena,
+        kv_cache: KVCache,
         *,
         max_batch_size: int,
         prefill_tokens: int,
         tile: int | None,
-        settle: Callable[[Turn, Exception | None], None],
+        on_finished: Callable[[EngineTurn, Exception | None], None],
     ) -> None:
         self.running: list[Session] = []
-        """In the order in which they began: the first is never held up by the others."""
+        """In the order in which they were admitted: the first is never preempted."""
         self.preempted: deque[Session] = deque()
-        """Had to give way for want of memory; they go on before any new turn begins."""
-        self.openings = Openings()
-        self._arena = arena
+        """Sessions whose cache was taken for older turns; they resume before new turns."""
+        self.prompt_cache = PromptCache()
+        self._kv_cache = kv_cache
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
         self._tile = tile
-        """Most tokens of one forward, when each row must get the same bits in any company."""
-        self._settle = settle
+        """Most tokens of one forward in batch-invariant mode; None: any number."""
+        self._on_finished = on_finished
         self._sessions: dict[Hashable, Session] = {}
         self._time = 0
 
@@ -52,44 +66,44 @@ class Schedule:
     def is_deterministic(self) -> bool:
         return self._tile is not None
 
-    def tick(self, waiting: deque[Turn]) -> None:
-        """A new step begins; now and then, turns that wait are ended if they are overdue."""
+    def tick(self, waiting: deque[EngineTurn]) -> None:
+        """Start a step; every few steps, finish waiting turns that are overdue or cancelled."""
         self._time += 1
-        if self._time % _STEPS_BETWEEN_LOOKS:
+        if self._time % _STEPS_BETWEEN_SWEEPS:
             return
         for session in [s for s in self.preempted if s.turn is not None and _is_over(s.turn)]:
             self.end(session)
         for turn in [turn for turn in waiting if _is_over(turn)]:
             waiting.remove(turn)
-            self._settle(turn, None)
+            self._on_finished(turn, None)
 
-    # -- beginning and ending -----------------------------------------------------------------
+    # -- starting and finishing -----------------------------------------------------------------
 
-    def begin(self, waiting: deque[Turn]) -> list[tuple[Session, int]]:
-        """Take in as many turns as there is room for.
+    def admit(self, waiting: deque[EngineTurn]) -> list[tuple[Session, int]]:
+        """Start as many waiting turns as the batch has room for.
 
-        Those whose prompt was just computed for another can be sampled at once: they are given
-        with the row of the logits that `openings` keeps.
+        Returns those that can be sampled at once, since their prompt is in the prompt cache, each
+        with its row of the cached logits.
         """
         ready: list[tuple[Session, int]] = []
-        computing = {s.opening for s in self.running if s.turn is not None and not s.turn.ids}
+        computing = {s.prompt_key for s in self.running if s.turn is not None and not s.turn.ids}
         index = 0  # of the next turn to look at; those before it are postponed
         while index < len(waiting) and len(self.running) < self._max_batch_size:
             turn = waiting[index]
             if _is_over(turn):
                 del waiting[index]
-                self._settle(turn, None)
+                self._on_finished(turn, None)
                 continue
             session = self._session_of(turn)
             if session.num_cached == 0:
-                session.opening = opening_of(session.ids)
-                known = self.openings.find(session.opening)
-                if known is not None and self._copy_opening(session, known[0]):
+                session.prompt_key = prompt_key(session.ids)
+                known = self.prompt_cache.find(session.prompt_key)
+                if known is not None and self._copy_prompt(session, known[0]):
                     ready.append((session, known[1]))
-                elif session.opening in computing:  # on its way; it will be copied
+                elif session.prompt_key in computing:  # on its way; it will be copied
                     index += 1
                     continue
-                computing.add(session.opening)
+                computing.add(session.prompt_key)
             del waiting[index]
             session.turn = turn
             if session.key is not None:
@@ -98,9 +112,9 @@ class Schedule:
         return ready
 
     def resume_preempted(self) -> bool:
-        """Those that had to give way come before new turns; False while one of them still waits.
+        """Resume preempted turns; False while one of them still waits for memory.
 
-        Also when no new turn may begin: new weights wait for all turns under way, these too.
+        They resume also when no new turn is admitted: a weight update waits for them too.
         """
         while self.preempted and len(self.running) < self._max_batch_size:
             session = self.preempted[0]
@@ -109,44 +123,44 @@ class Schedule:
             self.running.append(self.preempted.popleft())
         return not self.preempted
 
-    def _session_of(self, turn: Turn) -> Session:
+    def _session_of(self, turn: EngineTurn) -> Session:
         key, prompt = turn.request.session, list(turn.request.prompt_ids)
         session = self._sessions.get(key) if key is not None else None
-        if session is None or session.turn is not None:  # a second turn at once is a stranger
+        if session is None or session.turn is not None:  # two turns at once: anonymous
             session = Session(key if session is None else None)
         elif not session.is_continued_by(prompt):
             self._forget(session)
         session.ids = prompt
         return session
 
-    def _copy_opening(self, session: Session, source: Session) -> bool:
-        """Copy another conversation's cache of the same prompt, if there is memory beside it."""
+    def _copy_prompt(self, session: Session, source: Session) -> bool:
+        """Copy the KV cache of the same prompt from another session, if there is memory for it."""
         source.last_used = self._time
         if not self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
             return False
         assert source.region is not None
         assert session.region is not None
-        self._arena.copy(source.region, session.region, len(session.ids))
+        self._kv_cache.copy(source.region, session.region, len(session.ids))
         session.num_cached = len(session.ids)
-        session.cuts = [cut for cut in source.cuts if cut <= session.num_cached]
+        session.chunk_ends = [cut for cut in source.chunk_ends if cut <= session.num_cached]
         return True
 
     def computed(self, session: Session, num_tokens: int) -> None:
-        """So many tokens more of a session are in the cache."""
+        """Count tokens of a session that are now in the cache."""
         session.computed(num_tokens, remember=self.is_deterministic)
         session.last_used = self._time
 
     def end(self, session: Session, error: Exception | None = None) -> None:
-        """The turn under way is over, or failed; a named conversation keeps its cache."""
+        """Finish a session's turn; if it has a key and no error, it keeps its cache."""
         (self.preempted if session in self.preempted else self.running).remove(session)
         turn, session.turn = session.turn, None
         if session.key is None or error is not None:
             self._evict(session)
         if turn is not None:
-            self._settle(turn, error)
+            self._on_finished(turn, error)
 
     def end_session(self, key: Hashable) -> None:
-        """A conversation is over; if a turn of it is under way, with that turn."""
+        """Forget a session; if a turn of it is running, after that turn."""
         session = self._sessions.pop(key, None)
         if session is not None:
             session.key = None
@@ -154,14 +168,14 @@ class Schedule:
                 self._evict(session)
 
     def forget_all(self) -> None:
-        """Nothing that was computed is valid any more; no turn is under way."""
+        """Drop all KV caches, after a weight update; no turn is running."""
         for session in self._sessions.values():
             self._forget(session)
 
     # -- memory -------------------------------------------------------------------------------
 
     def has_room(self, num_steps: int) -> bool:
-        """Whether every turn under way can go on for so many tokens without anyone giving way."""
+        """Return whether every running turn has memory for so many more tokens."""
         return all(
             self._make_room(session, len(session.ids) + num_steps, preempt=False)
             for session in self.running
@@ -170,25 +184,25 @@ class Schedule:
     def _make_room(
         self, session: Session, num_tokens: int, *, preempt: bool, keep: Session | None = None
     ) -> bool:
-        """See that a session's region holds so many tokens; False if there is no memory now.
+        """Grow a session's region to so many tokens; False if there is no memory now.
 
-        Idle conversations are evicted for it, but not `keep`.
+        Idle sessions are evicted for it, except `keep`.
         """
-        if session.region is not None and self._arena.capacity(session.region) >= num_tokens:
+        if session.region is not None and self._kv_cache.capacity(session.region) >= num_tokens:
             return True
-        while (region := self._arena.take(num_tokens)) is None:
+        while (region := self._kv_cache.alloc(num_tokens)) is None:
             if not self._evict_idle((session, keep)) and not (
                 preempt and self._preempt_younger(session)
             ):
                 return False
         if session.region is not None:
-            self._arena.copy(session.region, region, session.num_cached)
-            self._arena.give_back(session.region)
+            self._kv_cache.copy(session.region, region, session.num_cached)
+            self._kv_cache.free(session.region)
         session.region = region
         return True
 
     def _evict_idle(self, kept: Sequence[Session | None]) -> bool:
-        """Evict the conversation that was idle longest, of all but those that are kept."""
+        """Evict the session that was idle longest, except those that are kept."""
         cached = [s for s in self._sessions.values() if s.turn is None and s.region is not None]
         idle = [session for session in cached if session not in kept]
         if not idle:
@@ -200,7 +214,7 @@ class Schedule:
         return True
 
     def _preempt_younger(self, session: Session) -> bool:
-        """Let the youngest turn under way give way, if it is younger than this one."""
+        """Preempt the youngest running turn, if it is younger than this one."""
         youngest = self.running[-1]
         if youngest is not session:
             self._preempt(youngest)
@@ -212,44 +226,44 @@ class Schedule:
         self.preempted.appendleft(session)
 
     def _evict(self, session: Session) -> None:
-        """Take a session's cache away; its tokens are computed again when they are needed."""
+        """Free a session's region; its tokens are computed again when they are needed."""
         if session.region is not None:
-            self._arena.give_back(session.region)
-        self.openings.forget(session)
+            self._kv_cache.free(session.region)
+        self.prompt_cache.forget(session)
         session.region = None
         session.num_cached = 0
 
     def _forget(self, session: Session) -> None:
-        """What was computed is of no use any more."""
+        """Evict a session whose cached tokens are no longer valid."""
         self._evict(session)
-        session.cuts = []
+        session.chunk_ends = []
 
     # -- what to compute ----------------------------------------------------------------------
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all turns under way just go on sampling, and one forward takes them all."""
+        """Whether all running turns are decoding, and one forward takes them all."""
         fits = self._tile is None or len(self.running) <= self._tile
         return fits and all(session.num_pending == 1 for session in self.running)
 
     def next_forwards(self) -> list[Work]:
-        """One step for every turn under way: prompts by chunks, sampled tokens one by one."""
+        """Return the forwards of one step: prompts in chunks, decoding turns a token each."""
         work: Work = []
         budget = self._prefill_tokens
         for session in list(self.running):
             if session in self.preempted or (session.num_pending > 1 and budget <= 0):
                 continue
-            if session.num_pending > 1 and session.turn and session.turn.ending() is not None:
+            if session.num_pending > 1 and session.turn and _is_over(session.turn):
                 self.end(session)
             elif self._make_room(session, len(session.ids) + 1, preempt=True):
                 num_new = session.next_chunk(self._tile or max(budget, 1))
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
-            elif len(session.ids) + 1 > self._arena.largest:
+            elif len(session.ids) + 1 > self._kv_cache.largest:
                 self.end(session, self._too_large(session))
             else:
                 self._preempt(session)
-        work = [item for item in work if item[0].region is not None]  # others gave way meanwhile
+        work = [item for item in work if item[0].region is not None]  # others were preempted since
         if not work:
             return []
         return [work] if self._tile is None else _tiles(work, self._tile)
@@ -257,16 +271,16 @@ class Schedule:
     def _too_large(self, session: Session) -> ConfigError:
         return ConfigError(
             f"a conversation of {len(session.ids)} tokens does not fit into the KV cache, whose "
-            f"largest region holds {self._arena.largest}. Raise cache_tokens."
+            f"largest region holds {self._kv_cache.largest}. Raise cache_tokens."
         )
 
 
-def _is_over(turn: Turn) -> bool:
-    return turn.ending() is not None
+def _is_over(turn: EngineTurn) -> bool:
+    return turn.finish_reason() is not None
 
 
 def _tiles(work: Work, size: int) -> list[Work]:
-    """Spread work over forwards of at most `size` tokens."""
+    """Split work into forwards of at most `size` tokens."""
     tiles: list[Work] = []
     room = 0
     for item in work:

@@ -1,11 +1,14 @@
-"""A conversation that the engine knows: its tokens, and how much of it is in the cache."""
+"""The state that the engine keeps for a conversation: its tokens, and how many are cached."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
+
+MAX_GRAPH_STEPS = 16
+"""Decode steps in the longest burst on a GPU."""
 
 
 @dataclass(eq=False)
@@ -13,18 +16,18 @@ class Session:
     """Tokens of one conversation, of which the first `num_cached` are computed."""
 
     key: Hashable | None
-    """Its name; None if it ends with its turn."""
-    turn: Turn | None = None
+    """The caller's key; None for an anonymous session, which ends with its turn."""
+    turn: EngineTurn | None = None
     """The turn under way."""
     ids: list[int] = field(default_factory=list)
     num_cached: int = 0
     region: int | None = None
-    """Where in the arena its cache lies."""
-    cuts: list[int] = field(default_factory=list)
-    """Where each step's work on it ended. If its cache is evicted and computed again, the same
-    cuts give the same bits; other cuts would give other roundings."""
-    opening: bytes | None = None
-    """The prompt that it was the first to compute, by which others find it."""
+    """Start of its region in the KV cache."""
+    chunk_ends: list[int] = field(default_factory=list)
+    """Where each prefill chunk and decode step ended. If the cache is evicted and computed again,
+    the same chunks give the same bits; others would round differently."""
+    prompt_key: bytes | None = None
+    """Key in the prompt cache of the prompt that this session was the first to compute."""
     last_used: int = 0
 
     @property
@@ -32,19 +35,32 @@ class Session:
         return len(self.ids) - self.num_cached
 
     def next_chunk(self, limit: int) -> int:
-        """How many tokens to compute next."""
-        if self.cuts and self.cuts[-1] > self.num_cached:
-            return next(cut for cut in self.cuts if cut > self.num_cached) - self.num_cached
+        """Return how many tokens to compute next."""
+        if self.chunk_ends and self.chunk_ends[-1] > self.num_cached:
+            return next(cut for cut in self.chunk_ends if cut > self.num_cached) - self.num_cached
         return min(self.num_pending, limit)
 
     def computed(self, num_tokens: int, *, remember: bool) -> None:
-        """So many tokens more are in the cache; whether to remember that they came together."""
+        """Count tokens that are now in the cache; `remember` records where the chunk ended."""
         self.num_cached += num_tokens
         if not remember:
             return
-        if not self.cuts or self.cuts[-1] < self.num_cached:
-            self.cuts.append(self.num_cached)
+        if not self.chunk_ends or self.chunk_ends[-1] < self.num_cached:
+            self.chunk_ends.append(self.num_cached)
 
     def is_continued_by(self, prompt_ids: list[int]) -> bool:
-        """Whether a prompt goes on from what is known, so that the cache stays of use."""
+        """Return whether a prompt extends these tokens, so that the cached part can be used."""
         return len(prompt_ids) > self.num_cached and prompt_ids[: len(self.ids)] == self.ids
+
+
+@dataclass(frozen=True)
+class DecodeRow:
+    """A turn that samples one token a step; the decoders of CPU and GPU take these."""
+
+    session: Session
+    turn: EngineTurn
+    token: int
+    """Its last token, not yet in the cache."""
+    past: int
+    """Tokens before it, all in the cache."""
+    region: int

@@ -20,12 +20,12 @@ import torch
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.gate import Gate
 from turnwise.inference.loop_thread import LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
-from turnwise.inference.sglang.turn import Turn
+from turnwise.inference.sglang.turn import StreamedTurn
+from turnwise.inference.update_lock import UpdateLock
 
 
 class SGLangEngine(BaseInferenceEngine):
@@ -60,7 +60,7 @@ class SGLangEngine(BaseInferenceEngine):
         self._num_top_log_probs = num_top_log_probs
         self._weights_dir = weights_dir
         self._trust_remote_code = trust_remote_code
-        self._gate = Gate()
+        self._update_lock = UpdateLock()
         self._asked: dict[str, asyncio.Task[None]] = {}
         self._thread = LoopThread("sglang", self._connect, self._disconnect)
         self._loop = self._thread.loop
@@ -113,7 +113,7 @@ class SGLangEngine(BaseInferenceEngine):
                 f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
                 "has no min-p, and would exit. Leave it out, or start SGLang without that."
             )
-        limit = min(request.max_tokens, self.room(request))
+        limit = min(request.max_tokens, self.context_left(request))
         return await asyncio.wrap_future(self._thread.call(self._sample(request, limit)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -157,12 +157,14 @@ class SGLangEngine(BaseInferenceEngine):
 
     async def _sample(self, request: GenerationRequest, limit: int) -> GenerationResult:
         now = self._loop.time()
-        turn = Turn(request, limit, None if request.timeout is None else now + request.timeout)
+        turn = StreamedTurn(
+            request, limit, None if request.timeout is None else now + request.timeout
+        )
         if limit == 0:
             return self._result(turn, FinishReason.CONTEXT)
         try:
             async with asyncio.timeout_at(turn.deadline):
-                await self._gate.enter()
+                await self._update_lock.enter()
         except TimeoutError:
             return self._result(turn, FinishReason.DEADLINE)
         try:
@@ -170,16 +172,16 @@ class SGLangEngine(BaseInferenceEngine):
             while not turn.add(answer):
                 answer = await self._ask(turn)
         finally:
-            self._gate.leave()
+            self._update_lock.leave()
         reason = turn.reason(answer, self._loop.time())
         if turn.cut_at_stop_string(self.tokenizer):
             reason = FinishReason.STOP
         return self._result(turn, reason)
 
-    def _result(self, turn: Turn, reason: FinishReason) -> GenerationResult:
+    def _result(self, turn: StreamedTurn, reason: FinishReason) -> GenerationResult:
         return GenerationResult(turn.ids, turn.log_probs, reason, self.weight_version)
 
-    async def _ask(self, turn: Turn) -> wire.Answer:
+    async def _ask(self, turn: StreamedTurn) -> wire.Answer:
         """Have SGLang go on with a turn until it stops or its time is over."""
         if self._thread.is_closed or turn.time_left(self._loop.time()) == 0.0:
             return wire.NOTHING
@@ -237,16 +239,16 @@ class SGLangEngine(BaseInferenceEngine):
             await asyncio.wait({task})
 
     async def _score(self, ids: Sequence[int], start: int) -> list[float]:
-        await self._gate.enter()
+        await self._update_lock.enter()
         try:
             latest: list[Mapping[str, Any]] = []
             await self._listen(wire.scoring_body(ids, start, uuid.uuid4().hex), latest)
             return wire.read_scores(latest[0], len(ids) - start)
         finally:
-            self._gate.leave()
+            self._update_lock.leave()
 
     async def _update(self, folder: str | os.PathLike[str] | None) -> int:
-        async with self._gate.shut():
+        async with self._update_lock.exclusive():
             version = self.weight_version + 1
             if folder is None:
                 self._served = await self._take_note()

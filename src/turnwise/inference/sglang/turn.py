@@ -11,7 +11,7 @@ from turnwise.inference.sglang.wire import Answer
 
 
 @dataclass(eq=False)
-class Turn:
+class StreamedTurn:
     """A request that is being sampled."""
 
     request: GenerationRequest

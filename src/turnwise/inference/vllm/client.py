@@ -11,10 +11,10 @@ from typing import Any
 
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.gate import Gate
 from turnwise.inference.loop_thread import LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import ClosedDoorError, VLLMServer
 from turnwise.inference.vllm.translate import (
     check_ids,
@@ -61,7 +61,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         super().__init__(tokenizer, overflow)
         self._weights_dir, self._update_timeout = weights_dir, update_timeout
         self._server = VLLMServer(url, api_key)
-        self._gate = Gate()
+        self._update_lock = UpdateLock()
         self._asking_mode = asyncio.Lock()
         self._gives_processed: bool | None = None
         self._failure: str | None = None
@@ -85,8 +85,8 @@ class VLLMServerEngine(BaseInferenceEngine):
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         self._check_ids(request.prompt_ids)
-        room = self.room(request)
-        return await asyncio.wrap_future(self._thread.call(self._sample(request, room)))
+        context_left = self.context_left(request)
+        return await asyncio.wrap_future(self._thread.call(self._sample(request, context_left)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         check_scored(ids, start, self.context_length)
@@ -132,7 +132,7 @@ class VLLMServerEngine(BaseInferenceEngine):
     def _disconnect(self) -> None:
         self._thread.loop.run_until_complete(self._server.close())
 
-    async def _sample(self, request: GenerationRequest, room: int) -> GenerationResult:
+    async def _sample(self, request: GenerationRequest, context_left: int) -> GenerationResult:
         ids: list[int] = []
         log_probs: list[float] = []
         version = self.weight_version
@@ -140,9 +140,9 @@ class VLLMServerEngine(BaseInferenceEngine):
             async with asyncio.timeout(request.timeout), self._turn():
                 version = self.weight_version
                 reason = FinishReason.CONTEXT
-                if room:
+                if context_left:
                     await self._check_mode(request)
-                    reason = await self._stream(request, room, ids, log_probs)
+                    reason = await self._stream(request, context_left, ids, log_probs)
         except TimeoutError:
             reason = FinishReason.DEADLINE
         except asyncio.CancelledError:
@@ -154,21 +154,21 @@ class VLLMServerEngine(BaseInferenceEngine):
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """While this lasts the weights stay as they are."""
-        await self._gate.enter()
+        await self._update_lock.enter()
         try:
             self._check_works()
             yield
         finally:
-            self._gate.leave()
+            self._update_lock.leave()
 
     async def _stream(
-        self, request: GenerationRequest, room: int, ids: list[int], log_probs: list[float]
+        self, request: GenerationRequest, context_left: int, ids: list[int], log_probs: list[float]
     ) -> FinishReason:
         """Sample, adding tokens as they come: a turn that is cut short keeps what it has."""
         body = {
             "model": self.model,
             "prompt": list(request.prompt_ids),
-            **sampling_arguments(request, room),
+            **sampling_arguments(request, context_left),
             "stop": list(request.stop_strings),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
@@ -218,7 +218,7 @@ class VLLMServerEngine(BaseInferenceEngine):
 
     async def _update(self, folder: Path) -> int:
         try:
-            async with asyncio.timeout(self._update_timeout), self._gate.shut():
+            async with asyncio.timeout(self._update_timeout), self._update_lock.exclusive():
                 self._check_works()
                 await self._load(folder)
                 self.weight_version += 1

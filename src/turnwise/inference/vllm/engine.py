@@ -15,7 +15,7 @@ import torch
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.turns import Turn
+from turnwise.inference.turns import EngineTurn
 from turnwise.inference.vllm.process import (
     Seat,
     engine_settings,
@@ -84,12 +84,12 @@ class VLLMInferenceEngine(WorkerEngine):
         """What vLLM's engine was made with."""
         self._vllm: Any = None
         self._seat: Seat | None = None
-        self._turns: dict[str, Turn] = {}
+        self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
         try:
             with undisturbed():
-                self._in_thread(self._start, drained=False).result()
+                self._in_thread(self._start, wait_for_idle=False).result()
         except BaseException:
             self.close()
             raise
@@ -117,9 +117,11 @@ class VLLMInferenceEngine(WorkerEngine):
         check_ids(ids, self._vocabulary_size)
         if start == len(ids):
             return []
-        mail = self._mail_here()
-        turn = _Scored(GenerationRequest(list(ids), 1), mail.loop.create_future(), mail, room=1)
-        mail.to_engine(turn)
+        results = self._result_queue()
+        turn = _Scored(
+            GenerationRequest(list(ids), 1), results.loop.create_future(), results, context_left=1
+        )
+        results.submit(turn)
         result = await turn.future
         if result.finish_reason is FinishReason.ABORTED:
             raise RuntimeError("the engine was closed before these tokens were scored")
@@ -145,10 +147,12 @@ class VLLMInferenceEngine(WorkerEngine):
             named = self._skeleton.as_files_have_them(weights)
             if torch.cuda.is_available():  # what still computes them must end before they are read
                 torch.cuda.synchronize()
-            return self._updated(self._in_thread(lambda: self._take_tensors(named), drained=True))
+            return self._updated(
+                self._in_thread(lambda: self._take_tensors(named), wait_for_idle=True)
+            )
         folder = existing_folder(weights)
         self._skeleton.check_folder(folder)
-        taking = self._in_thread(lambda: self._take(weights_path=str(folder)), drained=True)
+        taking = self._in_thread(lambda: self._take(weights_path=str(folder)), wait_for_idle=True)
         return self._updated(taking)
 
     def _start(self) -> None:
@@ -165,12 +169,12 @@ class VLLMInferenceEngine(WorkerEngine):
         if self._seat is not None:
             self._seat.leave()
 
-    def _under_way(self) -> Collection[Turn]:
+    def _active_turns(self) -> Collection[EngineTurn]:
         return self._turns.values()
 
-    def _advance(self, *, may_begin: bool) -> None:
+    def _advance(self, *, may_admit: bool) -> None:
         try:
-            while may_begin and self._waiting:
+            while may_admit and self._waiting:
                 self._begin(self._waiting.popleft())
             if self._turns:
                 self._step()
@@ -180,12 +184,12 @@ class VLLMInferenceEngine(WorkerEngine):
                 turn.fail(error)
             self._turns.clear()
 
-    def _begin(self, turn: Turn) -> None:
-        reason = turn.ending()
+    def _begin(self, turn: EngineTurn) -> None:
+        reason = turn.finish_reason()
         if self._failure is not None:
             turn.fail(RuntimeError(self._failure))
         elif reason is not None:  # no room, or too late
-            turn.settle(reason, self.weight_version)
+            turn.finish(reason, self.weight_version)
         else:
             name = str(next(self._names))
             self._turns[name] = turn
@@ -195,11 +199,14 @@ class VLLMInferenceEngine(WorkerEngine):
                 turn.fail(ConfigError(f"vLLM refused a request: {error}"))
                 del self._turns[name]
 
-    def _add(self, name: str, turn: Turn) -> None:
+    def _add(self, name: str, turn: EngineTurn) -> None:
         prompt, arguments = (
             scoring_arguments(turn.request.prompt_ids)
             if isinstance(turn, _Scored)
-            else (list(turn.request.prompt_ids), sampling_arguments(turn.request, turn.room))
+            else (
+                list(turn.request.prompt_ids),
+                sampling_arguments(turn.request, turn.context_left),
+            )
         )
         params = self._params_kind(**arguments, detokenize=False, output_kind=self._delta)
         self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
@@ -209,7 +216,7 @@ class VLLMInferenceEngine(WorkerEngine):
         outputs = {output.request_id: output for output in self._vllm.step()}
         for name, turn in list(self._turns.items()):
             output: Any = outputs.get(name)
-            reason = turn.ending() if output is None else _take_in(turn, output)
+            reason = turn.finish_reason() if output is None else _take_in(turn, output)
             if output is not None and output.finished:
                 del self._turns[name]
             elif reason is not None:
@@ -218,7 +225,7 @@ class VLLMInferenceEngine(WorkerEngine):
             else:
                 continue
             if reason is not None:
-                turn.settle(reason, self.weight_version)
+                turn.finish(reason, self.weight_version)
             else:
                 ended = output.outputs[0].finish_reason
                 turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
@@ -263,11 +270,11 @@ class VLLMInferenceEngine(WorkerEngine):
 
 
 @dataclass(eq=False)
-class _Scored(Turn):
+class _Scored(EngineTurn):
     """Tokens whose log-probs are asked for: a prompt, and nothing of what is sampled after it."""
 
 
-def _take_in(turn: Turn, output: Any) -> FinishReason | None:
+def _take_in(turn: EngineTurn, output: Any) -> FinishReason | None:
     """Add what vLLM sampled to a turn, up to its end."""
     completion = output.outputs[0]
     if isinstance(turn, _Scored):
@@ -278,10 +285,10 @@ def _take_in(turn: Turn, output: Any) -> FinishReason | None:
     for token, at in zip(completion.token_ids, completion.logprobs, strict=True):
         turn.ids.append(token)
         turn.log_probs.append(at[token].logprob)
-        reason = turn.ending()
+        reason = turn.finish_reason()
         if reason is not None:
             return reason
-    return turn.ending() if not completion.token_ids else None
+    return turn.finish_reason() if not completion.token_ids else None
 
 
 def _find_tokenizer(folder: str, trust_remote_code: bool) -> Any:

@@ -13,7 +13,7 @@ LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
 """vLLM raises what is lower without a word, and refuses what is higher."""
 
 
-def sampling_arguments(request: GenerationRequest, room: int) -> dict[str, Any]:
+def sampling_arguments(request: GenerationRequest, context_left: int) -> dict[str, Any]:
     """How to sample this request, under the names that vLLM has for it.
 
     Everything is said, defaults too: a server would else take what is missing from the model's
@@ -30,7 +30,7 @@ def sampling_arguments(request: GenerationRequest, room: int) -> dict[str, Any]:
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": request.seed % 2**63,  # vLLM takes −1 for "no seed"
-        "max_tokens": min(request.max_tokens, room),
+        "max_tokens": min(request.max_tokens, context_left),
         "stop_token_ids": sorted(request.stop_ids),
         "ignore_eos": True,
         "logprobs": 0,  # of the sampled token alone
@@ -79,9 +79,9 @@ def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
 
 
 def _check_temperature(params: SamplingParams) -> None:
-    heat = params.temperature
-    if not params.is_greedy and not LOWEST_TEMPERATURE <= heat <= HIGHEST_TEMPERATURE:
+    temperature = params.temperature
+    if not params.is_greedy and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:
         raise ConfigError(
-            f"temperature got {heat}, expected what vLLM takes: 0 (the most likely token), or "
+            f"temperature got {temperature}, expected what vLLM takes: 0 (greedy), or "
             f"{LOWEST_TEMPERATURE} to {HIGHEST_TEMPERATURE:g}"
         )

@@ -17,12 +17,12 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.products import Product
+from turnwise.inference.local.fast.fused_linear import FusedLinear
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
-def fits(model: Any) -> bool:
+def is_supported(model: Any) -> bool:
     """Whether a model is of a family that this forward was written for, without adapters."""
     return (
         type(model).__name__ in _FAMILIES
@@ -43,13 +43,13 @@ class _Layer:
     """A layer's weights, taken out of its modules once: looking them up costs more than a norm."""
 
     attention_norm: torch.Tensor
-    attention_inputs: Product
+    attention_inputs: FusedLinear
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
-    attention_output: Product
+    attention_output: FusedLinear
     mlp_norm: torch.Tensor
-    mlp_inputs: Product
-    mlp_output: Product
+    mlp_inputs: FusedLinear
+    mlp_output: FusedLinear
     window: int | None
 
     @classmethod
@@ -59,13 +59,13 @@ class _Layer:
         has_norms = hasattr(attention, "q_norm")  # Qwen3
         return cls(
             layer.input_layernorm.weight,
-            Product(query, key, value),
+            FusedLinear(query, key, value),
             attention.q_norm.weight if has_norms else None,
             attention.k_norm.weight if has_norms else None,
-            Product(output),
+            FusedLinear(output),
             layer.post_attention_layernorm.weight,
-            Product(gate, up),
-            Product(down),
+            FusedLinear(gate, up),
+            FusedLinear(down),
             window,
         )
 
@@ -78,7 +78,7 @@ class FusedForward:
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None], *, deterministic: bool) -> None:
-        self._body, self._head = model.model, Product(model.lm_head)
+        self._body, self._head = model.model, FusedLinear(model.lm_head)
         self._is_deterministic = deterministic
         layers = zip(model.model.layers, windows, strict=True)
         self.layers = [_Layer.of(layer, window) for layer, window in layers]
@@ -87,13 +87,13 @@ class FusedForward:
         self._num_kv = attention.k_proj.out_features // attention.head_dim
         self._ops: Any = _TorchOps
         if model.device.type == "cuda":
-            from turnwise.inference.local.kernels import KernelOps
+            from turnwise.inference.local.fast.kernels import KernelOps
 
             self._ops = KernelOps
         norm = model.model.norm
         self._epsilon = self._ops.constant(norm.variance_epsilon, norm.weight.detach())
         self._rotations = self._make_rotations(model)
-        self._room = torch.empty(0)
+        self._scratch = torch.empty(0)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Cosines and sines of every position, where they do not depend on the text's length."""
@@ -124,47 +124,47 @@ class FusedForward:
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         ops, epsilon = self._ops, self._epsilon
-        in_columns = self._is_in_columns(len(ids))
+        transposed = self._is_transposed(len(ids))
         stream = F.embedding(ids, self._body.embed_tokens.weight)
         cos, sin = self._rotation(stream, positions)
-        if in_columns:
+        if transposed:
             stream = stream.t().contiguous().t()
         change: torch.Tensor | None = None
         for index, layer in enumerate(self.layers):
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
-            change = self._attention(layer, index, hidden, cos, sin, packed, in_columns)
+            change = self._attention(layer, index, hidden, cos, sin, packed, transposed)
             if rows is not None and index == len(self.layers) - 1:
                 # No token sees another any more: the rest only where it is asked for.
                 stream, change = stream[rows], change[rows]
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
-            wide = self._wide(layer.mlp_inputs, hidden, in_columns)
-            change = layer.mlp_output(ops.gate(wide), in_columns)
+            wide = self._wide(layer.mlp_inputs, hidden, transposed)
+            change = layer.mlp_output(ops.gate(wide), transposed)
         last = ops.add_and_norm(stream, change, self._body.norm.weight, epsilon)
-        return self._head(last, in_columns).contiguous()
+        return self._head(last, transposed).contiguous()
 
-    def _is_in_columns(self, num_tokens: int) -> bool:
-        if not self.may_be_in_columns:
+    def _is_transposed(self, num_tokens: int) -> bool:
+        if not self.can_be_transposed:
             return False
         return self._is_deterministic or 8 <= num_tokens <= 64
 
     @property
-    def may_be_in_columns(self) -> bool:
+    def can_be_transposed(self) -> bool:
         """Not in a small model: what is between the products costs more there, and likes rows."""
         weight = self._head.weight
         return weight.device.type == "cpu" and weight.shape[1] >= 256
 
-    def _wide(self, product: Product, hidden: torch.Tensor, in_columns: bool) -> torch.Tensor:
+    def _wide(self, product: FusedLinear, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
         """The widest product, into memory that is kept: a thread that allocates it anew for every
         layer pays for fresh pages each time. On a GPU the allocator keeps it."""
         if hidden.is_cuda:
-            return product(hidden, in_columns)
+            return product(hidden, transposed)
         size = len(hidden) * len(product.weight)
-        if len(self._room) < size:
-            self._room = hidden.new_empty(size)
-        return product.into(self._room, hidden, in_columns)
+        if len(self._scratch) < size:
+            self._scratch = hidden.new_empty(size)
+        return product.into(self._scratch, hidden, transposed)
 
     @property
-    def products(self) -> list[Product]:
+    def products(self) -> list[FusedLinear]:
         """All that it computes with."""
         kinds = ("attention_inputs", "attention_output", "mlp_inputs", "mlp_output")
         return [*(getattr(layer, kind) for layer in self.layers for kind in kinds), self._head]
@@ -177,10 +177,10 @@ class FusedForward:
         cos: torch.Tensor,
         sin: torch.Tensor,
         packed: Packed,
-        in_columns: bool,
+        transposed: bool,
     ) -> torch.Tensor:
         ops, num_kv = self._ops, self._num_kv
-        heads = layer.attention_inputs(hidden, in_columns).view(len(hidden), -1, self._width)
+        heads = layer.attention_inputs(hidden, transposed).view(len(hidden), -1, self._width)
         if layer.query_norm is not None and layer.key_norm is not None:
             parts = [heads.shape[1] - 2 * num_kv, num_kv, num_kv]
             query, key, value = torch.split(heads, parts, 1)
@@ -189,7 +189,7 @@ class FusedForward:
             heads = torch.cat((query, key, value), 1)
         query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
         seen = packed.attend(index, query, self._scale, layer.window)
-        return layer.attention_output(seen.reshape(len(hidden), -1), in_columns)
+        return layer.attention_output(seen.reshape(len(hidden), -1), transposed)
 
 
 class _TorchOps:

@@ -1,7 +1,7 @@
-"""Which batch sizes leave a row's arithmetic alone.
+"""Which batch sizes are batch-invariant: a row's bits do not depend on the other rows.
 
 A matrix product may sum in another order when it has another number of rows, so a token's log-prob
-could depend on how many others were computed beside it, by a rounding. Which sizes agree is a
+could depend on the size of its batch, by a rounding. Which sizes agree is a
 matter of the machine and its libraries: it is measured, on the model's own layers.
 """
 
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from turnwise.inference.local.products import Product
+from turnwise.inference.local.fast.fused_linear import FusedLinear
 
 _REFERENCE = 32
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -29,10 +29,10 @@ _measured: dict[Hashable, frozenset[int]] = {}
 
 
 @torch.no_grad()
-def stable_sizes(
+def batch_invariant_sizes(
     layers: Iterable[tuple[Layer, torch.Tensor, int]],
 ) -> list[int]:
-    """Numbers of rows that give a row the same bits, whatever else is beside it; at least one.
+    """Return numbers of rows at which a row has the same bits in any batch; at least one.
 
     Of each layer: what computes it, its weight, and the width of its input.
     """
@@ -43,17 +43,17 @@ def stable_sizes(
     sizes = [*_SIZES]
     if on_cpu:
         sizes += [size for size in _LARGE_SIZES if 2 * size * largest <= _LITTLE_WORK]
-    stable = set(sizes)
+    invariant = set(sizes)
     for layer, weight, width in distinct.values():
         key = _kernel(layer, weight, width)
         found = None if key is None else _measured.get((key, *sizes))
         if found is None:
-            found = frozenset(_stable_for(layer, weight, width, sizes))
+            found = frozenset(_invariant_for(layer, weight, width, sizes))
             if key is not None:
                 _measured[key, *sizes] = found
-        stable &= found
+        invariant &= found
     # One row alone has no neighbours.
-    return sorted(stable) if _REFERENCE in stable else [1]
+    return sorted(invariant) if _REFERENCE in invariant else [1]
 
 
 def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
@@ -62,9 +62,9 @@ def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
     options: dict[str, object] = {}
     if isinstance(layer, partial):
         module, options = layer.func, layer.keywords
-    if type(module) not in (Product, nn.Linear):
+    if type(module) not in (FusedLinear, nn.Linear):
         return None
-    assert isinstance(module, Product | nn.Linear)
+    assert isinstance(module, FusedLinear | nn.Linear)
     return (
         *(
             type(module),
@@ -79,7 +79,9 @@ def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
     )
 
 
-def _stable_for(layer: Layer, weight: torch.Tensor, width: int, sizes: Sequence[int]) -> set[int]:
+def _invariant_for(
+    layer: Layer, weight: torch.Tensor, width: int, sizes: Sequence[int]
+) -> set[int]:
     """Sizes at which rows get the bits that they get in the reference size, in any order.
 
     The order is tried in the reference size alone: there each place must give what its neighbour

@@ -1,4 +1,7 @@
-"""The KV cache: one block of memory, handed out in contiguous regions."""
+"""The KV cache: one block of memory, allocated in contiguous regions.
+
+The engine's thread owns it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,31 @@ import logging
 import math
 import mmap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 _log = logging.getLogger(__name__)
 
 
-class Arena:
-    """Keys and values of all layers, [2, layers, tokens, heads, width], and who holds which part.
+@dataclass(frozen=True)
+class Segment:
+    """New tokens of one sequence, and where its cache lies."""
+
+    region: int
+    """Start of the sequence's region in the KV cache."""
+    past: int
+    """Tokens of it that are in the cache already."""
+    num_new: int
+    """Tokens of it that are computed now."""
+
+
+class KVCache:
+    """Keys and values of all layers, [2, layers, tokens, heads, width], and which regions are free.
 
     A region is contiguous, so that attention reads it without gathering; its size is a power of
-    two times `UNIT` (a buddy allocator: freed halves join again). Nothing is ever allocated beside
-    it, so the cache cannot grow past its budget: `num_tokens`, or `most_tokens` where it begins
+    two times `UNIT` (a buddy allocator: freed halves join again). Nothing is ever allocated outside
+    of it, so the cache cannot grow past its budget: `num_tokens`, or `max_tokens` where it begins
     smaller and grows when it is full.
     """
 
@@ -32,12 +48,12 @@ class Arena:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        most_tokens: int | None = None,
+        max_tokens: int | None = None,
     ) -> None:
         num_units = max(num_tokens // self.UNIT, 1)
         self.num_tokens = num_units * self.UNIT
-        self._most_units = max((most_tokens or num_tokens) // self.UNIT, num_units)
-        # One unit more than there are: rows that fill up a batch write there.
+        self._most_units = max((max_tokens or num_tokens) // self.UNIT, num_units)
+        # One unit more, for scratch: rows that pad a batch write there.
         shape = (2, num_layers, self.num_tokens + self.UNIT, num_heads, width)
         self.storage = _zeros(shape, dtype, device)
         self.keys: Sequence[torch.Tensor] = self.storage[0].unbind()
@@ -49,8 +65,8 @@ class Arena:
         """Starts of the free regions, by size in units."""
         self._roots: dict[int, int] = {}
         """Where the regions that were never split begin, and their size."""
-        self._taken: dict[int, int] = {}
-        """Size in units of each region handed out, by its start in units."""
+        self._allocated: dict[int, int] = {}
+        """Size in units of each allocated region, by its start in units."""
         start = 0
         for bit in reversed(range(num_units.bit_length())):  # the largest powers of two first
             size = 1 << bit
@@ -60,8 +76,8 @@ class Arena:
                 start += size
 
     @property
-    def spare(self) -> int:
-        """Start of the unit that belongs to nobody."""
+    def scratch(self) -> int:
+        """Return where the scratch unit starts, which padding rows write to."""
         return self.num_tokens
 
     @property
@@ -74,11 +90,11 @@ class Arena:
         return max(sizes) * self.UNIT
 
     @property
-    def num_taken(self) -> int:
-        """Tokens of all regions that are handed out."""
-        return sum(self._taken.values()) * self.UNIT
+    def num_allocated(self) -> int:
+        """Return how many tokens all allocated regions hold."""
+        return sum(self._allocated.values()) * self.UNIT
 
-    def take(self, num_tokens: int) -> int | None:
+    def alloc(self, num_tokens: int) -> int | None:
         """Start of a free region of at least so many tokens; None if there is none now."""
         size = 1 << max(-(-num_tokens // self.UNIT) - 1, 0).bit_length()
         while (found := self._smallest_free(size)) is None:
@@ -90,7 +106,7 @@ class Arena:
         while found > size:
             found //= 2
             self._free.setdefault(found, set()).add(start + found)
-        self._taken[start] = size
+        self._allocated[start] = size
         return start * self.UNIT
 
     def _smallest_free(self, size: int) -> int | None:
@@ -125,12 +141,12 @@ class Arena:
         return True
 
     def capacity(self, start: int) -> int:
-        """Tokens of a region that was handed out."""
-        return self._taken[start // self.UNIT] * self.UNIT
+        """Return how many tokens an allocated region holds."""
+        return self._allocated[start // self.UNIT] * self.UNIT
 
-    def give_back(self, start: int) -> None:
+    def free(self, start: int) -> None:
         unit = start // self.UNIT
-        size = self._taken.pop(unit)
+        size = self._allocated.pop(unit)
         while unit not in self._roots or self._roots[unit] != size:
             root = max(r for r in self._roots if r <= unit)
             buddy = root + ((unit - root) ^ size)

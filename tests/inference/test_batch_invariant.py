@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from turnwise.inference.local import stable
-from turnwise.inference.local.stable import stable_sizes
+from turnwise.inference.local import batch_invariant
+from turnwise.inference.local.batch_invariant import batch_invariant_sizes
 
 
 def sizes_of(layer, width=8, num_out=8):
-    return stable_sizes([(layer, torch.zeros(num_out, width), width)])
+    return batch_invariant_sizes([(layer, torch.zeros(num_out, width), width)])
 
 
 def test_a_layer_that_treats_each_row_alone_takes_every_size():
@@ -32,19 +32,21 @@ def test_a_size_must_suit_all_layers():
         (lambda rows: rows + (1.0 if len(rows) > 64 else 0.0), torch.zeros(8, 8), 8),
         (lambda rows: rows + (1.0 if len(rows) < 8 else 0.0), torch.zeros(4, 8), 8),
     ]
-    sizes = stable_sizes(layers)
+    sizes = batch_invariant_sizes(layers)
     assert (sizes[0], sizes[-1]) == (8, 64)
 
 
 def test_a_kernel_is_measured_once_and_another_one_again(monkeypatch):
     measured = []
-    monkeypatch.setattr(stable, "_measured", {})
+    monkeypatch.setattr(batch_invariant, "_measured", {})
     monkeypatch.setattr(
-        stable, "_stable_for", lambda layer, weight, width, sizes: measured.append(width) or {1, 32}
+        batch_invariant,
+        "_invariant_for",
+        lambda layer, weight, width, sizes: measured.append(width) or {1, 32},
     )
 
     def measure(layer):
-        assert stable_sizes([(layer, layer.weight, layer.weight.shape[1])]) == [1, 32]
+        assert batch_invariant_sizes([(layer, layer.weight, layer.weight.shape[1])]) == [1, 32]
         return len(measured)
 
     assert measure(nn.Linear(8, 8)) == measure(nn.Linear(8, 8)) == 1
@@ -60,5 +62,5 @@ def test_a_kernel_is_measured_once_and_another_one_again(monkeypatch):
 
 
 def test_a_large_model_is_not_tried_with_thousands_of_rows():
-    sizes = stable_sizes([(lambda rows: rows, torch.empty(50_000, 600), 600)])
+    sizes = batch_invariant_sizes([(lambda rows: rows, torch.empty(50_000, 600), 600)])
     assert sizes[-1] == 256

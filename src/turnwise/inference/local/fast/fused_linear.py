@@ -15,11 +15,11 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 
-class Product:
+class FusedLinear:
     """Layers with the same input, laid side by side in memory, so that one product does all.
 
-    Their parameters stay what they are, and become views of one block: whoever trains them changes
-    what is read here. There is no second copy.
+    Their parameters become views of one block, so that an optimizer's step changes what is read
+    here. There is no second copy.
     """
 
     def __init__(self, *parts: nn.Linear) -> None:
@@ -27,22 +27,22 @@ class Product:
         biases = [part.bias for part in parts if part.bias is not None]
         self.bias = _block(biases) if biases else None
 
-    def __call__(self, hidden: torch.Tensor, in_columns: bool) -> torch.Tensor:
-        """hidden [N, in]; [N, out], which lies in memory as [out, N] if in columns."""
-        if not in_columns:
+    def __call__(self, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """hidden [N, in]; [N, out], which lies in memory as [out, N] if transposed."""
+        if not transposed:
             return F.linear(hidden, self.weight, self.bias)
         tokens = hidden.t()
         if self.bias is None:
             return torch.mm(self.weight, tokens).t()
         return torch.addmm(self.bias[:, None], self.weight, tokens).t()
 
-    def into(self, room: torch.Tensor, hidden: torch.Tensor, in_columns: bool) -> torch.Tensor:
-        """The same, written into memory that is there already: flat, and large enough."""
+    def into(self, buffer: torch.Tensor, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
+        """Write the same into a flat buffer that is large enough."""
         if self.bias is not None:
-            return self(hidden, in_columns)
+            return self(hidden, transposed)
         num_tokens, width = len(hidden), len(self.weight)
-        flat = room[: num_tokens * width]
-        if in_columns:
+        flat = buffer[: num_tokens * width]
+        if transposed:
             return torch.mm(self.weight, hidden.t(), out=flat.view(width, num_tokens)).t()
         return torch.mm(hidden, self.weight.t(), out=flat.view(num_tokens, width))
 

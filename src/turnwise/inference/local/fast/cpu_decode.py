@@ -7,25 +7,26 @@ from collections.abc import Sequence
 import torch
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.rows import Row
+from turnwise.inference.local.fast.cpu_attention import packing_order, padded_kv_len
+from turnwise.inference.local.kv_cache import Segment
 from turnwise.inference.local.runner import Runner
-from turnwise.inference.local.runs import Segment, looked_at, packing_order
 from turnwise.inference.local.sampling import draw_tokens
+from turnwise.inference.local.session import DecodeRow
 
 
-class SteadyDecode:
+class CpuDecodeBatch:
     """The same rows for `num_steps` steps: until one of them needs to look at more memory."""
 
-    def __init__(self, runner: Runner, rows: Sequence[Row]) -> None:
+    def __init__(self, runner: Runner, rows: Sequence[DecodeRow]) -> None:
         self._runner = runner
         segments = [Segment(row.region, row.past, 1) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: packing_order(segments[i]))
         self.rows = [rows[i] for i in order]
         """In the order of what `step` gives."""
         segments = [segments[i] for i in order]
-        self.num_steps = min(looked_at(s.past, 1) - s.past for s in segments)
-        fill = runner.filled(len(rows)) - len(rows)
-        segments += [Segment(runner.arena.spare, 0, 1)] * fill
+        self.num_steps = min(padded_kv_len(s.past, 1) - s.past for s in segments)
+        fill = runner.padded_size(len(rows)) - len(rows)
+        segments += [Segment(runner.kv_cache.scratch, 0, 1)] * fill
         table = torch.tensor(
             [
                 [row.token for row in self.rows] + [0] * fill,
@@ -37,14 +38,14 @@ class SteadyDecode:
         self._ids, self._positions, self._slots = table
         # Fillers stay where they are; the others move on by one at each step.
         self._moves = torch.tensor([1] * len(self.rows) + [0] * fill)
-        self._packed = Packed(segments, runner.arena, self._slots)
+        self._packed = Packed(segments, runner.kv_cache, self._slots)
         self._has_moved = False
 
     def step(self) -> tuple[list[int], list[float]]:
         """Sample every row's next token: ids and log-probs, in the order of `rows`."""
         num_rows = len(self.rows)
         if self._has_moved:
-            self._packed.grow(self._positions)
+            self._packed.advance(self._positions)
         logits = self._runner.forward_packed(self._ids, self._positions, self._packed)[:num_rows]
         ids, log_probs = draw_tokens(logits, [row.turn for row in self.rows])
         self._ids[:num_rows] = ids

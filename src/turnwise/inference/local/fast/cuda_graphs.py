@@ -1,4 +1,4 @@
-"""Decoding on a GPU as captured graphs: many steps without a word from Python.
+"""Decoding on a GPU as captured graphs: many steps without Python in between.
 
 A graph holds one decode step for a fixed number of rows: forward, sampling, and the feedback of
 the sampled token as the next input. The host launches a burst of steps, then reads what was
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from turnwise.inference.local.attention import Packed
-from turnwise.inference.local.kernels import sample_and_advance
-from turnwise.inference.local.rows import MOST_STEPS, Row
+from turnwise.inference.local.fast.kernels import sample_and_advance
 from turnwise.inference.local.runner import Runner
 from turnwise.inference.local.sampling import seed_of
-from turnwise.inference.turns import Turn
+from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow
+from turnwise.inference.turns import EngineTurn
 
 
 @contextmanager
@@ -50,8 +50,8 @@ class _State:
         self.seeds = table(torch.int64, size)
         self.counts = table(torch.int32, size)
         self.step = table(torch.int64, 1)
-        self.tokens = table(torch.int32, MOST_STEPS, size)
-        self.log_probs = table(torch.float32, MOST_STEPS, size)
+        self.tokens = table(torch.int32, MAX_GRAPH_STEPS, size)
+        self.log_probs = table(torch.float32, MAX_GRAPH_STEPS, size)
 
 
 class DecodeGraphs:
@@ -62,17 +62,17 @@ class DecodeGraphs:
         self._sizes = sorted(sizes)
         self._captured: dict[int, tuple[Any, _State]] = {}
         self._pool: Any = None
-        self._num_moves = runner.arena.num_moves
-        self._last: list[tuple[Turn, int, int]] = []
-        """Turn, region and length of each row after the last burst."""
+        self._num_moves = runner.kv_cache.num_moves
+        self._last: list[tuple[EngineTurn, int, int]] = []
+        """EngineTurn, region and length of each row after the last burst."""
 
     @torch.no_grad()
     def decode(
-        self, rows: Sequence[Row], num_steps: int
+        self, rows: Sequence[DecodeRow], num_steps: int
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Several steps at once: tokens and log-probs, [row][step]."""
         num_rows = len(rows)
-        if self._num_moves != self._runner.arena.num_moves:
+        if self._num_moves != self._runner.kv_cache.num_moves:
             self._forget()
         size = next(size for size in self._sizes if size >= num_rows)
         graph, state = self._captured.get(size) or self._capture(size)
@@ -90,9 +90,9 @@ class DecodeGraphs:
         """What was captured reads a cache that is no longer there."""
         self._captured.clear()
         self._pool, self._last = None, []
-        self._num_moves = self._runner.arena.num_moves
+        self._num_moves = self._runner.kv_cache.num_moves
 
-    def _goes_on(self, rows: Sequence[Row]) -> bool:
+    def _goes_on(self, rows: Sequence[DecodeRow]) -> bool:
         """Whether these are the rows of the last burst, all just as it left them."""
         return self._last == [(row.turn, row.region, row.past) for row in rows]
 
@@ -100,8 +100,8 @@ class DecodeGraphs:
     def most_rows(self) -> int:
         return self._sizes[-1]
 
-    def _load(self, state: _State, rows: Sequence[Row], size: int) -> None:
-        spare = self._runner.arena.spare
+    def _load(self, state: _State, rows: Sequence[DecodeRow], size: int) -> None:
+        spare = self._runner.kv_cache.scratch
         fill = size - len(rows)
         longs = [
             [row.token for row in rows] + [0] * fill,
@@ -116,8 +116,8 @@ class DecodeGraphs:
         state.table[2:].copy_(torch.tensor(ints, dtype=torch.int32), non_blocking=True)
         state.num_on.fill_(len(rows))
         if rows:
-            heat = torch.tensor([row.turn.request.sampling.temperature for row in rows])
-            state.temperatures[: len(rows)].copy_(heat, non_blocking=True)
+            temperatures = torch.tensor([row.turn.request.sampling.temperature for row in rows])
+            state.temperatures[: len(rows)].copy_(temperatures, non_blocking=True)
             state.seeds[: len(rows)].copy_(torch.tensor([seed_of(row.turn) for row in rows]))
             state.counts[: len(rows)].copy_(torch.tensor([len(row.turn.ids) for row in rows]))
 
@@ -131,7 +131,7 @@ class DecodeGraphs:
         runner = self._runner
         state = _State(size, runner.device)
         self._load(state, [], size)
-        packed = Packed([], runner.arena, state.slots, [(state.table, 1)])
+        packed = Packed([], runner.kv_cache, state.slots, [(state.table, 1)])
 
         def step() -> None:
             logits = runner.forward_packed(state.ids, state.positions, packed)

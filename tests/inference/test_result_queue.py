@@ -10,7 +10,7 @@ import pytest
 
 from contention import hasty_threads, run_together
 from turnwise.inference import FinishReason, GenerationRequest, worker
-from turnwise.inference.turns import Mail
+from turnwise.inference.turns import ResultQueue
 from turnwise.inference.worker import WorkerEngine
 
 
@@ -25,14 +25,14 @@ class Crowd(WorkerEngine):
     def context_length(self):
         return 100
 
-    def _under_way(self):
+    def _active_turns(self):
         return []
 
-    def _advance(self, *, may_begin):
+    def _advance(self, *, may_admit):
         if self._waiting:
             self.crowds.append(len(self._waiting))
         while self._waiting:
-            self._waiting.popleft().settle(FinishReason.LENGTH, 0)
+            self._waiting.popleft().finish(FinishReason.LENGTH, 0)
 
     async def score(self, ids, start):
         raise NotImplementedError
@@ -75,7 +75,7 @@ def test_several_loops_ask_one_engine():
 
 def test_an_engine_that_breaks_down_tells_everybody():
     class Broken(Crowd):
-        def _advance(self, *, may_begin):
+        def _advance(self, *, may_admit):
             raise AttributeError("no such thing")
 
     engine = Broken()
@@ -87,7 +87,7 @@ def test_an_engine_that_breaks_down_tells_everybody():
 
     asyncio.run(ask_twice())
     with pytest.raises(RuntimeError, match="broke down"):
-        engine._in_thread(lambda: 1, drained=True).result(10)
+        engine._in_thread(lambda: 1, wait_for_idle=True).result(10)
     engine.close()
 
 
@@ -114,12 +114,12 @@ def test_a_task_that_nobody_waits_for_any_more_breaks_nothing():
         begun.set()
         go_on.wait(10)
 
-    engine._in_thread(hold, drained=False)
+    engine._in_thread(hold, wait_for_idle=False)
     assert begun.wait(10)
-    called_off = engine._in_thread(lambda: 1, drained=False)
+    called_off = engine._in_thread(lambda: 1, wait_for_idle=False)
     assert called_off.cancel()
     go_on.set()
-    assert engine._in_thread(lambda: 2, drained=False).result(10) == 2
+    assert engine._in_thread(lambda: 2, wait_for_idle=False).result(10) == 2
     engine.close()
 
 
@@ -128,7 +128,7 @@ def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
     release = threading.Event()
 
     class Stuck(Crowd):
-        def _advance(self, *, may_begin):
+        def _advance(self, *, may_admit):
             release.wait(30)
 
     engine = Stuck()
@@ -156,7 +156,7 @@ def test_results_that_come_while_the_loop_takes_others_are_delivered():
 
     async def main():
         loop = asyncio.get_running_loop()
-        mail = Mail(loop, lambda turn: None)
+        results = ResultQueue(loop, lambda turn: None)
         futures = [loop.create_future() for _ in range(3)]
 
         class Slow(list):
@@ -165,9 +165,9 @@ def test_results_that_come_while_the_loop_takes_others_are_delivered():
                 return super().__iter__()
 
         def deliver():
-            mail.to_loop([(futures[0], 0)])
-            mail.to_loop(Slow([(futures[1], 1)]))
-            mail.to_loop([(futures[2], 2)])
+            results.deliver([(futures[0], 0)])
+            results.deliver(Slow([(futures[1], 1)]))
+            results.deliver([(futures[2], 2)])
 
         threading.Thread(target=deliver, daemon=True).start()
         assert await asyncio.wait_for(asyncio.gather(*futures), 10) == [0, 1, 2]
@@ -182,12 +182,12 @@ class TestContention:
 
         async def deliver(num_rounds, num_threads):
             loop = asyncio.get_running_loop()
-            mail = Mail(loop, lambda turn: None)
+            results = ResultQueue(loop, lambda turn: None)
             asked = queue.SimpleQueue()
 
             def answer():
                 while (future := asked.get()) is not None:
-                    mail.to_loop([(future, future)])
+                    results.deliver([(future, future)])
 
             async def ask():
                 for _ in range(num_rounds):
@@ -233,4 +233,4 @@ class TestContention:
             asking = [lambda e=engine: asyncio.run(ask_until_closed(e))] * 3
             run_together(*asking, engine.close, seconds=20)
             with pytest.raises(RuntimeError, match="closed"):
-                engine._in_thread(lambda: 1, drained=False)
+                engine._in_thread(lambda: 1, wait_for_idle=False)

@@ -1,4 +1,4 @@
-"""CUDA kernels of the local engine, in Triton: attention over the arena, and sampling.
+"""CUDA kernels of the local engine, in Triton: attention over the KV cache, and sampling.
 
 Only imported on a GPU. A program's arithmetic follows from its own row alone. Triton reads
 annotations as its own, so that the kernels' arguments have none.
@@ -112,9 +112,9 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         if row >= tl.load(num_on):
             return
         cell = tl.load(step).to(tl.int32) * batch + row
-    heat = tl.load(temperatures + row)
-    is_greedy = heat == 0.0
-    heat = tl.where(is_greedy, 1.0, heat)
+    temperatures = tl.load(temperatures + row)
+    is_greedy = temperatures == 0.0
+    temperatures = tl.where(is_greedy, 1.0, temperatures)
     words = tl.arange(0, size)
     source = logits + row.to(tl.int64) * logits_row
     largest = -float("inf")
@@ -125,7 +125,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
         # Rounded as IEEE says: the default division depends on what is compiled around it, and a
         # graph's kernel is compiled with more around it than the one of a single step.
-        x = tl.div_rn(x, heat)
+        x = tl.div_rn(x, temperatures)
         top, where = tl.max(x, 0, return_indices=True)
         best = tl.where(top > largest, block + where, best)
         higher = tl.maximum(largest, top)
@@ -143,7 +143,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
         for block in range(0, num_words, size):
             at = block + words
             x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
-            x = tl.div_rn(x, heat)
+            x = tl.div_rn(x, temperatures)
             mass = tl.exp(x - largest)
             here = tl.sum(mass, 0)
             if (is_found == 0) & (before + here > target):
@@ -154,7 +154,7 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
                     token = found
                     is_found = 1
             before += here
-    chosen = tl.div_rn(tl.load(source + token).to(tl.float32), heat)
+    chosen = tl.div_rn(tl.load(source + token).to(tl.float32), temperatures)
     tl.store(tokens_out + cell, token)
     tl.store(log_probs_out + cell, chosen - largest - tl.log(total))
     if feedback:  # what was drawn is the next step's input

@@ -1,7 +1,7 @@
-"""Attention on a CPU: segments of like shape in one batch, each row as if it were alone.
+"""Attention on a CPU: segments of one shape in one batch, with batch-invariant results.
 
-A row's shapes follow from its own lengths and nothing else, so that no neighbour changes a bit of
-the result.
+A row's shapes follow from its own lengths and nothing else, so that no other row of the batch
+changes a bit of its result.
 """
 
 from __future__ import annotations
@@ -12,55 +12,43 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 
-from turnwise.inference.local.arena import Arena
+from turnwise.inference.local.kv_cache import KVCache, Segment
 
 
-@dataclass(frozen=True)
-class Segment:
-    """New tokens of one sequence, and where its cache lies."""
+def padded_kv_len(past: int, num_new: int) -> int:
+    """Return how many tokens of its own region a segment attends to, masked ones included.
 
-    region: int
-    """Start of the sequence's region in the arena."""
-    past: int
-    """Tokens of it that are in the cache already."""
-    num_new: int
-    """Tokens of it that are computed now."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """What segments of one batch have in common: new tokens, and tokens that are looked at."""
-        return self.num_new, looked_at(self.past, self.num_new)
-
-
-def looked_at(past: int, num_new: int) -> int:
-    """How many tokens of its own region a segment looks at.
-
-    Single tokens look at a few more than there are, and mask those: so many sequences that are not
-    quite of a length share a batch, and a plan holds for several steps. A region holds as many.
+    Single tokens attend to a few more than there are, and mask those: so sequences of almost equal
+    length share a batch, and a plan holds for several steps. A region holds as many.
     """
     length = past + num_new
     if num_new > 1:
         return length
     unit = 16
-    while unit < Arena.UNIT * 4 and length > 16 * unit:
+    while unit < KVCache.UNIT * 4 and length > 16 * unit:
         unit *= 2
     return -(-length // unit) * unit
 
 
+def batch_shape(segment: Segment) -> tuple[int, int]:
+    """Return what segments of one batch have in common: new tokens, and padded KV length."""
+    return segment.num_new, padded_kv_len(segment.past, segment.num_new)
+
+
 def packing_order(segment: Segment) -> tuple[int, int, int]:
-    """Sorts segments so that those of like shape and neighbouring regions are together."""
-    return (*segment.shape, segment.region)
+    """Return a sort key that puts segments of one shape and neighbouring regions together."""
+    return (*batch_shape(segment), segment.region)
 
 
 @dataclass(frozen=True)
-class Run:
+class AttentionBatch:
     """Segments of one shape whose regions lie evenly spaced: a batch without copying."""
 
     num_rows: int
     num_new: int
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
-    """What they look at in each layer, views of the arena [rows, K, L, D]."""
+    """What they look at in each layer, views of the KV cache [rows, K, L, D]."""
     mask: torch.Tensor
     """0 on what counts, −∞ on the rest: [rows, 1, 1, L] for single tokens, else [G T, L]."""
 
@@ -88,7 +76,7 @@ class Run:
             output = output.permute(0, 3, 1, 2, 4)
         return output.reshape(self.num_tokens, num_heads, size)
 
-    def grow(self, positions: torch.Tensor, window: int | None) -> None:
+    def advance(self, positions: torch.Tensor, window: int | None) -> None:
         """Single tokens: their sequences have one token more, at these positions [rows]."""
         rows = self.mask[:, 0, 0]
         rows.scatter_(1, positions[:, None], 0.0)
@@ -97,9 +85,9 @@ class Run:
             rows.masked_fill_(torch.arange(rows.shape[1])[None] <= gone, -torch.inf)
 
 
-def make_runs(
-    segments: Sequence[Segment], window: int | None, group: int, arena: Arena
-) -> list[Run]:
+def make_batches(
+    segments: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
+) -> list[AttentionBatch]:
     """All segments, in their order, in as few batches as can be; `group` heads share a key."""
     groups: list[list[Segment]] = []
     for segment in segments:
@@ -107,25 +95,27 @@ def make_runs(
             groups[-1].append(segment)
         else:
             groups.append([segment])
-    return [_make_run(members, window, group, arena) for members in groups]
+    return [_make_batch(members, window, group, kv_cache) for members in groups]
 
 
 def _belongs(segment: Segment, group: Sequence[Segment]) -> bool:
-    if segment.shape != group[-1].shape:
+    if batch_shape(segment) != batch_shape(group[-1]):
         return False
     distance = segment.region - group[-1].region
     return len(group) == 1 or distance == group[1].region - group[0].region
 
 
-def _make_run(members: Sequence[Segment], window: int | None, group: int, arena: Arena) -> Run:
+def _make_batch(
+    members: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
+) -> AttentionBatch:
     first = members[0]
-    num_new, width = first.shape
+    num_new, width = batch_shape(first)
     spacing = members[1].region - first.region if len(members) > 1 else 0
-    two, num_layers, _, num_kv, size = arena.storage.shape
+    two, num_layers, _, num_kv, size = kv_cache.storage.shape
     token = num_kv * size
-    keys, values = arena.storage.as_strided(
+    keys, values = kv_cache.storage.as_strided(
         (two, num_layers, len(members), num_kv, width, size),
-        (*arena.storage.stride()[:2], spacing * token, size, token, 1),
+        (*kv_cache.storage.stride()[:2], spacing * token, size, token, 1),
         first.region * token,
     )
     if num_new == 1:
@@ -136,6 +126,6 @@ def _make_run(members: Sequence[Segment], window: int | None, group: int, arena:
     is_seen = at <= last
     if window is not None:
         is_seen &= at > last - window
-    mask = torch.where(is_seen, 0.0, -torch.inf).to(arena.storage.dtype)
+    mask = torch.where(is_seen, 0.0, -torch.inf).to(kv_cache.storage.dtype)
     mask = mask[:, None, None] if num_new == 1 else mask.repeat(group, 1)
-    return Run(len(members), num_new, keys.unbind(), values.unbind(), mask)
+    return AttentionBatch(len(members), num_new, keys.unbind(), values.unbind(), mask)
