@@ -232,7 +232,9 @@ def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
 def settings_of(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
     from turnwise.config import ConfigStore
+    from turnwise.runs.older_runs import is_older
     from turnwise.runs.places import find_models, places_of
+    from turnwise.runs.run_folder import RunFolder
 
     file = source / "config.yaml"
     if not file.is_file():
@@ -241,6 +243,9 @@ def settings_of(source: Path) -> ConfigStore:
         )
     config = ConfigStore.load(file)
     find_models(config, places_of(run_of(source)))
+    folder = RunFolder(run_of(source))
+    if is_older(folder.facts) or folder.evaluated_on == "training rows":
+        config.training.eval_fraction = None  # it has trained on all rows
     return config
 
 
@@ -260,6 +265,7 @@ def restore(
     from turnwise.cli.settings import check_code, find_code, run_folders
 
     if source is not None:
+        _look_at_older(config, source)
         _name_prompts(config)
     (supplied if source is None else supplied.from_here()).put_into(config)
     if config.environments is not None and not takes_mix:
@@ -300,6 +306,23 @@ def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None
             "follows is played with what is there now",
             err=True,
         )
+
+
+def _look_at_older(config: ConfigStore, source: Path) -> None:
+    """Take from `run.json` what the settings of a run that an older version began do not say."""
+    from turnwise.runs.older_runs import NOT_RECORDED, is_older, name_lost_environment
+    from turnwise.runs.run_folder import RunFolder
+
+    folder = RunFolder(run_of(source))
+    status = folder.facts
+    if not is_older(status):
+        return
+    name_lost_environment(config, status)
+    say(
+        f"note: {folder.path} {NOT_RECORDED}. What it was given is named by the options --reward, "
+        "--tool, --parser, --system-prompt and --dataset.",
+        err=True,
+    )
 
 
 def _name_prompts(config: ConfigStore) -> None:

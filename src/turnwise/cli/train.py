@@ -153,9 +153,24 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
         file = DEMO
     config = ConfigStore.load(file, overrides)
     if run is not None:
+        _look_at_older(config, run)
         config.checkpoint.output_dir = str(run.parent)
         config.checkpoint.run_name = run.resolve().name
     return config
+
+
+def _look_at_older(config: ConfigStore, run: Path) -> None:
+    """Refuse to continue a run in another environment, where an older version recorded less."""
+    from turnwise.runs.older_runs import NOT_RECORDED, is_older, name_lost_environment
+    from turnwise.runs.run_folder import RunFolder
+
+    status = RunFolder(run).facts
+    if is_older(status):
+        name_lost_environment(config, status)
+        say(
+            f"note: {run} {NOT_RECORDED}. If one did, run that script again: it resumes the run.",
+            err=True,
+        )
 
 
 def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str]) -> None:

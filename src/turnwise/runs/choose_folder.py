@@ -12,6 +12,7 @@ from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
+from turnwise.runs.older_runs import is_older, is_same_environment, with_what_is_given
 from turnwise.runs.places import with_recorded_names
 from turnwise.runs.resume_settings import Change, changes_between, refusals
 from turnwise.runs.run_folder import Resume, RunFolder
@@ -102,7 +103,8 @@ def _named(
         raise ConfigError(
             f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
         )
-    status, before = _readable_status(folder, environment), folder.settings()
+    status = _readable_status(folder, environment)
+    before = _settings_then(folder, status, config)
     refused: list[str] = []
     if before is not None:
         now, _ = with_recorded_names(config, before, folder.path)
@@ -110,7 +112,7 @@ def _named(
         if not allow_changes:
             changes = changes_between(before, now)
             refused = [str(change) for change in changes if change.makes_another_run]
-    if not _is_same(status.get("environment"), environment):
+    if not is_same_environment(status.get("environment"), environment):
         refused.insert(0, f"the environment was {status.get('environment')}")
     if refused:
         raise ConfigError(
@@ -124,10 +126,13 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     if not folder.status_file.exists() and not folder.has_checkpoints:
         return False  # somebody else's folder
     status = _readable_status(folder, environment)
-    if not _is_same(status.get("environment"), environment) or status.get("status") == "finished":
+    if (
+        not is_same_environment(status.get("environment"), environment)
+        or status.get("status") == "finished"
+    ):
         return False
     try:
-        before = folder.settings()
+        before = _settings_then(folder, status, config)
     except ConfigError as error:
         _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
         return False
@@ -138,12 +143,12 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     return not any(change.makes_another_run for change in changes) and not _is_held(folder)
 
 
-def _is_same(before: str | None, environment: str) -> bool:
-    """Whether two names can mean one environment: a class, or where it is imported from.
-
-    Whether its code is the same is seen by its hash.
-    """
-    return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
+def _settings_then(
+    folder: RunFolder, status: Mapping[str, Any], now: ConfigStore
+) -> ConfigStore | None:
+    """The settings of a run; what an older version did not record of it is as it is now."""
+    before = folder.settings()
+    return with_what_is_given(before, now) if before is not None and is_older(status) else before
 
 
 def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:

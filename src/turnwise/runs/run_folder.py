@@ -87,12 +87,17 @@ class RunFolder:
         return found
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """The same as `status`, and empty where `run.json` cannot be read."""
+        try:
+            return self.status
+        except (ConfigError, OSError):
+            return {}
+
+    @property
     def evaluated_on(self) -> str | None:
         """What its evaluations are on, `held-out seeds` or `training rows`; None: not recorded."""
-        try:
-            found = self.status.get("evaluation")
-        except ConfigError:
-            return None
+        found = self.facts.get("evaluation")
         return found if isinstance(found, str) else None
 
     def write_status(self, **status: Any) -> None:

@@ -13,6 +13,7 @@ from turnwise.errors import ConfigError, EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
+from turnwise.runs.older_runs import is_older, with_what_is_given
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import Machinery, UserParts, assemble
 from turnwise.trainer.curriculum import Curriculum
@@ -66,6 +67,8 @@ class RunLifecycle:
         self._reporter, self._display = choose_reporter(reporter)
         self._resume: Resume = resume
         self._machinery: Machinery | None = None
+        self._is_older = False
+        """Whether the run that is resumed began in a version that recorded less."""
         self._is_loaded = False
         """Whether the weights are others than those that a run in the folder would resume from."""
         self._epochs = Epochs()
@@ -206,6 +209,7 @@ class RunLifecycle:
         folder, resumes = choose_run_folder(
             self._recorded, self._name, resume, identity=self._identity
         )
+        self._is_older = resumes and is_older(folder.status)
         changed = changed_code(folder, self._identity) if resumes else []
         if changed:
             self._reporter.say(
@@ -222,7 +226,10 @@ class RunLifecycle:
             seed_generators(self.config.training.seed)
             return
         self._take(checkpoint, steps_per_epoch)
-        changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
+        before = checkpoint_settings(checkpoint)
+        if self._is_older:
+            before = with_what_is_given(before, self._recorded)
+        changes = records.note_changes(self.step, before)
         if any(change.name == "training.kl_coef" for change in changes):
             self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history = records.rewind(self.step)

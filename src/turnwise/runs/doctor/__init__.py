@@ -23,7 +23,6 @@ from turnwise.runs.doctor.checks import CHECKS, Check
 from turnwise.runs.doctor.evidence import (
     AFTER_SHARED_ROWS,
     example_of,
-    facts_of,
     rows_trained_on,
     why_stopped,
 )
@@ -165,7 +164,7 @@ def findings(run_folder: str | Path) -> list[Finding]:
         dataclasses.replace(finding, example=example_of(folder, finding.code))
         for finding in present(steps)
     ]
-    if (shared := rows_trained_on(facts_of(folder))) is not None:
+    if (shared := rows_trained_on(folder.facts)) is not None:
         found.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))
     stopped = why_stopped(folder)
     if stopped is None:

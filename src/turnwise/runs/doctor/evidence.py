@@ -15,17 +15,9 @@ EpisodeText: TypeAlias = Mapping[str, Any]
 _STOPPED = "stopped: "
 
 
-def facts_of(folder: RunFolder) -> Mapping[str, Any]:
-    """What `run.json` says; nothing where it cannot be read: the metrics say something anyway."""
-    try:
-        return folder.status
-    except (ConfigError, OSError):
-        return {}
-
-
 def why_stopped(folder: RunFolder) -> tuple[int, str] | None:
     """The steps that were done and the reason, of a run that an error ended."""
-    status = facts_of(folder)
+    status = folder.facts
     text = str(status.get("status", ""))
     if not text.startswith(_STOPPED):
         return None
