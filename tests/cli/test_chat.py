@@ -8,20 +8,16 @@ import pty
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
+from forked import Turnwise
 from turnwise import inference
 from turnwise.cli.chat import legible
 from turnwise.inference import FinishReason, GenerationResult, ScriptedEngine
 from turnwise.models import load_model, load_tokenizer
-
-SOURCE = str(Path(__file__).parents[2] / "src")
 
 
 class Reader(ScriptedEngine):
@@ -190,13 +186,11 @@ class Terminal:
 
     def __init__(self, *arguments: str) -> None:
         self._end, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "turnwise", "chat", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color", "COLUMNS": "80"},
+        self.process = Turnwise(
+            "chat",
+            *arguments,
+            **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+            env={"TERM": "xterm-256color", "COLUMNS": "80"},
         )
         os.close(theirs)
         self._unread = b""
@@ -262,22 +256,25 @@ def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
     terminal.insist(
         lambda: terminal.type(b"\x04"), lambda: process.poll() is not None, is_ending=True
     )
-    assert process.returncode == 0
+    assert process.poll() == 0
 
 
 def test_piped_and_interrupted_it_ends():
-    process = subprocess.Popen(
-        [sys.executable, "-m", "turnwise", "chat", "tiny", "--max-tokens", "3900"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": SOURCE},
+    pipes = [os.pipe() for _ in range(3)]
+    (theirs_in, ours_in), (ours_out, theirs_out), (ours_err, theirs_err) = pipes
+    process = Turnwise(
+        *("chat", "tiny", "--device", "cpu", "--max-tokens", "3900"),
+        stdin=theirs_in,
+        stdout=theirs_out,
+        stderr=theirs_err,
     )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(b"Hello\nAnd again\n")
-    process.stdin.flush()
-    assert process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) != 0
-    assert b"Traceback" not in process.communicate()[1]
+    for end in (theirs_in, theirs_out, theirs_err):
+        os.close(end)
+    with open(ours_in, "wb") as typed, open(ours_out, "rb") as said, open(ours_err, "rb") as told:
+        typed.write(b"Hello\nAnd again\n")
+        typed.flush()
+        assert said.read(1)
+        process.send_signal(signal.SIGINT)
+        said.read()
+        assert b"Traceback" not in told.read()
+    assert process.wait(30) != 0

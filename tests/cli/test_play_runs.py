@@ -9,14 +9,13 @@ import pty
 import re
 import select
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from forked import Turnwise
+
 AGENTS = """
 def act(observation):
     if observation.startswith("Say"):
@@ -155,11 +154,11 @@ def test_what_cannot_be_played_is_said(turnwise, arguments, message):
 
 
 def test_ctrl_c_leaves_a_watched_agent_cleanly(runs):
-    command = [sys.executable, "-m", "turnwise", "play", "--player", "runs/script", "--delay", "60"]
-    environment = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "dumb", "COLUMNS": "100"}
     ours, theirs = pty.openpty()
-    child = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, close_fds=True
+    child = Turnwise(
+        *("play", "--player", "runs/script", "--delay", "60"),
+        **dict.fromkeys(("stdin", "stdout", "stderr"), theirs),
+        env={"TERM": "dumb", "COLUMNS": "100"},
     )
     os.close(theirs)
     shown, end = b"", time.monotonic() + 120

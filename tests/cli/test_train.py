@@ -10,7 +10,6 @@ import re
 import select
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import time
@@ -20,11 +19,10 @@ import pytest
 import yaml
 
 from cli.terminal import Terminal
+from forked import Turnwise
 from turnwise.cli.train import DEMO, train
 from turnwise.config import ConfigStore
 from turnwise.env import environment_factory, expert_player, play_episode
-
-SOURCE = str(Path(__file__).parents[2] / "src")
 
 SMALL = {
     "environment": {"name": "coins.py:Coins"},
@@ -212,14 +210,11 @@ class Session:
         self.master, slave = pty.openpty()
         size = struct.pack("HHHH", self.terminal.height, self.terminal.width, 0, 0)
         fcntl.ioctl(slave, termios.TIOCSWINSZ, size)
-        env = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm-256color"}
-        env.pop("NO_COLOR", None)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "turnwise", *arguments],
+        self.process = Turnwise(
+            *arguments,
             **dict.fromkeys(("stdin", "stdout", "stderr"), slave),
             cwd=folder,
-            env={**env, "COLUMNS": "", "LINES": "", "PYTHONIOENCODING": "utf-8"},
-            start_new_session=True,
+            env={"TERM": "xterm-256color", "COLUMNS": "", "LINES": "", "NO_COLOR": None},
         )
         os.close(slave)
         self.rest = b""
@@ -256,7 +251,7 @@ def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small
         assert session.process.wait(30) == 130
     finally:
         session.process.kill()
-        session.process.wait()
+        session.process.wait(30)
         os.close(session.master)
     screen = session.terminal.screen
     assert "\ninterrupted" in screen

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-import time
 
 import pytest
 
@@ -76,12 +75,13 @@ def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
 def test_out_of_time():
     class Slow(LONG):
         async def step(self, action):
-            await asyncio.sleep(0.05)
+            if self.heard:  # the first answer is in time even on a busy machine
+                await asyncio.sleep(60)
             return super().step(action)
 
-    result = run_episode(Recording(), Slow, limits=EpisodeLimits(max_seconds=0.2))
+    result = run_episode(Recording(), Slow, limits=EpisodeLimits(max_seconds=1.0))
     assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
-    assert 1 <= result.num_turns < 10
+    assert result.num_turns == 2  # what was said last is kept
     lengths = {len(result.trajectory[n]) for n in ("states", "actions", "rewards", "infos")}
     assert lengths == {result.num_turns}
     assert result.reward is not None
@@ -93,7 +93,7 @@ def test_out_of_time_while_the_engine_speaks_keeps_what_was_said():
             await asyncio.sleep(request.timeout)
             return await Broken("deadline", at=0).sample(request)
 
-    result = run_episode(Slow(), LONG, limits=EpisodeLimits(max_seconds=0.1))
+    result = run_episode(Slow(), LONG, limits=EpisodeLimits(max_seconds=0.5))
     assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
     assert result.turns[-1].info == {"unanswered": True}
 
@@ -135,10 +135,6 @@ def broken(method, action, base=InThreads):
     return type("Bad", (base,), {method: run})
 
 
-def wait():
-    threading.Event().wait(0.4)
-
-
 @pytest.mark.parametrize("base", [InThreads, Counting])
 @pytest.mark.parametrize("method", ["reset", "step", "get_state_description", "get_prompt_prefix"])
 @pytest.mark.parametrize(
@@ -160,31 +156,31 @@ def test_an_environment_that_breaks(base, method, action, says):
 
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_an_environment_that_hangs_is_left_behind(method):
-    limits = EpisodeLimits(reset_timeout=0.05, step_timeout=0.05, close_timeout=0.05)
-    started = time.monotonic()
-    result = run_episode(Recording(), broken(method, wait), limits=limits)
+    # What does not hang has all the time that it needs on a busy machine.
+    limits = EpisodeLimits(**{f"{method}_timeout": 0.3}, close_timeout=0.05)
+    forever = threading.Event()
+    result = run_episode(Recording(), broken(method, forever.wait), limits=limits)
+    forever.set()
     assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
-    assert f"Bad.{method}() took longer than 0.05 s" in result.error
-    assert time.monotonic() - started < 20
+    assert f"Bad.{method}() took longer than 0.3 s" in result.error
 
 
 def test_an_environment_that_is_made_too_late_is_closed_all_the_same():
-    made = []
-    done = threading.Event()
+    is_over, is_closed = threading.Event(), threading.Event()
 
     class Watched(Counting):
         def close(self):
-            done.set()
+            is_closed.set()
 
     def make():
-        time.sleep(0.2)
-        made.append(Watched())
-        return made[-1]
+        is_over.wait()
+        return Watched()
 
     result = run_episode(Recording(), make, limits=EpisodeLimits(reset_timeout=0.05))
     assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
     assert "making the environment" in result.error
-    assert done.wait(5)
+    is_over.set()
+    assert is_closed.wait(60)
 
 
 def test_a_close_that_fails_is_logged_and_nothing_more(caplog):

@@ -4,9 +4,7 @@ import asyncio
 import os
 import pickle
 import pty
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -130,27 +128,17 @@ def test_none_and_one():
     assert manager.generate_batch("abc").sequences == ["cba"]
 
 
-BAR = """
-from turnwise import BatchInferenceManager, create_inference_engine
-engine = create_inference_engine("tiny", "scripted", policy=str.upper)
-output = BatchInferenceManager(engine, batch_size={batch_size}).generate_batch(list("abcdefgh"))
-print("".join(output))
-"""
-
-
 @pytest.mark.parametrize(("batch_size", "has_bar"), [(2, True), (8, False)])
-def test_a_long_list_on_a_terminal_has_a_bar(batch_size, has_bar):
+def test_a_long_list_on_a_terminal_has_a_bar(monkeypatch, batch_size, has_bar):
     ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", BAR.format(batch_size=batch_size)],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "TERM": "xterm"},
-    )
-    os.close(theirs)
-    assert done.stdout == "ABCDEFGH\n"
+    monkeypatch.setenv("TERM", "xterm")
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        engine = create_inference_engine("tiny", "scripted", policy=str.upper)
+        output = BatchInferenceManager(engine, batch_size=batch_size).generate_batch(
+            list("abcdefgh")
+        )
+    assert "".join(output) == "ABCDEFGH"
     try:
         shown = os.read(ours, 100_000).decode()
     except OSError:  # nothing was ever written

@@ -115,7 +115,8 @@ class TestSignals:
         child.hear("stopping")
         child.send(signal.SIGINT)
         assert child.end() == KEYBOARD_INTERRUPT
-        assert "KeyboardInterrupt" in child.lines[-1]
+        # Not always the last line: other episodes may block, and say so, while the process ends.
+        assert "KeyboardInterrupt" in child.lines, "\n".join(child.lines)
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
 
 

@@ -5,20 +5,17 @@ within milliseconds.
 """
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 import torch
 
+from forked import fork_server
 from trainer.worlds import Memory, small_trainer
 from turnwise.runs import checkpoint, checkpoints, whole_folders
 from turnwise.trainer import stopping
-
-TESTS = Path(__file__).parents[1]
 
 # Each of these changes what is on the disk, or makes sure of it.
 POINTS = ("mkdir", "fsync", "rename", "replace", "unlink", "rmdir")
@@ -193,9 +190,7 @@ class Child:
     """A process that runs `train`."""
 
     def __init__(self, folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0):
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), str(TESTS.parent / "src")])
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["trainer.training_child"])
+        context = fork_server()
         self.lines = []
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(
