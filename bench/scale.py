@@ -29,6 +29,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from turnwise import BaseEnvironment, ConfigStore, Trainer
+from turnwise.algo import Algorithm
 from turnwise.config import RayConfig
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeResult
@@ -264,7 +265,9 @@ def measure_memory(args: argparse.Namespace) -> None:
         config = settings(0.0, f"ray.num_learners={number}", "training.adv_estimator=rloo")
         cluster = Cluster(config.ray, weight_bytes=4 * num_weights)
         try:
-            group = LearnerGroup(cluster, config, ModelSource(config, model), Failures(0))
+            algorithm = Algorithm.of(config.training)
+            source = ModelSource(config, model)
+            group = LearnerGroup(cluster, config, source, algorithm, Failures(0))
             make = functools.partial(RemoteLearner, group=group)
             learner = make_learner(config, model, make=make)
             learner.imitate(batch)

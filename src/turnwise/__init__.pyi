@@ -18,7 +18,9 @@ from turnwise import (
     types as types,
 )
 from turnwise.algo import (
+    AdvantageEstimator as AdvantageEstimator,
     KLController as KLController,
+    PolicyLoss as PolicyLoss,
     apply_kl_penalty as apply_kl_penalty,
     compute_advantages as compute_advantages,
     compute_gae_advantage_return as compute_gae_advantage_return,
@@ -207,6 +209,7 @@ from turnwise.trainer import (
 __version__: str
 __all__ = [
     "ActionParser",
+    "AdvantageEstimator",
     "BaseEnvironment",
     "ConfigError",
     "ConfigStore",
@@ -223,6 +226,7 @@ __all__ = [
     "MultiTurnChatHarness",
     "MultiTurnInferenceEngine",
     "MultiTurnManager",
+    "PolicyLoss",
     "PromptDataset",
     "PythonCodeTool",
     "Reporter",

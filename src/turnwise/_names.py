@@ -31,6 +31,7 @@ FACE: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "Train": {
+        "turnwise.algo": ("AdvantageEstimator", "PolicyLoss"),
         "turnwise.config": ("ConfigStore",),
         "turnwise.data": ("PromptDataset",),
         "turnwise.episode": ("EpisodeLimits",),

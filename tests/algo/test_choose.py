@@ -12,6 +12,8 @@ from algo.reference import reference_of
 from turnwise import algo
 from turnwise.algo import (
     ADVANTAGE_ESTIMATORS,
+    AdvantageEstimator,
+    PolicyLoss,
     compute_advantages,
     compute_grpo_advantage,
     compute_rloo_advantage,
@@ -31,9 +33,9 @@ def full_batch() -> dict[str, Any]:
 def test_every_estimator_is_found_by_name_and_equals_its_reference(name: str) -> None:
     estimator = get_advantage_estimator(name)
     assert estimator is ADVANTAGE_ESTIMATORS[name]
-    assert estimator.__name__ in {case.function for case in (*ADVANTAGES, *TURN_ADVANTAGES)}
+    assert estimator.name in {case.function for case in (*ADVANTAGES, *TURN_ADVANTAGES)}
     batch = full_batch()
-    case = next(c for c in (*ADVANTAGES, *TURN_ADVANTAGES) if c.function == estimator.__name__)
+    case = next(c for c in (*ADVANTAGES, *TURN_ADVANTAGES) if c.function == estimator.name)
     wanted = [*case.takes.split(), "gamma", "lam"]
     given = {field: value for field, value in batch.items() if field in wanted}
     result = compute_advantages(name, given | {"something else": object()})
@@ -45,13 +47,17 @@ def test_every_estimator_is_found_by_name_and_equals_its_reference(name: str) ->
 def test_every_policy_loss_is_found_by_name(name: str) -> None:
     loss_function = get_policy_loss(name)
     assert loss_function is LOSSES_BY_NAME[name]
-    assert loss_function.__name__ in {case.function for case in POLICY_LOSSES}
+    assert loss_function.name in {case.function for case in POLICY_LOSSES}
 
 
 def test_everything_public_is_compared_with_a_reference() -> None:
     tested_otherwise = {
         "ADVANTAGE_ESTIMATORS",
         "POLICY_LOSSES",
+        "AdvantageEstimator",
+        "Algorithm",
+        "PolicyLoss",
+        "TokenSelection",
         "BatchTotals",
         "KLController",
         "compute_advantages",
@@ -74,8 +80,8 @@ def test_a_function_is_taken_as_it_is() -> None:
     def mine(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> Any:
         return token_level_rewards, response_mask
 
-    assert get_advantage_estimator(mine) is mine
-    assert get_policy_loss(mine) is mine
+    assert get_advantage_estimator(mine) == AdvantageEstimator(mine)
+    assert get_policy_loss(mine) == PolicyLoss(mine)
     batch = full_batch()
     rewards, mask = compute_advantages(mine, batch)
     assert rewards is batch["token_level_rewards"]

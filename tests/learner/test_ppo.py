@@ -16,7 +16,6 @@ from turnwise.learner import (
     PolicyValueModel,
     PPOTrainer,
     make_learner,
-    needs_critic,
 )
 
 
@@ -203,12 +202,6 @@ def test_the_settings_of_a_run_reach_the_learner():
 
 
 def test_a_critic_is_made_only_for_who_needs_one():
-    assert {name: needs_critic(name) for name in ("gae", "turn_gae", "grpo", "rloo")} == {
-        "gae": True,
-        "turn_gae": True,
-        "grpo": False,
-        "rloo": False,
-    }
     config = ConfigStore()
     config.training.adv_estimator = "grpo"
     assert not make_learner(config, make_model()).model.has_critic

@@ -7,7 +7,7 @@ from turnwise.config import DatasetConfig, EnvironmentItem, RewardItem, setting_
 from turnwise.runs.named_files import NAMES, names_of, rewrite_names
 
 NO_FILES = {
-    *("model.device", "training.adv_estimator", "training.policy_loss", "system_prompt"),
+    *("model.device", "system_prompt"),
     *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.best_metric"),
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
@@ -47,6 +47,8 @@ def test_all_names_are_rewritten_and_nothing_else():
         "tools.3.packages.0": "libs",
         "parser": "auto",
         "model.model_name": "tiny",
+        "training.adv_estimator": "gae",
+        "training.policy_loss": "ppo",
         "training.warm_start": "warm.jsonl",
     }
     rewrite_names(config, lambda name: f"new {name.text}")

@@ -44,7 +44,7 @@ class TestAlgorithms:
     @pytest.mark.parametrize("name", ADVANTAGE_ESTIMATORS)
     def test_every_estimator(self, tmp_path, name):
         settings = (*QUICK, f"training.adv_estimator={name}")
-        if "index" in ADVANTAGE_ESTIMATORS[name].__code__.co_varnames:
+        if ADVANTAGE_ESTIMATORS[name].needs_groups:
             settings += ("training.group_size=3", "training.batch_size=2")
         self.check(small_trainer(tmp_path, Several, *settings, reward_fn=parts_of_reward))
 

@@ -23,6 +23,7 @@ from turnwise.algo.advantages.turns import (
     compute_turn_gae_advantage_return,
     compute_turn_grpo_advantage,
 )
+from turnwise.algo.algorithm import Algorithm
 from turnwise.algo.choose import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
@@ -55,13 +56,18 @@ from turnwise.algo.losses.weighted import (
     compute_reinforce_loss,
 )
 from turnwise.algo.masked import BatchTotals, aggregate_loss, masked_mean
+from turnwise.algo.records import AdvantageEstimator, PolicyLoss, TokenSelection
 from turnwise.algo.recurrence import discounted_suffix_sum
 
 __all__ = [
     "ADVANTAGE_ESTIMATORS",
     "POLICY_LOSSES",
+    "AdvantageEstimator",
+    "Algorithm",
     "BatchTotals",
     "KLController",
+    "PolicyLoss",
+    "TokenSelection",
     "aggregate_loss",
     "apply_kl_penalty",
     "compute_advantages",

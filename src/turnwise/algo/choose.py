@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -44,71 +44,83 @@ from turnwise.algo.losses.weighted import (
     compute_gpg_loss,
     compute_reinforce_loss,
 )
-from turnwise.algo.types import Metrics
+from turnwise.algo.records import (
+    AdvantageEstimator,
+    EstimatorFunction,
+    LossFunction,
+    PolicyLoss,
+    TokenSelection,
+)
 from turnwise.errors import ConfigError, did_you_mean
-
-AdvantageEstimator: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""Takes what it needs of the batch by name, gives (advantages, returns) [B, T]."""
-PolicyLoss: TypeAlias = Callable[..., tuple[torch.Tensor, Metrics]]
-"""(old_log_probs, log_probs, advantages, response_mask, **options) -> (loss, metrics)."""
-
-TokenSelection: TypeAlias = Callable[..., torch.Tensor]
-"""(old_log_probs, log_probs, advantages, **options) of N policy tokens -> [N] bool."""
-
-F = TypeVar("F")
+from turnwise.user_code import import_object
 
 ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {
-    "gae": compute_gae_advantage_return,
-    "turn_gae": compute_turn_gae_advantage_return,
-    "grpo": compute_grpo_advantage,
-    "dr_grpo": compute_dr_grpo_advantage,
-    "grpo_passk": compute_grpo_passk_advantage,
-    "turn_grpo": compute_turn_grpo_advantage,
-    "gigpo": compute_gigpo_advantage,
-    "gdpo": compute_gdpo_advantage,
-    "rloo": compute_rloo_advantage,
-    "reinforce_plus_plus": compute_reinforce_plus_plus_advantage,
-    "reinforce_plus_plus_baseline": compute_reinforce_plus_plus_baseline_advantage,
-    "remax": compute_remax_advantage,
-    "opo": compute_opo_advantage,
-    "gpg": compute_gpg_advantage,
-    "optimal_token_baseline": compute_optimal_token_baseline_advantage,
+    "gae": AdvantageEstimator(compute_gae_advantage_return, needs_critic=True),
+    "turn_gae": AdvantageEstimator(compute_turn_gae_advantage_return, needs_critic=True),
+    "grpo": AdvantageEstimator(compute_grpo_advantage, needs_groups=True),
+    "dr_grpo": AdvantageEstimator(compute_dr_grpo_advantage, needs_groups=True),
+    "grpo_passk": AdvantageEstimator(compute_grpo_passk_advantage, needs_groups=True),
+    "turn_grpo": AdvantageEstimator(compute_turn_grpo_advantage, needs_groups=True),
+    "gigpo": AdvantageEstimator(compute_gigpo_advantage, needs_groups=True),
+    "gdpo": AdvantageEstimator(compute_gdpo_advantage, needs_groups=True),
+    "rloo": AdvantageEstimator(compute_rloo_advantage, needs_groups=True),
+    "reinforce_plus_plus": AdvantageEstimator(compute_reinforce_plus_plus_advantage),
+    "reinforce_plus_plus_baseline": AdvantageEstimator(
+        compute_reinforce_plus_plus_baseline_advantage, needs_groups=True
+    ),
+    "remax": AdvantageEstimator(compute_remax_advantage, needs_greedy_episode=True),
+    "opo": AdvantageEstimator(compute_opo_advantage, needs_groups=True),
+    "gpg": AdvantageEstimator(compute_gpg_advantage, needs_groups=True),
+    "optimal_token_baseline": AdvantageEstimator(
+        compute_optimal_token_baseline_advantage,
+        needs_groups=True,
+        needs_old_log_probs=True,
+        needs_sum_pi_squared=True,
+    ),
 }
+
+_CLIP_RANGE = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+_CLIP_COV = TokenSelection(
+    select_clip_cov_tokens,
+    (*_CLIP_RANGE, "clip_cov_ratio", "clip_cov_lower", "clip_cov_upper"),
+    is_random=True,
+)
+_KL_COV = TokenSelection(select_kl_cov_tokens, ("kl_cov_ratio",))
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": compute_policy_loss,
-    "gspo": compute_gspo_loss,
-    "cispo": compute_cispo_loss,
-    "sapo": compute_sapo_loss,
-    "gpg": compute_gpg_loss,
-    "geo_mean": compute_geo_mean_loss,
-    "clip_cov": compute_clip_cov_loss,
-    "kl_cov": compute_kl_cov_loss,
-    "dppo_tv": compute_dppo_tv_loss,
-    "dppo_kl": compute_dppo_kl_loss,
-    "reinforce": compute_reinforce_loss,
+    "ppo": PolicyLoss(compute_policy_loss, has_clip_range=True),
+    "gspo": PolicyLoss(compute_gspo_loss, has_clip_range=True),
+    "cispo": PolicyLoss(compute_cispo_loss, has_clip_range=True),
+    "sapo": PolicyLoss(compute_sapo_loss),
+    "gpg": PolicyLoss(compute_gpg_loss),
+    "geo_mean": PolicyLoss(compute_geo_mean_loss, has_clip_range=True),
+    "clip_cov": PolicyLoss(compute_clip_cov_loss, has_clip_range=True, selection=_CLIP_COV),
+    "kl_cov": PolicyLoss(compute_kl_cov_loss, selection=_KL_COV),
+    "dppo_tv": PolicyLoss(compute_dppo_tv_loss, has_clip_range=True),
+    "dppo_kl": PolicyLoss(compute_dppo_kl_loss, has_clip_range=True),
+    "reinforce": PolicyLoss(compute_reinforce_loss),
 }
 
-TOKEN_SELECTIONS: dict[PolicyLoss, TokenSelection] = {
-    compute_clip_cov_loss: select_clip_cov_tokens,
-    compute_kl_cov_loss: select_kl_cov_tokens,
-}
-"""Of the losses that pick some tokens of a whole batch: how they pick. Whoever computes such a loss
-in parts picks first, and passes each part's share as `selected`."""
+EstimatorChoice: TypeAlias = str | AdvantageEstimator | EstimatorFunction
+"""A name of `ADVANTAGE_ESTIMATORS`, `file.py:name`, a record, or a function that needs nothing."""
+LossChoice: TypeAlias = str | PolicyLoss | LossFunction
+"""A name of `POLICY_LOSSES`, `file.py:name`, a record, or a function that takes no clip range."""
 
 
-def get_advantage_estimator(choice: str | AdvantageEstimator) -> AdvantageEstimator:
-    """The estimator of that name, or the function that was given."""
-    return _chosen("advantage estimator", choice, ADVANTAGE_ESTIMATORS)
+def get_advantage_estimator(choice: EstimatorChoice) -> AdvantageEstimator:
+    """Return the estimator of that name; a function becomes one that needs nothing."""
+    found = _chosen("adv_estimator", choice, ADVANTAGE_ESTIMATORS)
+    return found if isinstance(found, AdvantageEstimator) else AdvantageEstimator(found)
 
 
-def get_policy_loss(choice: str | PolicyLoss) -> PolicyLoss:
-    """The policy loss of that name, or the function that was given."""
-    return _chosen("policy loss", choice, POLICY_LOSSES)
+def get_policy_loss(choice: LossChoice) -> PolicyLoss:
+    """Return the policy loss of that name; a function becomes one without a clip range."""
+    found = _chosen("policy_loss", choice, POLICY_LOSSES)
+    return found if isinstance(found, PolicyLoss) else PolicyLoss(found)
 
 
 def compute_advantages(
-    choice: str | AdvantageEstimator, batch: Mapping[str, Any]
+    choice: EstimatorChoice, batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run an estimator on the parts of the batch that its signature asks for.
 
@@ -119,7 +131,8 @@ def compute_advantages(
             [-1., -1.]])
     """
     estimator = get_advantage_estimator(choice)
-    parameters = inspect.signature(estimator).parameters
+    parameters = inspect.signature(estimator.function).parameters
+    name = choice if isinstance(choice, str) else estimator.name
     missing = [
         name
         for name, parameter in parameters.items()
@@ -128,22 +141,34 @@ def compute_advantages(
         and name not in batch
     ]
     if missing:
-        name = choice if isinstance(choice, str) else getattr(choice, "__name__", repr(choice))
         raise ConfigError(
             f"the advantage estimator {name!r} needs {', '.join(missing)}, which this batch does "
             f"not have. It has: {', '.join(sorted(batch))}."
         )
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return estimator(**batch)
-    return estimator(**{name: value for name, value in batch.items() if name in parameters})
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    found = estimator(**{key: batch[key] for key in batch if takes_all or key in parameters})
+    if not isinstance(found, tuple) or len(found) != 2 or not all(map(torch.is_tensor, found)):
+        raise ConfigError(
+            f"the advantage estimator {name!r} gave {type(found).__name__}, expected (advantages, "
+            "returns): two tensors of the shape of response_mask"
+        )
+    return found
 
 
-def _chosen(what: str, choice: str | F, table: Mapping[str, F]) -> F:
-    if not isinstance(choice, str):
-        return choice
-    if choice in table:
-        return table[choice]
-    raise ConfigError(
-        f"there is no {what} {choice!r}. {did_you_mean(choice, table)} "
-        "A function can be given instead of a name."
-    )
+def _chosen(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
+    """What a name means, in the table or in a user's file; anything else is taken as it is."""
+    what = setting.replace("adv_", "advantage_").replace("_", " ")
+    if isinstance(choice, str):
+        if choice in table:
+            return table[choice]
+        if ":" not in choice:
+            raise ConfigError(
+                f"there is no {what} {choice!r}. {did_you_mean(choice, table)} "
+                "A function of your own: file.py:name."
+            )
+        choice = import_object(choice, option=f"training.{setting}")
+    if not callable(choice):
+        raise ConfigError(
+            f"training.{setting} got {choice!r} ({type(choice).__name__}), expected a function"
+        )
+    return choice

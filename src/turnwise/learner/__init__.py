@@ -5,7 +5,7 @@ knows what an environment is.
 """
 
 from turnwise.learner.batch import PPOBatch, on_last_token
-from turnwise.learner.build import make_learner, needs_critic
+from turnwise.learner.build import make_learner
 from turnwise.learner.lora import (
     add_configured_lora,
     add_lora,
@@ -38,7 +38,6 @@ __all__ = [
     "make_learner",
     "merge_lora",
     "merged_weights",
-    "needs_critic",
     "on_last_token",
     "without_adapters",
 ]

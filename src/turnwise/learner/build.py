@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from turnwise.algo.choose import get_advantage_estimator
+from turnwise.algo.algorithm import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.learner.lora import add_configured_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel
@@ -22,18 +21,21 @@ def make_learner(
     config: ConfigStore,
     model: Any,
     *,
+    algorithm: Algorithm | None = None,
     reference: Any = None,
     total_steps: int | None = None,
     make: Callable[..., Learner] = Learner,
 ) -> Learner:
     """A learner that trains this model in place as the settings say.
 
+    `algorithm` is given where Python chose one; else it is the one that the settings name.
     Call it before an engine is put on the same modules: adapters change them. Without `reference`
     the model as it is now becomes it, by a copy, and only if a KL term needs one. `make` takes
     what `Learner` takes.
     """
     warn_if_emulated(model)
     training = config.training
+    algorithm = algorithm or Algorithm.of(training)
     if not has_adapters(model):
         with torch.random.fork_rng():  # their first weights follow from the seed alone
             torch.manual_seed(training.seed)
@@ -43,15 +45,9 @@ def make_learner(
         reference = copy.deepcopy(model)
     policy = PolicyValueModel(
         model,
-        training.critic if needs_critic(training.adv_estimator) else None,
+        training.critic if algorithm.estimator.needs_critic else None,
         temperature=config.inference.temperature,
         gradient_checkpointing=training.gradient_checkpointing,
     )
-    options = LearnerOptions.from_config(config, total_steps)
+    options = LearnerOptions.from_config(config, total_steps, algorithm.policy_loss)
     return make(policy, options, reference=reference if needs_reference else None)
-
-
-def needs_critic(adv_estimator: str) -> bool:
-    """Whether an estimator cannot do without values."""
-    values = inspect.signature(get_advantage_estimator(adv_estimator)).parameters.get("values")
-    return values is not None and values.default is values.empty

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from turnwise.algo.choose import PolicyLoss, get_policy_loss
+from turnwise.algo.choose import LossChoice, get_policy_loss
 from turnwise.algo.correction import Bounds
 from turnwise.algo.masked import LossAggregation
+from turnwise.algo.records import PolicyLoss
 from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.learner.optimizer import Schedule
 
@@ -40,7 +40,7 @@ class LearnerOptions:
     seed: int = 0
     """Of the order in which episodes come into minibatches."""
 
-    policy_loss: str | PolicyLoss = "ppo"
+    policy_loss: LossChoice = "ppo"
     policy_loss_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the policy loss, such as clip_ratio."""
     loss_agg_mode: LossAggregation | None = None
@@ -59,9 +59,15 @@ class LearnerOptions:
     importance_bounds: Bounds = 2.0
 
     @classmethod
-    def from_config(cls, config: ConfigStore, total_steps: int | None = None) -> LearnerOptions:
-        """The options that a run's settings ask for."""
+    def from_config(
+        cls,
+        config: ConfigStore,
+        total_steps: int | None = None,
+        policy_loss: LossChoice | None = None,
+    ) -> LearnerOptions:
+        """The options that a run's settings ask for; `policy_loss` if Python chose another."""
         training = config.training
+        loss = get_policy_loss(policy_loss or training.policy_loss)
         return cls(
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
@@ -74,8 +80,8 @@ class LearnerOptions:
             micro_batch_tokens=training.micro_batch_tokens,
             target_kl=training.target_kl,
             seed=training.seed,
-            policy_loss=training.policy_loss,
-            policy_loss_options=_loss_options(training),
+            policy_loss=loss,
+            policy_loss_options=_loss_options(training, loss),
             loss_agg_mode=training.loss_agg_mode,
             horizon=config.inference.max_tokens * config.inference.max_turns,
             entropy_coef=training.entropy_coef,
@@ -84,7 +90,6 @@ class LearnerOptions:
         )
 
 
-def _loss_options(training: TrainingConfig) -> dict[str, Any]:
+def _loss_options(training: TrainingConfig, loss: PolicyLoss) -> dict[str, Any]:
     """The clip range, for a policy loss that has one."""
-    takes = inspect.signature(get_policy_loss(training.policy_loss)).parameters
-    return {"clip_ratio": training.clip_ratio} if "clip_ratio" in takes else {}
+    return {"clip_ratio": training.clip_ratio} if loss.has_clip_range else {}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 
-from turnwise.algo.choose import TOKEN_SELECTIONS, get_policy_loss
+from turnwise.algo.choose import get_policy_loss
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.workers import Alone
@@ -14,7 +12,7 @@ from turnwise.learner.workers import Alone
 
 def selects_tokens(options: LearnerOptions) -> bool:
     """Whether the policy loss picks tokens by what it knows of all others."""
-    return get_policy_loss(options.policy_loss) in TOKEN_SELECTIONS
+    return get_policy_loss(options.policy_loss).selection is not None
 
 
 @torch.no_grad()
@@ -42,13 +40,13 @@ def select_tokens(
     row_of, *tokens = (torch.cat(column) for column in zip(*gathered, strict=True))
     # Where all have the same batch, whose rows are divided among them.
     order = torch.arange(len(row_of)) if workers.splits_batch else row_of.argsort(stable=True)
-    select = TOKEN_SELECTIONS[get_policy_loss(options.policy_loss)]
-    takes = inspect.signature(select).parameters
-    settings = {k: v for k, v in options.policy_loss_options.items() if k in takes}
-    if "generator" in takes:
+    selection = get_policy_loss(options.policy_loss).selection
+    assert selection is not None
+    settings = {k: v for k, v in options.policy_loss_options.items() if k in selection.options}
+    if selection.is_random:
         settings["generator"] = generator
     picked = torch.empty(len(row_of), dtype=torch.bool)
-    picked[order] = select(*(x[order] for x in tokens), **settings)
+    picked[order] = selection.function(*(x[order] for x in tokens), **settings)
     start = sum(len(part[0]) for part in gathered[: workers.rank])
     selected = torch.zeros_like(mask)
     selected[mask] = picked[start : start + len(own[0])].to(mask.device)

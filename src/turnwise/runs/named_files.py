@@ -27,6 +27,8 @@ NAMES: dict[str, Kind] = {
     "eval_dataset.path": "rows",
     "model.model_name": "model",
     "model.local_path": "model",
+    "training.adv_estimator": "code",
+    "training.policy_loss": "code",
     "training.warm_start": "conversations",
 }
 """The settings that name code or files, and of what kind. A new one goes here."""

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from turnwise.algo.choose import get_advantage_estimator, get_policy_loss
+from turnwise.algo import Algorithm
+from turnwise.algo.choose import EstimatorChoice, LossChoice
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.data import PromptDataset
 from turnwise.data.by_name import dataset_by_name
@@ -63,6 +64,8 @@ class UserParts:
     tokenizer: Any = None
     model: Any = None
     limits: EpisodeLimits | None = None
+    adv_estimator: EstimatorChoice | None = None
+    policy_loss: LossChoice | None = None
     mix: tuple[MixPart, ...] = ()
     """The environments of a mix, instead of the one above; each has its own rows."""
     eval_fraction: float | None = None
@@ -142,6 +145,10 @@ class UserParts:
             return source
         kind = type(source) if isinstance(source, BaseEnvironment) else source
         return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
+
+    def algorithm(self, config: ConfigStore) -> Algorithm:
+        """The estimator and the policy loss that were given, or those that the settings name."""
+        return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
         """What makes a fresh environment; of a mix, one of its first part."""
@@ -274,6 +281,7 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     """Build everything that a run needs, in the order in which it depends on each other."""
     check_settings(config)
     check_parts(parts)
+    algorithm = parts.algorithm(config)
     if config.ray.use_ray:
         if config.ray.address is not None:
             require_use(f"the Ray cluster {config.ray.address}")
@@ -284,14 +292,15 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
     factory = parts.factory(config)
     model, tokenizer = parts.model_and_tokenizer(config)
     # The learner first: adapters change the modules that the engine samples from.
-    learner = make_learner(config, model, total_steps=total_steps)
+    learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
     closing = contextlib.ExitStack()
     options = parts.episode_options(config, closing)
     kinds = parts.mix_kinds(options, closing)
     collector = make_collector(EpisodeCollector, engine, factory, options, kinds)
+    is_exact = samples_exactly(config, learner)
     advantages = Advantages(
-        config.training, learner, sampler_is_exact=samples_exactly(config, learner)
+        config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
     shares = config.inference.backend in SHARING
     return Machinery(tokenizer, learner, engine, collector, advantages, shares, closing=closing)
@@ -372,8 +381,6 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 
 def check_settings(config: ConfigStore) -> None:
     """Refuse what cannot be trained, before a model is loaded."""
-    get_advantage_estimator(config.training.adv_estimator)
-    get_policy_loss(config.training.policy_loss)
     num_split = config.model.tensor_parallel_size
     if num_split > 1 and config.inference.backend in SHARING:
         raise ConfigError(

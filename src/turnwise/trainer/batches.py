@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.algo import KLController, apply_kl_penalty, compute_advantages
-from turnwise.algo.choose import get_advantage_estimator
+from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import TrainingConfig
 from turnwise.episode import AgentRecord, EpisodeResult
 from turnwise.learner import Learner, PPOBatch
@@ -54,7 +53,12 @@ class Advantages:
     """Fills in what the update needs: old log-probs, values, the KL penalty, advantages."""
 
     def __init__(
-        self, training: TrainingConfig, learner: Learner, *, sampler_is_exact: bool
+        self,
+        training: TrainingConfig,
+        learner: Learner,
+        estimator: AdvantageEstimator,
+        *,
+        sampler_is_exact: bool,
     ) -> None:
         self.kl_controller = KLController(
             training.kl_coef, training.kl_target, adaptive=training.kl_target is not None
@@ -64,13 +68,7 @@ class Advantages:
         self.sampler_is_exact = sampler_is_exact
         """Whether the engine's log-probs are those that the learner would compute."""
         self._has_critic = learner.model.has_critic
-        estimator = get_advantage_estimator(training.adv_estimator)
-        self._takes = inspect.signature(estimator).parameters
-
-    @property
-    def needs_baselines(self) -> bool:
-        """Whether a greedy episode from each start is needed."""
-        return "reward_baselines" in self._takes
+        self.estimator = estimator
 
     def fill(
         self, batch: PPOBatch, rows: list[Row], baselines: Mapping[int, float] | None = None
@@ -80,7 +78,7 @@ class Advantages:
         last_values = None
         batch.sampler_is_exact = self.sampler_is_exact
         # Else the update can take them from its own forward.
-        needs_old = "old_log_probs" in self._takes or training.use_kl_in_reward
+        needs_old = self.estimator.needs_old_log_probs or training.use_kl_in_reward
         if self._has_critic or (needs_old and not self.sampler_is_exact):
             outputs = learner.score(batch)
             batch.learner_log_probs = outputs.log_probs.cpu()
@@ -102,7 +100,7 @@ class Advantages:
             figures["kl_ref"], figures["kl_coef"] = float(kl), self.kl_controller.value
             self.kl_controller.update(kl, len(rows))
         known = self._known(batch, rows, rewards, last_values, baselines)
-        batch.advantages, batch.returns = compute_advantages(training.adv_estimator, known)
+        batch.advantages, batch.returns = compute_advantages(self.estimator, known)
         return figures
 
     def _known(
@@ -137,7 +135,7 @@ class Advantages:
             known["reward_baselines"] = torch.tensor(
                 [baselines.get(row.result.group, 0.0) for row in rows]
             )
-        if "sum_pi_squared" in self._takes:
+        if self.estimator.needs_sum_pi_squared:
             known["sum_pi_squared"] = self._learner.sum_pi_squared(batch).cpu()
         return known
 

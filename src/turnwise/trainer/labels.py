@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
+from turnwise.algo.records import AdvantageEstimator, PolicyLoss
 from turnwise.user_code import fingerprint, reference_to
 
 _OBJECT = "<object>"
@@ -18,6 +20,19 @@ def callable_label(function: Any) -> str:
 def object_label(value: object) -> str:
     """Return a label for an object that no name makes again."""
     return f"{_OBJECT}:{type(value).__qualname__}"
+
+
+def algorithm_label(record: AdvantageEstimator | PolicyLoss) -> str:
+    """Return the name of a user's estimator or loss: of the record if it needs one, as a global."""
+    function: Any = record.function
+    if record == type(record)(function):
+        return callable_label(function)
+    target = reference_to(function).target
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    names = [name for name, value in vars(module).items() if value is record] if module else []
+    if target is None or not names:
+        return object_label(record)
+    return f"{target.rpartition(':')[0]}:{names[0]}"
 
 
 def is_lost(label: str) -> bool:

@@ -12,6 +12,14 @@ import hashlib
 import json
 from typing import Any
 
+from turnwise.algo.choose import (
+    ADVANTAGE_ESTIMATORS,
+    POLICY_LOSSES,
+    EstimatorChoice,
+    LossChoice,
+    get_advantage_estimator,
+    get_policy_loss,
+)
 from turnwise.config import (
     ConfigStore,
     EnvironmentConfig,
@@ -29,7 +37,7 @@ from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
 from turnwise.trainer.assembly import MixPart, UserParts, environment_of
-from turnwise.trainer.labels import callable_label, is_made_alone, object_label
+from turnwise.trainer.labels import algorithm_label, callable_label, is_made_alone, object_label
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
 from turnwise.trainer.recorded_tools import tool_entries, tools_description
 from turnwise.user_code import fingerprint, reference_to, remember_code, remember_use
@@ -63,6 +71,10 @@ def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
         found.system_prompt = given.system_prompt
     if given.limits is not None:
         found.limits = _limits(given.limits)
+    if given.adv_estimator is not None:
+        found.training.adv_estimator = _estimator(given.adv_estimator)
+    if given.policy_loss is not None:
+        found.training.policy_loss = _loss(given.policy_loss)
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, dataset_setting(getattr(given, name)))
@@ -112,6 +124,8 @@ def _named_code(config: ConfigStore) -> list[str]:
     return [
         config.environment.name,
         config.parser,
+        config.training.adv_estimator,
+        config.training.policy_loss,
         *(item if isinstance(item, str) else item.function or "" for item in rewards),
         *(tool for tool in config.tools if isinstance(tool, str)),
     ]
@@ -129,6 +143,7 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
     }
     if not parts.mix:
         found = {"environment": _code_of(parts.environment), **found}
+    found |= _algorithm_code(parts, config)
     if parts.dataset is not None:
         found["dataset"] = dataset_hash(parts.dataset)
     for part in parts.mix:
@@ -138,6 +153,19 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
             for name, value in own.items()
             if value != found.get(name)  # shared by all, and named once
         }
+    return found
+
+
+def _algorithm_code(parts: UserParts, config: ConfigStore) -> dict[str, str]:
+    """Hashes of a user's own estimator and policy loss; those of turnwise have their names."""
+    training = config.training
+    estimator = parts.adv_estimator or training.adv_estimator
+    loss = parts.policy_loss or training.policy_loss
+    found = {}
+    if estimator not in ADVANTAGE_ESTIMATORS:
+        found["adv_estimator"] = fingerprint(get_advantage_estimator(estimator).function)
+    if loss not in POLICY_LOSSES:
+        found["policy_loss"] = fingerprint(get_policy_loss(loss).function)
     return found
 
 
@@ -169,6 +197,22 @@ def _reward(function: RewardFn) -> str | list[RewardItem]:
             for name, (part, weight) in function.functions.items()
         ]
     return callable_label(function)
+
+
+def _estimator(choice: EstimatorChoice) -> str:
+    if isinstance(choice, str):
+        return choice
+    record = get_advantage_estimator(choice)
+    names = [name for name, known in ADVANTAGE_ESTIMATORS.items() if known == record]
+    return names[0] if names else algorithm_label(record)
+
+
+def _loss(choice: LossChoice) -> str:
+    if isinstance(choice, str):
+        return choice
+    record = get_policy_loss(choice)
+    names = [name for name, known in POLICY_LOSSES.items() if known == record]
+    return names[0] if names else algorithm_label(record)
 
 
 def _parser(parser: ParserChoice) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 import random
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
+from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
 from turnwise.data.mix import Draw, parts_for_step
@@ -52,6 +52,7 @@ class Rollout:
         rows: Rows | None = None,
         curriculum: Curriculum | None = None,
         *,
+        estimator: AdvantageEstimator | None = None,
         plan: FitPlan | None = None,
         mix: Sequence[TaskSource] = (),
     ) -> None:
@@ -64,7 +65,7 @@ class Rollout:
         """The share of groups in which all earned the same, before any was replaced: of all groups
         under the empty name, of each environment of a mix under its own. Empty without groups."""
         self._training = config.training
-        self._group_size = group_size(config)
+        self._group_size = group_size(config, estimator)
         self._sources = list(mix) or [TaskSource(rows=rows, curriculum=curriculum)]
         self._starts: dict[int, EpisodeTask] = {}
         """Where each group of the last step started."""
@@ -199,19 +200,17 @@ def _are_openings(rows: Any) -> bool:
     return isinstance(getattr(rows, "source", rows), CustomEnvDataset)
 
 
-def group_size(config: ConfigStore) -> int:
-    """How many episodes start from the same place."""
+def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None) -> int:
+    """How many episodes start from the same place; `estimator` if Python chose another."""
     training = config.training
-    compares = (
-        "index" in inspect.signature(get_advantage_estimator(training.adv_estimator)).parameters
-    )
-    size = training.group_size
+    estimator = estimator or get_advantage_estimator(training.adv_estimator)
+    compares, size = estimator.needs_groups, training.group_size
     if size is None:
         return _DEFAULT_GROUP if compares else 1
     if compares and size == 1:
         raise ConfigError(
-            f"{training.adv_estimator} compares the episodes of a group, and training.group_size "
-            "is 1: nothing would be learned. Take 4 or more."
+            f"the advantage estimator {estimator.name} compares the episodes of a group, and "
+            "training.group_size is 1: nothing would be learned. Take 4 or more."
         )
     return size
 

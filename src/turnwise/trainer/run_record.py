@@ -195,6 +195,8 @@ def _unrecorded(config: ConfigStore) -> dict[str, str]:
         "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
         "tools": [tool for tool in config.tools if isinstance(tool, str)],
         "parser": [config.parser],
+        "adv_estimator": [config.training.adv_estimator],
+        "policy_loss": [config.training.policy_loss],
         "model": [config.model.model_name],
         "dataset": config.dataset.paths,
         "eval_dataset": config.eval_dataset.paths,

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 
 import torch
 
+from turnwise.algo.choose import EstimatorChoice, LossChoice
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import Collection, EpisodeLimits
@@ -48,6 +49,9 @@ class Trainer(RunLifecycle):
     (none: the sum of the step rewards); `dataset` gives each episode a task. `tools` are what the
     agent can call. In one process by default.
 
+    `adv_estimator` and `policy_loss` are those of the settings, unless they are given here: a name,
+    a function, or a record that says what the function needs (`AdvantageEstimator`, `PolicyLoss`).
+
     A run that was interrupted resumes when it is started again with the same settings.
 
     `fit` shows its progress: live in a terminal, in the cell of a notebook, elsewhere as a line per
@@ -69,6 +73,8 @@ class Trainer(RunLifecycle):
         tokenizer: Any = None,
         model: Any = None,
         limits: EpisodeLimits | None = None,
+        adv_estimator: EstimatorChoice | None = None,
+        policy_loss: LossChoice | None = None,
         environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None = None,
         curriculum: Curriculum | None = None,
         reporter: Reporter | Literal["auto"] | None = "auto",
@@ -94,6 +100,8 @@ class Trainer(RunLifecycle):
             tokenizer,
             model,
             limits,
+            adv_estimator,
+            policy_loss,
         )
         config, given = with_mix(config, given, environments)
         super().__init__(config, given, curriculum, reporter, resume)
@@ -165,6 +173,7 @@ class Trainer(RunLifecycle):
             self.config,
             self._parts.train_rows,
             self._curriculum,
+            estimator=parts.advantages.estimator,
             plan=plan,
             mix=[part.source for part in self._parts.mix],
         )
@@ -185,7 +194,7 @@ class Trainer(RunLifecycle):
             self._episode_progress,
             self._failures,
             nothing_learned=self.step == self._broken_steps.num_in_a_row,
-            needs_baselines=self.machinery.advantages.needs_baselines,
+            needs_baselines=self.machinery.advantages.estimator.needs_greedy_episode,
         )
         return step
 
@@ -229,9 +238,10 @@ class Trainer(RunLifecycle):
                 episodes = self.rollout()
         step = self._by_hand
         if step is None or step.played is not episodes:
-            if self.machinery.advantages.needs_baselines:
+            estimator = self.machinery.advantages.estimator
+            if estimator.needs_greedy_episode:
                 raise ConfigError(
-                    f"{self.config.training.adv_estimator} needs the greedy episodes that "
+                    f"the advantage estimator {estimator.name} needs the greedy episodes that "
                     "rollout() plays in addition to the others. Pass what the last rollout() gave."
                 )
             step = PlayedStep(episodes, step_figures(episodes))

@@ -41,6 +41,7 @@ __all__ = ["assemble"]
 def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
     """Start the workers, and build what stands for them in this process."""
     check_settings(config)
+    algorithm = parts.algorithm(config)
     factory = parts.factory(config)
     options = parts.episode_options(config)
     kinds = parts.mix_kinds(options)
@@ -64,16 +65,19 @@ def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = No
         parts_there = {name: _without_batch_reward(kind) for name, kind in kinds.items()}
         spec = EpisodeSpec(source.config, source, tokenizer, factory, played_with, parts_there)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
-        group = LearnerGroup(cluster, config, source, failures)
+        group = LearnerGroup(cluster, config, source, algorithm, failures)
         make = functools.partial(RemoteLearner, group=group)
-        learner = make_learner(config, model, total_steps=total_steps, make=make)
+        learner = make_learner(
+            config, model, algorithm=algorithm, total_steps=total_steps, make=make
+        )
         assert isinstance(learner, RemoteLearner)
         engine = RemoteEngine(pool, tokenizer, learner.policy_objects)
         stack.callback(pool.close)
         stack.callback(group.close)
         collector = make_collector(RemoteCollector, engine, factory, options, kinds)
         is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
-        advantages = Advantages(config.training, learner, sampler_is_exact=is_exact)
+        estimator = algorithm.estimator
+        advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
         rollout = Rollout if config.ray.mode == "sync" else AheadRollout
         engine.when_closed(stack.pop_all().close)
         return Machinery(tokenizer, learner, engine, collector, advantages, True, rollout)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from turnwise.algo import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.errors import import_extra
 from turnwise.scale.ray.cluster import Cluster
@@ -44,6 +45,7 @@ class LearnerGroup:
         cluster: Cluster,
         settings: ConfigStore,
         source: ModelSource,
+        algorithm: Algorithm,
         failures: Failures,
     ) -> None:
         self.num_workers = settings.ray.num_learners
@@ -54,6 +56,7 @@ class LearnerGroup:
         self._cluster = cluster
         self._settings = settings
         self._source = ray.put(source)
+        self._algorithm = algorithm
         self._failures = failures
         self._actors: list[Any] = []
 
@@ -116,7 +119,8 @@ class LearnerGroup:
             self._wait([opened])
             address = ray.get(opened)
         joined = [
-            actor.join.remote(address, self._settings, self._source) for actor in self._actors
+            actor.join.remote(address, self._settings, self._source, self._algorithm)
+            for actor in self._actors
         ]
         self._wait(joined)
         if self._states is not None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from turnwise.algo import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
@@ -49,7 +50,11 @@ class LearnerWorker:
         return ray.util.get_node_ip_address(), int(self._store.port)
 
     def join(
-        self, address: tuple[str, int] | None, config: ConfigStore, source: ModelSource
+        self,
+        address: tuple[str, int] | None,
+        config: ConfigStore,
+        source: ModelSource,
+        algorithm: Algorithm,
     ) -> None:
         """Meet the others, and build the learner."""
         self._log = WorkerLog(config.logging.level)
@@ -73,7 +78,7 @@ class LearnerWorker:
                 timeout=_LONGEST_MEETING,
             )
             make = ShardedLearner
-        self._learner = make_learner(config, model, make=make)
+        self._learner = make_learner(config, model, algorithm=algorithm, make=make)
 
     def load(self, state: State) -> None:
         """Become the learner that gave this state: the part of it that is this one's."""
