@@ -6,6 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from chat.zoo import ZOO, zoo_format, zoo_tokenizer
+from every_case import every_case
 from turnwise import ConfigError
 from turnwise.chat import ChatFormat, Conversation
 
@@ -58,7 +59,7 @@ def converse(name, roles, *, tools=None, is_cut=False):
     return conversation
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every_case("name", ZOO)
 def test_turns_end_at_every_end_token_and_at_no_other(name):
     chat, layout = zoo_format(name), ZOO[name]
     stops = set(chat.tokenizer.convert_ids_to_tokens(sorted(chat.stop_ids)))
@@ -72,7 +73,7 @@ def test_turns_end_at_every_end_token_and_at_no_other(name):
         assert chat.decode(ids).strip() == "up"
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every_case("name", ZOO)
 def test_the_stream_is_what_the_template_writes_at_once(name):
     chat, layout = zoo_format(name), ZOO[name]
     conversation = converse(name, ["user", "user", "user"])
@@ -91,7 +92,7 @@ def show(chat, ids):
     return chat.tokenizer.convert_ids_to_tokens(list(ids))
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every_case("name", ZOO)
 def test_no_turn_is_ended_twice(name):
     chat, layout = zoo_format(name), ZOO[name]
     conversation = converse(name, ["user", "user"])
@@ -108,7 +109,7 @@ def test_no_turn_is_ended_twice(name):
         assert show(chat, cut.stream.ids) == show(chat, ids)[:-num_said]
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every_case("name", ZOO)
 def test_whichever_token_ends_a_turn_ends_it_alone(name):
     """Also one that the template does not write there, such as Llama's end of text."""
     chat = zoo_format(name)
@@ -120,7 +121,7 @@ def test_whichever_token_ends_a_turn_ends_it_alone(name):
         assert chat.increment_ids(told, [7, end]) == expected
 
 
-@pytest.mark.parametrize("name", ZOO)
+@every_case("name", ZOO)
 def test_tool_results_are_messages_where_there_are_any(name):
     chat, layout = zoo_format(name), ZOO[name]
     result = {"role": "tool", "name": "look_up", "content": "5"}

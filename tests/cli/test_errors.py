@@ -133,7 +133,8 @@ def test_an_environment_that_fails_while_it_is_played(turnwise, where):
     played = turnwise("play", "faulty.py:Faulty", *param, typed="go\n")
     is_told(played, what, codes=(1,))
     is_told(turnwise("check-env", "faulty.py:Faulty", *param), what, codes=(1,))
-    is_told(turnwise("eval", "tiny", "--env", "faulty.py:Faulty", *param), what)
+    few = ["--episodes", "2"]
+    is_told(turnwise("eval", "tiny", "--env", "faulty.py:Faulty", *param, *few), what)
     trained = turnwise(
         *("train", "my.yaml", "environment.name=faulty.py:Faulty"),
         *(f"environment.params.where={where}", "training.on_error=fail", "--plain"),

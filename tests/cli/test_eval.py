@@ -77,9 +77,9 @@ def test_figures_as_json_agree_with_the_players(turnwise, run):
 
 
 def test_the_same_seed_gives_the_same_and_another_one_others(turnwise, run):
-    first = figures(turnwise, str(run), "--episodes", "30")
-    assert figures(turnwise, str(run), "--episodes", "30") == first
-    other = figures(turnwise, str(run), "--episodes", "30", "--seed", "4")
+    first = figures(turnwise, str(run), "--episodes", "12")
+    assert figures(turnwise, str(run), "--episodes", "12") == first
+    other = figures(turnwise, str(run), "--episodes", "12", "--seed", "4")
     assert other["seed"] == 4
     assert other["random"] != first["random"]
 
@@ -94,11 +94,15 @@ def test_whole_conversations_are_shown_as_they_were(turnwise, run):
     assert not re.search(r"[\x00-\x08\x0b-\x1f]", ran.out)
 
 
+# A model that was never trained rambles until it has no more turns.
+FEW = ("--episodes", "2", "--max-steps", "2")
+
+
 def test_a_model_plays_any_environment(turnwise, coins):
-    found = figures(turnwise, "tiny", "--env", "guess-number", "-p", "high=3", "--episodes", "4")
+    found = figures(turnwise, "tiny", "--env", "guess-number", "-p", "high=3", *FEW)
     assert found["environment"] == "guess-number"
     assert found["expert"]["turns"] <= 2
-    mute = figures(turnwise, "tiny", "--env", "coins.py:Mute", "--episodes", "2")
+    mute = figures(turnwise, "tiny", "--env", "coins.py:Mute", *FEW)
     assert "model" in mute
     assert not {"expert", "random"} & set(mute)
 
@@ -117,7 +121,7 @@ def test_a_certain_checkpoint(turnwise, run):
         ([".", "--env", "shop"], "the folder . holds no model"),
         (["tiny", "--env", "shopp"], "Did you mean 'shop'?"),
         (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),
-        (["tiny", "--env", "coins.py:Broken"], "every episode failed, the first one with: "),
+        (["tiny", "--env", "coins.py:Broken", *FEW], "every episode failed, the first one with: "),
     ],
 )
 def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, tmp_path, arguments, message):

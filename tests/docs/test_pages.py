@@ -5,10 +5,10 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-import pytest
 import typer
 import yaml
 
+from every_case import every_case
 from turnwise.cli import app
 from turnwise.config import ConfigStore
 
@@ -46,7 +46,7 @@ def anchors(page):
     }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@every_case("page", PAGES, label=name)
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", prose(page)):
         if target.startswith(("http://", "https://")):
@@ -94,7 +94,7 @@ def command_lines(page):
                 yield shlex.split(found[1], comments=True)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@every_case("page", PAGES, label=name)
 def test_commands_and_their_options_exist(page):
     for words in command_lines(page):
         first = words[0]
@@ -106,7 +106,7 @@ def test_commands_and_their_options_exist(page):
         assert options <= known | {"--help"}, f"turnwise {' '.join(words)}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@every_case("page", PAGES, label=name)
 def test_settings_that_are_named_exist(page):
     config = ConfigStore()
     sections = "|".join(vars(config))
@@ -131,7 +131,7 @@ def test_every_target_that_is_named_can_be_made():
         assert set(named) <= targets, page.name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name)
+@every_case("page", PAGES, label=name)
 def test_nothing_was_left_to_be_filled_in(page):
     assert re.findall(r"\b(?:\w*FIGURES?|TODO|TBD|XXX|\w+-OUTPUT)\b", page.read_text()) == []
 

@@ -2,11 +2,11 @@
 
 import string
 
-import pytest
 import torch
 from hypothesis import given, strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from every_case import every_case
 from turnwise.chat import ChatFormat, Conversation
 from turnwise.models.tiny import CONTEXT_LENGTH, make_tiny, make_tiny_tokenizer
 
@@ -26,7 +26,7 @@ def test_what_follows_does_not_change_the_tokens_before_it(before, after):
     assert TOKENIZER.encode(f"{before}é{after}") == [i for piece in pieces for i in piece]
 
 
-@pytest.mark.parametrize("character", string.digits + string.ascii_letters + string.punctuation)
+@every_case("character", string.digits + string.ascii_letters + string.punctuation)
 def test_a_printable_character_is_one_token(character):
     assert len(TOKENIZER.encode(character)) == 1
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from every_case import every_case
 from turnwise.tools import ParseOutcome, ToolCall, get_parser
 
 BUY = ToolCall("buy", {"item": "tea", "quantity": 2})
@@ -149,9 +150,7 @@ SEVERAL = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "text"), [(name, text) for name, texts in REAL.items() for text in texts]
-)
+@every_case("name, text", [(name, text) for name, texts in REAL.items() for text in texts])
 def test_real_output(name: str, text: str) -> None:
     for around in (text, f"I need tea, two cups.\n\n{text}\n", f"\n\n{text}"):
         result = get_parser(name).parse(around)
@@ -161,7 +160,7 @@ def test_real_output(name: str, text: str) -> None:
         assert result.text in ("", "I need tea, two cups.")
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@every_case("name", SEVERAL)
 def test_several_calls_in_one_turn(name: str) -> None:
     result = get_parser(name).parse(f"Both.\n{SEVERAL[name]}")
     assert result.calls == [LOOK, BUY]
@@ -172,7 +171,7 @@ def test_several_calls_in_one_turn(name: str) -> None:
 WITH_TAGS = [name for name in REAL if name not in ("mistral", "harmony")]
 
 
-@pytest.mark.parametrize("name", WITH_TAGS)
+@every_case("name", WITH_TAGS)
 def test_thoughts_are_no_calls(name: str) -> None:
     text = REAL[name][0]
     thought = f"I could write {text[:30]} or\n{text}\nbut"
@@ -182,7 +181,7 @@ def test_thoughts_are_no_calls(name: str) -> None:
     assert get_parser(name).parse(f"<think>{thought}</think>No.").is_empty
 
 
-@pytest.mark.parametrize("name", WITH_TAGS)
+@every_case("name", WITH_TAGS)
 def test_an_unfinished_thought_holds_no_calls(name: str) -> None:
     parser, text = get_parser(name), REAL[name][0]
     assert parser.parse(f"<think>I could write\n{text}").is_empty
@@ -193,7 +192,7 @@ def test_an_unfinished_thought_holds_no_calls(name: str) -> None:
     assert parser.parse(several).calls == [BUY, BUY]
 
 
-@pytest.mark.parametrize("name", WITH_TAGS)
+@every_case("name", WITH_TAGS)
 def test_the_beginning_of_a_thought_may_stand_in_an_argument(name: str) -> None:
     parser = get_parser(name)
     call = ToolCall("write", {"text": "say <think> and go on"})
@@ -228,8 +227,8 @@ def test_channels_of_harmony() -> None:
     assert parser.parse(f"{made_up}{text}").calls == [BUY]
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
+@every_case(
+    "name, text",
     [
         *[(name, "") for name in REAL],
         *[(name, "Buy tea. <b>Now</b> [1] {2} 'x' \"y\".") for name in REAL],
@@ -320,8 +319,8 @@ def test_malformed_says_why_and_how_to_write_it(name: str, text: str, reason: st
     assert result.text == text.strip()
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
+@every_case(
+    "name, text",
     [
         ("json", '{"tool": "write", "arguments": {"text": "two\nlines\t."}}'),
         ("react", 'Action: write\nAction Input: {"text": "two\nlines\t."}'),

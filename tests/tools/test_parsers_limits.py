@@ -4,10 +4,11 @@ import sys
 
 import pytest
 
+from every_case import every_case
 from turnwise.errors import ToolError
 from turnwise.tools import PARSERS, ParseOutcome, ToolCall, get_parser
 
-every_parser = pytest.mark.parametrize("name", sorted(PARSERS.keys() - {"qwen"}))
+every_parser = every_case("name", sorted(PARSERS.keys() - {"qwen"}))
 LENGTH = 100_000
 
 
