@@ -34,6 +34,21 @@ class Drilled(Echo):
         return "a"
 
 
+class SafeWord(Echo):
+    """Pays most of the reward for one safe word, all of it now and then for another: who is only
+    after the mean learns to say nothing but the safe word."""
+
+    def reset(self):
+        super().reset()
+        self.letter = self.rng.choice("bzzz")  # z is never said
+        return self.letter
+
+    def step(self, action):
+        self._done = True
+        right = action == self.letter
+        return "", 1.0 if right else 0.7 * (action == "a"), True, {"success": right}
+
+
 class Password(Echo):
     """The password is to be found out, and stands in the first observation."""
 

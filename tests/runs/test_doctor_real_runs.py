@@ -1,6 +1,7 @@
 """The doctor on real runs: each has one fault, and is found to have that one and no other."""
 
 import copy
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from runs.sick_worlds import (
     Drilled,
     Long,
     Password,
+    SafeWord,
     Tooled,
     look,
     speaking_model,
@@ -108,6 +110,20 @@ def test_a_collapsed_entropy(tmp_path):
     slow = "training.learning_rate=1e-5"
     folder = train(tmp_path, Drilled, slow, model=speaking_model(Drilled), steps=11)
     the_finding(folder, "entropy-collapse", "from the first step on", "says the same each time")
+
+
+def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):
+    """Of five other seeds each collapses by step 24, to less than a tenth of what it was."""
+    settings = (*GRPO, "training.learning_rate=5e-3")
+    folder = train(tmp_path, SafeWord, *settings, steps=28)
+    history = MetricsLog(folder / "metrics.jsonl").read()
+    assert history[0]["entropy"] > 0.5 > 0.1 > history[-1]["entropy"]
+    found = {finding.code: finding for _, finding in diagnose(history)}
+    assert "learning-rate-too-high" not in found  # no single update did it
+    assert re.match(
+        r"The entropy fell from 0\.\d+ to 0\.0\d+ at a success of", found["entropy-collapse"].text
+    )
+    assert "training.entropy_coef" in found["entropy-collapse"].fix
 
 
 def keep_old_weights(trainer):

@@ -60,7 +60,8 @@ def entropy_collapse(history: History) -> str | None:
     start, now = history.start("entropy"), history.mean("entropy")
     if start is None or now is None or history.num_steps < NUM_STEADY:
         return None
-    if history.success() >= 0.8 or history.is_rising() or history.is_at_its_highest():
+    is_rising = history.is_rising() and not history.has_no_spread()  # it has risen, and is over
+    if history.success() >= 0.8 or is_rising or history.is_at_its_highest():
         return None
     if now > max(0.1 * start, FIXED):
         return None
