@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from learner.episodes import random_batch
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel
-from turnwise.learner.log_probs import Head, chosen_log_probs
+from turnwise.learner.head import Head
+from turnwise.learner.log_probs import chosen_log_probs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -13,6 +13,7 @@ from turnwise.cli import completion
 from turnwise.cli.common import TrustRemoteCode, legible, make_console, print_file, say
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
+from turnwise.plain_mode import set_plain
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -68,7 +69,16 @@ def train(
         ),
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines on a terminal too.")] = False,
+    lines: Annotated[
+        bool, typer.Option("--lines", help="A line per step on a terminal too.")
+    ] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain",
+            help="Run the plain code without its faster forms (as TURNWISE_PLAIN=1), in lines.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Print each step's metrics, or the estimate, as JSON."),
@@ -87,6 +97,8 @@ def train(
     turnwise train my.yaml --json > metrics.jsonl
     turnwise train my.yaml --engine verl trainer.nnodes=2 --dry-run
     """
+    if plain:
+        set_plain(True)
     if resume and fresh:
         raise ConfigError("--resume and --fresh are opposites. Take one of them.")
     if engine is Engine.VERL and (estimate or as_json):
@@ -126,7 +138,7 @@ def train(
             make_console().print(_about_the_demo(config))
         given = {"config-path": config_path, "config-name": config_name, "name": name}
         again = _command(words, {**given, "output": output, "engine": engine})
-        _train(config, mode, plain, as_json, again)
+        _train(config, mode, lines or plain, as_json, again)
 
 
 def _run_of(file: Path | None) -> Path | None:
@@ -188,11 +200,11 @@ def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str])
     check_code(config)
 
 
-def _train(config: ConfigStore, resume: Resume, plain: bool, as_json: bool, again: str) -> None:
+def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str) -> None:
     from turnwise.progress.choose import make_reporter
 
     words = make_console(stderr=as_json)
-    with make_reporter(plain=plain, as_json=as_json) as reporter:
+    with make_reporter(plain=lines, as_json=as_json) as reporter:
         from turnwise.trainer.trainer import Trainer
 
         trainer = Trainer(config, reporter=reporter, resume=resume)

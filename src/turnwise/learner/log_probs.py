@@ -1,46 +1,13 @@
-"""Log-probs and entropy of chosen tokens, without ever holding [tokens × vocabulary].
-
-The logits are made and used a chunk of tokens at a time, and made again for the gradient. A
-function with its own backward takes less than checkpointing each chunk would: it keeps one number
-a token for the backward, works on its chunk in place, and adds every chunk's part of the head's
-gradient into one tensor instead of making one [vocabulary × width] a chunk.
-"""
+"""Log-probs and entropy of chosen tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
-from torch.autograd.function import once_differentiable
 
 from turnwise.errors import ConfigError
-
-# Logits in one chunk: on a CPU what a cache nearly holds, on a GPU what keeps it busy.
-_CPU_CHUNK = 1 << 22
-_GPU_CHUNK = 1 << 25
-
-
-@dataclass(frozen=True)
-class Head:
-    """How a model turns its last hidden state into logits: s · c · tanh(x W / c), and + b."""
-
-    weight: torch.Tensor
-    """[V, D]."""
-    bias: torch.Tensor | None = None
-    scale: float = 1.0
-    softcap: float | None = None
-    """c; None: no bound."""
-
-    def logits(self, hidden: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-        """[n, V], in float32 at least, a new tensor."""
-        raw = F.linear(hidden, self.weight, self.bias)
-        x = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        if self.softcap is not None:
-            x = x.div_(self.softcap).tanh_().mul_(self.softcap)
-        factor = self.scale / temperature
-        return x if factor == 1.0 else x.mul_(factor)
+from turnwise.learner.fast import log_probs as fast
+from turnwise.learner.head import Head
+from turnwise.plain_mode import is_plain
 
 
 def chosen_log_probs(
@@ -61,11 +28,14 @@ def chosen_log_probs(
             f"temperature got {temperature}, expected a number above 0: a greedy policy has no "
             "log-probs to learn from"
         )
-    chunk = chunk_tokens or default_chunk_tokens(len(head.weight), hidden.device)
-    both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, chunk
-    )
-    return both
+    if not is_plain():
+        return fast.chosen_log_probs(hidden, head, targets, temperature, with_entropy, chunk_tokens)
+    log_probs = head.logits(hidden, temperature).log_softmax(1)
+    chosen = log_probs.gather(1, targets[:, None]).squeeze(1)
+    if not with_entropy:
+        return chosen, torch.zeros_like(chosen)
+    # A token that cannot be sampled has log p = −∞ and adds nothing.
+    return chosen, -(log_probs.exp() * log_probs.clamp(min=-1e30)).sum(1)
 
 
 @torch.no_grad()
@@ -73,92 +43,6 @@ def sum_squared_probs(
     hidden: torch.Tensor, head: Head, *, temperature: float = 1.0
 ) -> torch.Tensor:
     """Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
-    chunk = default_chunk_tokens(len(head.weight), hidden.device)
-    sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
-    for start in range(0, len(hidden), chunk):
-        part = slice(start, start + chunk)
-        sums[part] = head.logits(hidden[part], temperature).softmax(1).square_().sum(1)
-    return sums
-
-
-def default_chunk_tokens(num_words: int, device: torch.device) -> int:
-    return max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // num_words)
-
-
-class _ChosenLogProbs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        targets: torch.Tensor,
-        head: Head,
-        temperature: float,
-        with_entropy: bool,
-        chunk: int,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        dtype = torch.promote_types(hidden.dtype, torch.float32)
-        chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
-        for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = head.logits(hidden[part], temperature)
-            totals[part] = logits.logsumexp(1)
-            chosen[part] = logits.gather(1, targets[part, None]).squeeze(1) - totals[part]
-            if with_entropy:
-                log_probs = _log_probs_(logits, totals[part])
-                entropy[part] = -(log_probs.exp().mul_(log_probs)).sum(1)
-        ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
-        ctx.settings = (head.scale, head.softcap, temperature, chunk)
-        # An entropy that is only looked at has no gradient, and then costs none.
-        ctx.set_materialize_grads(False)
-        return chosen, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(
-        ctx: Any, grad_chosen: torch.Tensor | None, grad_entropy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
-        scale, softcap, temperature, chunk = ctx.settings
-        grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
-        head = Head(weight, bias, scale, softcap)
-        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight) if wants_weight else None
-        grad_bias = torch.zeros_like(bias) if wants_bias else None
-        for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = head.logits(hidden[part], temperature)
-            inner = _softcap_slope(logits, head, temperature)
-            log_probs = _log_probs_(logits, totals[part])
-            slopes = grad_chosen[part, None].neg()
-            if grad_entropy is not None:
-                # dH/dz = −p (log p + H)
-                share = grad_entropy[part, None]
-                slopes = torch.addcmul(slopes - share * entropy[part, None], log_probs, -share)
-            grads = log_probs.exp_().mul_(slopes)
-            grads.scatter_add_(1, targets[part, None], grad_chosen[part, None])
-            if inner is not None:
-                grads.mul_(inner)
-            grads = grads.mul_(scale / temperature).to(weight.dtype)
-            if grad_hidden is not None:
-                torch.mm(grads, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                grad_weight.addmm_(grads.T, hidden[part])
-            if grad_bias is not None:
-                grad_bias += grads.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
-
-
-def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
-    """log p, in place; −∞ becomes a finite number, so that p log p is 0 there and not NaN."""
-    return logits.sub_(totals[:, None]).clamp_(min=-1e30)
-
-
-def _softcap_slope(logits: torch.Tensor, head: Head, temperature: float) -> torch.Tensor | None:
-    """1 − tanh², from the logits that it led to."""
-    if head.softcap is None:
-        return None
-    bounded = logits * (temperature / (head.scale * head.softcap))
-    return bounded.square_().neg_().add_(1.0)
+    if not is_plain():
+        return fast.sum_squared_probs(hidden, head, temperature)
+    return head.logits(hidden, temperature).softmax(1).square().sum(1)

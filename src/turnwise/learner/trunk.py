@@ -14,13 +14,14 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.errors import TurnwiseError
-from turnwise.learner.attention import NAME, Episodes, attention_configs
-from turnwise.learner.gated import lean_mlps, replaceable_mlps
-from turnwise.learner.log_probs import Head
+from turnwise.learner.fast.gated_mlp import lean_mlps, replaceable_mlps
+from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
+from turnwise.learner.fast.rms_norm import fused_norms, replaceable_norms
+from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
-from turnwise.learner.norms import fused_norms, replaceable_norms
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
+from turnwise.plain_mode import is_plain
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
@@ -40,8 +41,8 @@ class UnsupportedModel(TurnwiseError, TypeError):
 class Trunk:
     """A causal language model up to its last hidden state, and the head on top of it.
 
-    `layout` None: packed where the model takes our attention, else padded. Neither is believed by
-    a model's name: two episodes are computed and compared with a plain forward.
+    `layout` None: packed where the model takes our attention, else padded, as in plain mode. A
+    model's name proves nothing: two episodes are computed and compared with a plain forward.
     """
 
     def __init__(
@@ -54,8 +55,8 @@ class Trunk:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
         on_gpu = self.model.device.type == "cuda"
-        self._norms = replaceable_norms(self.model) if on_gpu else []
-        self._mlps = replaceable_mlps(self.model)
+        self._norms = replaceable_norms(self.model) if on_gpu and not is_plain() else []
+        self._mlps = [] if is_plain() else replaceable_mlps(self.model)
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -64,7 +65,8 @@ class Trunk:
         self._scale, self._softcap = self._measure_head()
         self._last_mlp: Any = None
         problem: Exception | None = None
-        tried: list[Layout] = [layout] if layout is not None else ["packed", "padded"]
+        default: list[Layout] = ["padded"] if is_plain() else ["packed", "padded"]
+        tried: list[Layout] = default if layout is None else [layout]
         for self.layout in tried:
             try:
                 with _short_windows(self.model, self._configs):

@@ -19,12 +19,12 @@ from torch.autograd.function import once_differentiable
 
 def replaceable_mlps(model: Any) -> list[Any]:
     """The MLPs of a model that are of this kind: plain linear parts without a bias, and silu."""
-    return [module for module in model.modules() if _is_plain(module)]
+    return [module for module in model.modules() if _can_replace(module)]
 
 
 @contextmanager
 def lean_mlps(mlps: Sequence[Any]) -> Iterator[None]:
-    """These MLPs keep less meanwhile."""
+    """Replace the forward of these MLPs inside the block."""
     try:
         for mlp in mlps:
             mlp.forward = _lean(mlp)
@@ -44,7 +44,7 @@ def _lean(mlp: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
-def _is_plain(module: Any) -> bool:
+def _can_replace(module: Any) -> bool:
     parts = [getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
     return (
         all(type(part) is nn.Linear and part.bias is None for part in parts)
@@ -55,7 +55,7 @@ def _is_plain(module: Any) -> bool:
 
 @torch.no_grad()
 def _computes_so(mlp: Any) -> bool:
-    """Believe numbers, not names."""
+    """Return whether both forwards give the same numbers; a name proves nothing."""
     weight = mlp.gate_proj.weight
     probe = torch.linspace(-1.0, 2.0, weight.shape[1]).to(weight)[None]
     return bool(torch.equal(mlp(probe), _lean(mlp)(probe)))

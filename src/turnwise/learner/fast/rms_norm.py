@@ -23,13 +23,13 @@ def replaceable_norms(model: Any) -> list[Any]:
         for module in model.modules()
         if type(module).__name__.endswith("RMSNorm")
         and hasattr(module, "variance_epsilon")
-        and _is_plain(module)
+        and _can_replace(module)
     ]
 
 
 @contextmanager
 def fused_norms(norms: Sequence[Any]) -> Iterator[None]:
-    """These norms are one kernel each meanwhile."""
+    """Replace the forward of these norms inside the block."""
     try:
         for norm in norms:
             norm.forward = _fused(norm)
@@ -46,7 +46,7 @@ def _fused(norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     return forward
 
 
-def _is_plain(norm: Any) -> bool:
+def _can_replace(norm: Any) -> bool:
     width = norm.weight.shape[0]
     probe = torch.linspace(-3.0, 4.0, width).to(norm.weight)
     expected = norm(probe[None]).float()

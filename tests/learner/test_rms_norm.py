@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.norms import fused_norms, replaceable_norms
+from turnwise.learner.fast.rms_norm import fused_norms, replaceable_norms
 
 
 @pytest.mark.parametrize("family", CONFIGS)

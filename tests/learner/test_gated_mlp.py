@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.gated import lean_mlps, replaceable_mlps
+from turnwise.learner.fast.gated_mlp import lean_mlps, replaceable_mlps
 
 
 def gradients(model, ids):

@@ -1,0 +1,129 @@
+"""Log-probs and entropy of chosen tokens, without ever holding [tokens × vocabulary].
+
+The logits are made and used a chunk of tokens at a time, and made again for the gradient. A
+function with its own backward takes less than checkpointing each chunk would: it keeps one number
+a token for the backward, works on its chunk in place, and adds every chunk's part of the head's
+gradient into one tensor instead of making one [vocabulary × width] a chunk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from turnwise.learner.head import Head
+
+# Logits in one chunk: on a CPU what a cache nearly holds, on a GPU what keeps it busy.
+_CPU_CHUNK = 1 << 22
+_GPU_CHUNK = 1 << 25
+
+
+def chosen_log_probs(
+    hidden: torch.Tensor,
+    head: Head,
+    targets: torch.Tensor,
+    temperature: float,
+    with_entropy: bool,
+    chunk_tokens: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`log_probs.chosen_log_probs`, a chunk of tokens at a time."""
+    chunk = chunk_tokens or default_chunk_tokens(len(head.weight), hidden.device)
+    both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
+        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, chunk
+    )
+    return both
+
+
+def sum_squared_probs(hidden: torch.Tensor, head: Head, temperature: float) -> torch.Tensor:
+    """`log_probs.sum_squared_probs`, a chunk of tokens at a time."""
+    chunk = default_chunk_tokens(len(head.weight), hidden.device)
+    sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, start + chunk)
+        sums[part] = head.logits(hidden[part], temperature).softmax(1).square_().sum(1)
+    return sums
+
+
+def default_chunk_tokens(vocab_size: int, device: torch.device) -> int:
+    return max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // vocab_size)
+
+
+class _ChosenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        head: Head,
+        temperature: float,
+        with_entropy: bool,
+        chunk: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = head.logits(hidden[part], temperature)
+            totals[part] = logits.logsumexp(1)
+            chosen[part] = logits.gather(1, targets[part, None]).squeeze(1) - totals[part]
+            if with_entropy:
+                log_probs = _log_probs_(logits, totals[part])
+                entropy[part] = -(log_probs.exp().mul_(log_probs)).sum(1)
+        ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
+        ctx.settings = (head.scale, head.softcap, temperature, chunk)
+        # An entropy that is only looked at has no gradient, and then costs none.
+        ctx.set_materialize_grads(False)
+        return chosen, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_chosen: torch.Tensor | None, grad_entropy: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets, totals, entropy = ctx.saved_tensors
+        scale, softcap, temperature, chunk = ctx.settings
+        grad_chosen = torch.zeros_like(totals) if grad_chosen is None else grad_chosen
+        head = Head(weight, bias, scale, softcap)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight) if wants_weight else None
+        grad_bias = torch.zeros_like(bias) if wants_bias else None
+        for start in range(0, len(hidden), chunk):
+            part = slice(start, start + chunk)
+            logits = head.logits(hidden[part], temperature)
+            inner = _softcap_slope(logits, head, temperature)
+            log_probs = _log_probs_(logits, totals[part])
+            slopes = grad_chosen[part, None].neg()
+            if grad_entropy is not None:
+                # dH/dz = −p (log p + H)
+                share = grad_entropy[part, None]
+                slopes = torch.addcmul(slopes - share * entropy[part, None], log_probs, -share)
+            grads = log_probs.exp_().mul_(slopes)
+            grads.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+            if inner is not None:
+                grads.mul_(inner)
+            grads = grads.mul_(scale / temperature).to(weight.dtype)
+            if grad_hidden is not None:
+                torch.mm(grads, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                grad_weight.addmm_(grads.T, hidden[part])
+            if grad_bias is not None:
+                grad_bias += grads.sum(0)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
+    """log p, in place; −∞ becomes a finite number, so that p log p is 0 there and not NaN."""
+    return logits.sub_(totals[:, None]).clamp_(min=-1e30)
+
+
+def _softcap_slope(logits: torch.Tensor, head: Head, temperature: float) -> torch.Tensor | None:
+    """1 − tanh², from the logits that it led to."""
+    if head.softcap is None:
+        return None
+    bounded = logits * (temperature / (head.scale * head.softcap))
+    return bounded.square_().neg_().add_(1.0)
