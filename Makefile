@@ -26,8 +26,9 @@ play:  ## play a game yourself: make play ENV=grid-world
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
-	# The tests start many processes: none compiles all of turnwise again, whatever the shell says
-	# about bytecode.
+	# Bytecode is kept, whatever the shell says: the tests start many processes, of which none
+	# compiles all of turnwise again.
+	export PYTHONDONTWRITEBYTECODE=
 	$$py -m compileall -q src
 	# Two processes, a thread each: with two they would wait for each other's cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \

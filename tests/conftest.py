@@ -4,10 +4,14 @@
 """
 
 import os
+import sys
 import tempfile
 
 # What takes longest begins first: else one of two processes ends alone with it.
-LONG = ("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py")
+LONG = (
+    *("scale/test_ray.py", "episode/test_faults.py", "trainer/test_learning.py"),
+    *("trainer/test_resume.py", "trainer/test_turn_credit.py"),
+)
 
 try:
     from hypothesis import settings
@@ -30,3 +34,10 @@ def pytest_collection_modifyitems(items):
         return next((n for n, part in enumerate(LONG) if f"/tests/{part}" in path), len(LONG))
 
     items.sort(key=place)
+
+
+def pytest_collection_finish():
+    """Tests write a user's module, run it, change it and run it again within a second, which
+    bytecode of the same size and second would hide."""
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
