@@ -254,6 +254,8 @@ from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.tools import ActionParser, ParseResult, ToolCall
 
 CALLS = sys.argv[1] + "/calls.txt"
+with open(os.path.dirname(sys.argv[1]) + "/executed.txt", "a") as file:
+    file.write(f"{os.getpid()}\\n")
 
 class Coin(BaseEnvironment):
     "Defined in the script itself."
@@ -302,10 +304,10 @@ if __name__ == "__main__":
 """
 
 
-def run_script(folder, *overrides):
+def run_script(folder, text, *overrides):
     """The processes that the script had: its own, and its episode workers."""
     script = folder / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(text)
     result = subprocess.run(
         [sys.executable, str(script), str(folder / "runs"), *overrides],
         capture_output=True,
@@ -326,6 +328,7 @@ def run_script(folder, *overrides):
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("pids")]
     driver, *workers = (int(word) for word in line.split()[1:])
     called = {int(pid) for pid in (folder / "runs" / "calls.txt").read_text().split()}
+    assert (folder / "executed.txt").read_text().split() == [str(driver)]  # by no worker
     assert called
     assert called <= set(workers)
     assert driver not in workers
@@ -336,16 +339,61 @@ def run_script(folder, *overrides):
 
 
 def test_environment_reward_and_tools_of_a_script_work_on_a_cluster_that_is_then_stopped(tmp_path):
-    run_script(tmp_path)
+    run_script(tmp_path, SCRIPT)
 
 
 def test_a_cluster_that_is_there_is_used_by_its_address_and_left_running(tmp_path):
     address = ray.get_runtime_context().gcs_address
-    run_script(tmp_path, f"ray.address={address}")
+    unguarded = SCRIPT.replace('if __name__ == "__main__":', "if True:")
+    run_script(tmp_path, unguarded, f"ray.address={address}")
     deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU") != 4:
         assert time.monotonic() < deadline, "the places were not given back"
         time.sleep(0.1)
+
+
+USER_FILE = """
+import os
+from turnwise import BaseEnvironment
+
+with open("{log}", "a") as file:
+    file.write(f"{{os.getpid()}} {{__name__}}\\n")
+
+class Door(BaseEnvironment):
+    def reset(self):
+        return "Say open."
+    def step(self, action):
+        return "", 0.0, True, {{}}
+    def get_state_description(self):
+        return ""
+
+def knock(times: int) -> str:
+    "Knock at the door."
+    return "knock"
+
+def score(trajectory):
+    return float(os.getpid() != {driver})
+"""
+
+
+def test_a_users_file_is_imported_at_most_once_by_each_process(tmp_path, monkeypatch):
+    log, file = tmp_path / "imports.txt", tmp_path / "door.py"
+    file.write_text(USER_FILE.format(log=log, driver=os.getpid()))
+    monkeypatch.chdir(tmp_path)
+    settings = (
+        *("environment.name=door.py:Door", "reward=door.py:score", "tools=[door.py:knock]"),
+        *(*PPO, "training.warm_start=null", "training.steps_per_epoch=1", "training.batch_size=4"),
+        *("ray.use_ray=true", "ray.num_actors=2"),
+    )
+    with small_trainer(tmp_path, None, *settings) as trainer:
+        (metrics,) = trainer.fit()
+        workers = set(trainer.machinery.engine.pool.pids())
+    assert metrics["reward"] == 1.0  # scored by workers, with the file's own function
+    pids, names = zip(*(line.split() for line in log.read_text().splitlines()), strict=True)
+    assert len(set(pids)) == len(pids), pids
+    assert str(os.getpid()) in pids
+    assert {int(pid) for pid in pids} <= {os.getpid(), *workers}
+    assert "__main__" not in names
 
 
 def test_too_few_gpus_are_told(tmp_path, monkeypatch):

@@ -1,7 +1,13 @@
 """A user's code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
 from turnwise.user_code.fingerprint import fingerprint, is_installed, module_hash
-from turnwise.user_code.imports import import_from, import_object, module_file, refuse_during_import
+from turnwise.user_code.imports import (
+    import_from,
+    import_object,
+    imported_files,
+    module_file,
+    refuse_during_import,
+)
 from turnwise.user_code.reference import CodeReference, reference_to
 from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
@@ -22,6 +28,7 @@ __all__ = [
     "fingerprint",
     "import_from",
     "import_object",
+    "imported_files",
     "is_in_run",
     "is_installed",
     "module_file",

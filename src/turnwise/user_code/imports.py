@@ -17,6 +17,8 @@ from turnwise.user_code.trust import require_code
 
 GUARD = 'if __name__ == "__main__":'
 
+_STAMP = "__turnwise_stamp__"
+"""The attribute of a user's module that holds when its file was changed, and its size."""
 _importing: list[str] = []
 """Files that are being imported right now, innermost last."""
 _refused: list[ConfigError] = []
@@ -77,7 +79,7 @@ def import_file(path: Path) -> ModuleType:
     name = f"turnwise_user_{path.stem}_{digest}"
     stamp = (resolved.stat().st_mtime_ns, resolved.stat().st_size)
     known = sys.modules.get(name)
-    if known is not None and getattr(known, "__turnwise_stamp__", None) == stamp:
+    if known is not None and getattr(known, _STAMP, None) == stamp:
         return known
     spec = importlib.util.spec_from_file_location(name, resolved)
     assert spec is not None
@@ -90,8 +92,13 @@ def import_file(path: Path) -> ModuleType:
     except BaseException:
         sys.modules.pop(name, None)
         raise
-    vars(module)["__turnwise_stamp__"] = stamp
+    vars(module)[_STAMP] = stamp
     return module
+
+
+def imported_files() -> list[ModuleType]:
+    """Return the modules of users' files in this process: no other one can import their names."""
+    return [module for module in list(sys.modules.values()) if hasattr(module, _STAMP)]
 
 
 def module_file(module: str, folder: Path) -> Path | None:

@@ -13,6 +13,7 @@ from typing import Any
 from turnwise.config import RayConfig
 from turnwise.errors import ConfigError, import_extra
 from turnwise.scale.ray.session_folder import SessionFolder
+from turnwise.user_code import imported_files
 
 ray = import_extra("ray", "ray")
 
@@ -30,6 +31,8 @@ class Cluster:
         self._folder: SessionFolder | None = None
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
+        for module in imported_files():  # workers are sent the code: they import no user's file
+            ray.cloudpickle.register_pickle_by_value(module)
         # For a program that does not say when it is done with the trainer.
         atexit.register(self.close)
         try:
@@ -134,7 +137,7 @@ class Cluster:
 def importable_there() -> Iterator[None]:
     """Processes that are started meanwhile find the modules that this one finds."""
     before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     try:
         yield
     finally:
