@@ -189,7 +189,7 @@ def test_the_settings_of_a_run_reach_the_learner():
     )
     learner = make_learner(config, make_model(), total_steps=10)
     options = learner.options
-    assert options.policy_loss_options == {"clip_ratio": 0.3}
+    assert options.policy_loss_options["clip_ratio"] == 0.3
     assert (options.update_epochs, options.mini_batch_size) == (4, 3)
     assert learner.learning_rate == 0.003
     assert learner.model.temperature == 0.7

@@ -12,6 +12,7 @@ NO_FILES = {
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
     *("ray.address", "logging.sinks", "training.lora_target_modules"),
+    *("training.adv_options", "training.policy_loss_options"),
 }
 """Texts that name something else, or that only the user's environment can understand."""
 

@@ -11,8 +11,10 @@ from turnwise.algo.choose import (
     get_advantage_estimator,
     get_policy_loss,
 )
+from turnwise.algo.correction import checked_bounds
 from turnwise.algo.records import AdvantageEstimator, PolicyLoss
 from turnwise.config import TrainingConfig
+from turnwise.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class Algorithm:
         """Return what Python gave, and for the rest what the settings name."""
         estimator = get_advantage_estimator(adv_estimator or training.adv_estimator)
         loss = get_policy_loss(policy_loss or training.policy_loss)
+        estimator = estimator.with_options(training.adv_options)
         estimator.check()
-        loss.check()
+        loss.check(training.policy_loss_options)
+        has_own_range = training.clip_ratio_low is not None or training.clip_ratio_high is not None
+        if has_own_range and not loss.has_clip_range:
+            raise ConfigError(
+                f"training.clip_ratio_low and clip_ratio_high got ({training.clip_ratio_low}, "
+                f"{training.clip_ratio_high}), and the policy loss {loss.name!r} has no clip "
+                "range. Leave them at null, or take training.policy_loss=ppo."
+            )
+        checked_bounds(training.importance_bounds)
         return cls(estimator, loss)

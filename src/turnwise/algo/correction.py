@@ -71,7 +71,7 @@ def compute_importance_weights(
     elif level != "token":
         raise ConfigError(f"level got {level!r}, expected 'token' or 'sequence'")
     raw = keep(log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp(), mask)
-    lower, upper = _checked_bounds(bounds)
+    lower, upper = checked_bounds(bounds)
     outside = raw > upper
     if lower is None:
         weights = raw.clamp(max=upper)
@@ -156,7 +156,7 @@ def _accepts(
         divergence = divergence.sum(1, keepdim=True)
         if place == "seq_mean":
             divergence = divergence / mask.sum(1, keepdim=True).clamp(min=1)
-    lower, upper = _checked_bounds(bounds)
+    lower, upper = checked_bounds(bounds)
     if kind != "k1":
         if lower is not None:
             raise ConfigError(f"rejection {name!r} takes one upper bound, got {bounds!r}")
@@ -166,8 +166,12 @@ def _accepts(
     return inside.expand_as(mask)
 
 
-def _checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
-    lower, upper = (None, bounds) if isinstance(bounds, int | float) else bounds
+def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
+    """Return (lower, upper), where lower may be None; raise for bounds that are none."""
+    pair = (None, bounds) if isinstance(bounds, int | float) else tuple(bounds)
+    if len(pair) != 2:
+        raise ConfigError(f"bounds got {bounds!r}, expected a number, or (lower, upper)")
+    lower, upper = pair
     if upper <= 0 or (lower is not None and not 0 < lower <= upper):
         raise ConfigError(
             f"bounds got {bounds!r}, expected a number above 0, or (lower, upper) with "

@@ -77,6 +77,8 @@ class AdvantageEstimator:
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
         """Return the same estimator with keyword arguments of its own, such as norm_by_std."""
+        if not options:
+            return self
         takes = [name for name in _parameters(self.function) if name not in ESTIMATOR_ARGUMENTS]
         if not _takes_anything(self.function):
             _check_options(f"the advantage estimator {self.name!r}", options, takes)

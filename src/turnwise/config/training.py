@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
@@ -17,16 +17,30 @@ LossAggregation = Literal[
     "seq-mean-token-mean",
 ]
 
+KLEstimate = Literal["k1", "k2", "k3", "abs"]
+KLLossType = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
+
 
 @dataclass
 class TrainingConfig(Section):
     """The learning algorithm and its numbers."""
 
-    adv_estimator: str = setting("gae", "Advantage estimator: gae, grpo, rloo ...")
+    adv_estimator: str = setting(
+        "gae", "Advantage estimator: gae, grpo, rloo ..., or one of your own: file.py:name."
+    )
+    adv_options: dict[str, Any] = setting(
+        {}, "Options of the advantage estimator, for example {norm_by_std: false} of grpo."
+    )
     learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Learning rate.")
     gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount per token of the policy.")
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
+    clip_ratio_low: Annotated[float, Ge(0)] | None = setting(
+        None, "The clip range below 1, where it differs; null: clip_ratio."
+    )
+    clip_ratio_high: Annotated[float, Ge(0)] | None = setting(
+        None, "The clip range above 1, where it differs (clip-higher); null: clip_ratio."
+    )
     num_epochs: Positive = setting(10, "How many epochs `fit` runs.")
     steps_per_epoch: Positive = setting(
         10, "Training steps in an epoch, where no dataset says how many there are."
@@ -51,6 +65,12 @@ class TrainingConfig(Section):
     kl_target: Annotated[float, Gt(0)] | None = setting(
         None, "The KL that the penalty's weight is steered towards; null keeps the weight constant."
     )
+    kl_horizon: Positive = setting(
+        10_000, "Episodes over which the penalty's weight adapts to kl_target."
+    )
+    kl_penalty: KLEstimate = setting(
+        "k1", "How the KL in the rewards is estimated: k1, k2, k3 or abs."
+    )
     update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
     mini_batch_size: Positive | None = setting(
         None, "Episodes in one step of the optimiser; null: the whole batch."
@@ -60,14 +80,32 @@ class TrainingConfig(Section):
         "Tokens computed at once: memory and speed depend on it, the result does not; null: 4,096 "
         "on a CPU, what a fifth of its memory takes on a GPU.",
     )
-    policy_loss: str = setting("ppo", "Policy loss: ppo, gspo, cispo, reinforce ...")
+    policy_loss: str = setting(
+        "ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., or one of your own: file.py:name."
+    )
+    policy_loss_options: dict[str, Any] = setting(
+        {}, "Options of the policy loss, for example {tau_neg: 1.1} of sapo."
+    )
     loss_agg_mode: LossAggregation | None = setting(
         None, "How token losses become one number; null: the policy loss's own default."
     )
     entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
     kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
+    kl_loss_type: KLLossType = setting(
+        "k3+", "How the KL in the loss is estimated; with + its gradient is that of the KL itself."
+    )
     target_kl: Annotated[float, Gt(0)] | None = setting(
         None, "An update ends early when the policy's KL exceeds 1.5 times this; null disables it."
+    )
+    importance_level: Literal["token", "sequence"] | None = setting(
+        "token",
+        "How the loss corrects for log-probs of the sampler that differ from the learner's: by "
+        "the ratio of each token or of the whole sequence; null disables the correction.",
+    )
+    importance_bounds: Annotated[float, Gt(0)] | list[float] = setting(
+        2.0,
+        "Larger ratios are cut to this bound; [lower, upper]: tokens with ratios outside are left "
+        "out.",
     )
     max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
         "auto",
@@ -79,10 +117,15 @@ class TrainingConfig(Section):
         "shared", "Where the value head sits, if one is needed: the policy's trunk or a copy."
     )
     value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
+    value_clip: Annotated[float, Gt(0)] | None = setting(
+        0.2, "How far a value may move from its old one in an update; null disables the clip."
+    )
     max_grad_norm: Annotated[float, Gt(0)] | None = setting(
         1.0, "Larger gradients are scaled down to this norm; null disables it."
     )
     weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
+    adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
+    adam_epsilon: Annotated[float, Gt(0)] = setting(1e-8, "The epsilon of AdamW.")
     warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the learning rate rises.")
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
         "constant", "The learning rate afterwards; linear and cosine decay it to 0."

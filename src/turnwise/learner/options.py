@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,6 +11,7 @@ from turnwise.algo.correction import Bounds
 from turnwise.algo.masked import LossAggregation
 from turnwise.algo.records import PolicyLoss
 from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.errors import ConfigError
 from turnwise.learner.optimizer import Schedule
 
 
@@ -20,6 +21,8 @@ class LearnerOptions:
 
     learning_rate: float = 1e-4
     weight_decay: float = 0.0
+    adam_betas: tuple[float, float] = (0.9, 0.95)
+    adam_epsilon: float = 1e-8
     warmup_steps: int = 0
     """Updates over which the learning rate rises."""
     lr_schedule: Schedule = "constant"
@@ -71,6 +74,8 @@ class LearnerOptions:
         return cls(
             learning_rate=training.learning_rate,
             weight_decay=training.weight_decay,
+            adam_betas=_betas(training.adam_betas),
+            adam_epsilon=training.adam_epsilon,
             warmup_steps=training.warmup_steps,
             lr_schedule=training.lr_schedule,
             total_steps=total_steps,
@@ -86,10 +91,28 @@ class LearnerOptions:
             horizon=config.inference.max_tokens * config.inference.max_turns,
             entropy_coef=training.entropy_coef,
             kl_loss_coef=training.kl_loss_coef,
+            kl_estimate=training.kl_loss_type,
             value_coef=training.value_coef,
+            value_clip=training.value_clip,
+            importance_level=training.importance_level,
+            importance_bounds=training.importance_bounds,
         )
 
 
 def _loss_options(training: TrainingConfig, loss: PolicyLoss) -> dict[str, Any]:
-    """The clip range, for a policy loss that has one."""
-    return {"clip_ratio": training.clip_ratio} if loss.has_clip_range else {}
+    """The options of the settings, and the clip range for a policy loss that has one."""
+    clip_range = {
+        "clip_ratio": training.clip_ratio,
+        "clip_ratio_low": training.clip_ratio_low,
+        "clip_ratio_high": training.clip_ratio_high,
+    }
+    return {**(clip_range if loss.has_clip_range else {}), **training.policy_loss_options}
+
+
+def _betas(betas: Sequence[float]) -> tuple[float, float]:
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(
+            f"training.adam_betas got {betas}, expected two numbers from 0 up and below 1, such as "
+            "[0.9, 0.95]"
+        )
+    return betas[0], betas[1]

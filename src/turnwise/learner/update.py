@@ -58,7 +58,10 @@ class Learner(Scorer):
         self.workers = workers or Alone()
         self.options = options or LearnerOptions()
         self.optimizer = MasterAdamW(
-            model.named_parameters(), weight_decay=self.options.weight_decay
+            model.named_parameters(),
+            weight_decay=self.options.weight_decay,
+            betas=self.options.adam_betas,
+            epsilon=self.options.adam_epsilon,
         )
         self._fitting_tokens = fitting_tokens(model.policy)
         self._has_dropout = has_adapter_dropout(model)

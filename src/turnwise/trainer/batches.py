@@ -61,7 +61,10 @@ class Advantages:
         sampler_is_exact: bool,
     ) -> None:
         self.kl_controller = KLController(
-            training.kl_coef, training.kl_target, adaptive=training.kl_target is not None
+            training.kl_coef,
+            training.kl_target,
+            adaptive=training.kl_target is not None,
+            horizon=training.kl_horizon,
         )
         self._training = training
         self._learner = learner
@@ -96,6 +99,7 @@ class Advantages:
                 batch.need("ref_log_probs"),
                 batch.response_mask,
                 self.kl_controller.value,
+                training.kl_penalty,
             )
             figures["kl_ref"], figures["kl_coef"] = float(kl), self.kl_controller.value
             self.kl_controller.update(kl, len(rows))

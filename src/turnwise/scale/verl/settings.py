@@ -188,6 +188,8 @@ def _algorithm(config: ConfigStore) -> dict[str, Any]:
         "algorithm.lam": training.lam,
         "algorithm.use_kl_in_reward": training.use_kl_in_reward,
         "algorithm.kl_ctrl.kl_coef": training.kl_coef,
+        "algorithm.kl_ctrl.horizon": training.kl_horizon,
+        "algorithm.kl_penalty": training.kl_penalty,
         "algorithm.norm_adv_by_std_in_grpo": training.adv_estimator != "dr_grpo",
         f"{ACTOR}.use_kl_loss": training.kl_loss_coef > 0,
         f"{ACTOR}.kl_loss_coef": training.kl_loss_coef,
@@ -199,8 +201,13 @@ def _algorithm(config: ConfigStore) -> dict[str, Any]:
             "algorithm.kl_ctrl.type": "adaptive",
             "algorithm.kl_ctrl.target_kl": training.kl_target,
         }
-    for bound in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
-        found[f"{ACTOR}.{bound}"] = training.clip_ratio
+    low, high = training.clip_ratio_low, training.clip_ratio_high
+    both = training.clip_ratio
+    found |= {
+        f"{ACTOR}.clip_ratio": both,
+        f"{ACTOR}.clip_ratio_low": both if low is None else low,
+        f"{ACTOR}.clip_ratio_high": both if high is None else high,
+    }
     if training.loss_agg_mode is not None:
         found[f"{ACTOR}.loss_agg_mode"] = training.loss_agg_mode
     if training.adv_estimator == "optimal_token_baseline":

@@ -1,0 +1,144 @@
+"""What can be tuned in Python can be written in YAML. A new option needs its setting here."""
+
+import dataclasses
+import inspect
+
+import pytest
+
+from turnwise import AdvantageEstimator, ConfigError, ConfigStore, EpisodeLimits, Trainer
+from turnwise.algo import ADVANTAGE_ESTIMATORS, POLICY_LOSSES, Algorithm, KLController
+from turnwise.algo.records import ESTIMATOR_ARGUMENTS, LOSS_ARGUMENTS
+from turnwise.learner import LearnerOptions
+
+LEARNER = {
+    "learning_rate": 0.5,
+    "weight_decay": 0.25,
+    "adam_betas": [0.5, 0.75],
+    "adam_epsilon": 1e-3,
+    "warmup_steps": 3,
+    "lr_schedule": "cosine",
+    "max_grad_norm": 0.5,
+    "update_epochs": 3,
+    "mini_batch_size": 2,
+    "micro_batch_tokens": 7,
+    "target_kl": 0.5,
+    "seed": 7,
+    "loss_agg_mode": "token-sum",
+    "entropy_coef": 0.5,
+    "kl_loss_coef": 0.5,
+    "value_coef": 0.25,
+    "value_clip": None,
+    "importance_level": "sequence",
+    "importance_bounds": [0.5, 3.0],
+}
+"""Options of the learner whose setting has the same name, each with a value that is no default."""
+OTHER_NAMES = {"kl_estimate": "kl_loss_type"}
+FROM_SEVERAL = {
+    "policy_loss": "training.policy_loss",
+    "policy_loss_options": "training.policy_loss_options and the clip range",
+    "total_steps": "training.num_epochs and steps_per_epoch",
+    "horizon": "inference.max_tokens and max_turns",
+}
+TRAINER = {
+    "config": "the file itself",
+    "environment": "environment.name",
+    "environments": "environments",
+    "reward_fn": "reward",
+    "dataset": "dataset.path",
+    "train_dataset": "dataset.path",
+    "eval_dataset": "eval_dataset.path",
+    "tools": "tools",
+    "parser": "parser",
+    "system_prompt": "system_prompt",
+    "model": "model.model_name",
+    "tokenizer": "model.model_name",
+    "limits": "limits.max_turns",
+    "adv_estimator": "training.adv_estimator",
+    "policy_loss": "training.policy_loss",
+    "curriculum": "Python only: an object that learns from the run",
+    "reporter": "options of the command line",
+    "resume": "options of the command line",
+}
+"""Where each argument of the trainer is written in a file."""
+
+
+def options(**settings):
+    config = ConfigStore()
+    for name, value in settings.items():
+        setattr(config.training, name, value)
+    return LearnerOptions.from_config(config.validate() or config)
+
+
+def test_every_option_of_the_learner_has_a_setting_that_reaches_it():
+    fields = {field.name for field in dataclasses.fields(LearnerOptions)}
+    assert fields == LEARNER.keys() | OTHER_NAMES.keys() | FROM_SEVERAL.keys()
+    for name, value in LEARNER.items():
+        assert getattr(options(), name) != value, name
+        given = getattr(options(**{name: value}), name)
+        assert (list(given) if isinstance(value, list) else given) == value, name
+    assert options(kl_loss_type="k2").kl_estimate == "k2"
+
+
+def test_the_defaults_of_python_and_of_the_settings_are_the_same():
+    derived = {"policy_loss", "policy_loss_options", "horizon"}
+    for field in dataclasses.fields(LearnerOptions):
+        if field.name not in derived:
+            assert getattr(options(), field.name) == field.default, field.name
+    horizon = inspect.signature(KLController).parameters["horizon"].default
+    assert ConfigStore().training.kl_horizon == horizon
+
+
+def test_every_option_of_an_algorithm_can_be_written():
+    training = ConfigStore().training
+    for name, loss in POLICY_LOSSES.items():
+        given = {
+            key: parameter.default
+            for key, parameter in inspect.signature(loss.function).parameters.items()
+            if key not in (*LOSS_ARGUMENTS, "options", "selected", "generator")
+        }
+        training.policy_loss, training.policy_loss_options = name, given
+        assert Algorithm.of(training).policy_loss is loss
+        config = ConfigStore(training=training)
+        assert LearnerOptions.from_config(config).policy_loss_options.items() >= given.items()
+    training = ConfigStore().training
+    for name, estimator in ADVANTAGE_ESTIMATORS.items():
+        given = {
+            key: parameter.default
+            for key, parameter in inspect.signature(estimator.function).parameters.items()
+            if key not in ESTIMATOR_ARGUMENTS
+        }
+        training.adv_estimator, training.adv_options = name, given
+        assert isinstance(Algorithm.of(training).estimator, AdvantageEstimator)
+
+
+def test_the_clip_range_may_differ_above_and_below():
+    found = options(clip_ratio_low=0.1, clip_ratio_high=0.28).policy_loss_options
+    assert found == {"clip_ratio": 0.2, "clip_ratio_low": 0.1, "clip_ratio_high": 0.28}
+
+
+def test_options_that_an_algorithm_does_not_have_are_refused():
+    wrong = [
+        ({"policy_loss_options": {"clip_ratio_d": 3}}, "no option 'clip_ratio_d'. Did you mean"),
+        ({"policy_loss": "sapo", "clip_ratio_high": 0.3}, "'compute_sapo_loss' has no clip range"),
+        ({"adv_options": {"norm_by_sd": True}}, "no option 'norm_by_sd'"),
+        ({"adv_options": {"values": 1}}, "no option 'values'"),
+        ({"importance_bounds": [1.0, 2.0, 3.0]}, r"bounds got \[1.0, 2.0, 3.0\], expected"),
+        ({"adam_betas": [0.9]}, r"adam_betas got \[0.9\], expected two numbers"),
+    ]
+    for settings, message in wrong:
+        config = ConfigStore()
+        for name, value in settings.items():
+            setattr(config.training, name, value)
+        with pytest.raises(ConfigError, match=message):
+            LearnerOptions.from_config(
+                config, policy_loss=Algorithm.of(config.training).policy_loss
+            )
+
+
+def test_limits_and_arguments_of_the_trainer_have_settings():
+    limits = {field.name for field in dataclasses.fields(EpisodeLimits)}
+    assert {f"limits.{name}" for name in limits} <= dict(ConfigStore().settings()).keys()
+    arguments = inspect.signature(Trainer).parameters
+    assert arguments.keys() == TRAINER.keys()
+    named = [place for place in TRAINER.values() if " " not in place]
+    assert set(named) <= dict(ConfigStore().settings()).keys()
