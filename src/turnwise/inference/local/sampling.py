@@ -1,4 +1,4 @@
-"""Drawing tokens: by one kernel on a GPU, by the plain functions on a CPU."""
+"""Draw tokens: by the plain functions, or by one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
+from turnwise.plain_mode import is_plain
 
 
 def draw_tokens(
@@ -18,7 +19,7 @@ def draw_tokens(
     Each turn draws from its own random stream, and always from the same one: what a request draws
     must not depend on how its neighbours are sampled.
     """
-    if logits.is_cuda:
+    if logits.is_cuda and not is_plain():
         return _draw_by_kernel(logits, turns)
     params = [turn.request.sampling for turn in turns]
     uniforms = [turn.rng.random() for turn in turns]
