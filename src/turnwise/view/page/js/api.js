@@ -1,4 +1,4 @@
-// What the server tells. Answers are kept while nothing changed; see view/server.py for the addresses.
+// Requests to the server. Answers are cached until a run changes; view/app.py lists the addresses.
 
 const answers = new Map();
 const MOST_KEPT = 60;
@@ -25,7 +25,7 @@ export async function get(path, params = null, { fresh = false, signal = null } 
   try {
     data = await response.json();
   } catch {
-    /* told below */
+    /* reported below */
   }
   if (!response.ok || data === null) {
     throw new Refused(data?.error ?? `The server answered ${response.status} to ${address}.`);
@@ -34,8 +34,8 @@ export async function get(path, params = null, { fresh = false, signal = null } 
   return data;
 }
 
-// The only thing that is ever written: a user's own notes on a run. The token says that this page
-// was served by the viewer; see view/security.py.
+// Saves a user's notes on a run, the only thing that the page ever writes. The token shows that the
+// viewer served this page; see view/security.py.
 export async function saveNotes(run, changes, token) {
   let response;
   try {
@@ -59,8 +59,8 @@ function keep(address, data) {
   if (answers.size > MOST_KEPT) answers.delete(answers.keys().next().value);
 }
 
-// A run went on: what is known of it may be old. An episode that is written does not change,
-// unless the run was resumed from an earlier step, or begun anew.
+// Drops the cached answers about a run that changed. A written episode does not change, unless the
+// run was resumed from an earlier step or started again.
 export function forget(run) {
   const start = `/api/runs/${encodeURIComponent(run)}`;
   for (const address of answers.keys()) {
@@ -84,7 +84,8 @@ export function exportAddress(run, id) {
   return `/export/${encodeURIComponent(run)}/${encodeURIComponent(id)}.html`;
 }
 
-// `changed(runs)` whenever a run went on; `state("open" | "lost")`. The browser connects again itself.
+// Calls `changed(runs)` whenever runs changed, and `state("open" | "lost")` for the connection,
+// which the browser opens again by itself.
 export function listen({ changed, state }) {
   const source = new EventSource("/api/events");
   source.addEventListener("open", () => state("open"));

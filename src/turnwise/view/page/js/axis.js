@@ -1,4 +1,4 @@
-// What the x axis counts: steps, time, sampled tokens or episodes, added up from the metrics.
+// The x axis counts steps, time, sampled tokens or episodes, added up from the metrics.
 
 import { num, seconds } from "./format.js";
 
@@ -18,7 +18,7 @@ export const AXES = [
     sums: ["time/step", "time/log", "time/evaluate", "time/checkpoint"],
     label: seconds,
     tick: shortTime,
-    // Times that people read on a clock.
+    // Ticks are at times that people read on a clock.
     increments: [
       ...[0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800],
       ...[1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 1200, 2400].map((hours) => 3600 * hours),
@@ -48,7 +48,7 @@ export function axisOf(name) {
   return AXES.find((axis) => axis.name === name) ?? AXES[0];
 }
 
-// Where each step of a run stands on the axis; null if the run has not recorded it.
+// Returns the place of each step of a run on the axis; null if the run has not recorded it.
 export function positions(axis, { steps, series }) {
   if (!axis.sums) return steps;
   if (!series[axis.needs]?.some((value) => value !== null)) return null;

@@ -1,4 +1,4 @@
-// The axes of a chart: how its numbers are written, and room for every label.
+// This module makes the axes of a chart: it formats their numbers and leaves space for every label.
 
 import { padded } from "./curves.js";
 import { cssColor } from "./dom.js";
@@ -79,7 +79,7 @@ export function axes(chart) {
   ];
 }
 
-// Over many decades a line for each digit would be a grey field: then only the powers of ten.
+// Over many decades a grid line for each digit would fill the chart, so only powers of ten remain.
 function decades(_plot, splits) {
   const found = splits.filter((value) => value !== null);
   if (found.at(-1) / found[0] < 1e4) return splits;
@@ -94,7 +94,7 @@ function yLabel(spec, value, isLog) {
   return num(value, 4);
 }
 
-// The last label stands around the end of the axis: half of it needs room beyond.
+// The last label is centred on the end of the axis, so half of it needs space beyond the axis.
 export function padding(chart) {
   const right = (plot) => {
     const steps = plot.data?.[0] ?? [];

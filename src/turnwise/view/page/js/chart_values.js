@@ -1,4 +1,5 @@
-// The numbers beside a chart's title: those at the cursor, at the chosen step, or the last.
+// The numbers next to a chart's title are those at the cursor, at the chosen step, or the last
+// ones.
 
 import { written } from "./chart_axes.js";
 import { before } from "./curves.js";
@@ -54,8 +55,8 @@ function numbers(chart, xs, at, place) {
   return texts.slice(0, MOST_SHOWN);
 }
 
-// Runs have their own places on every axis but that of steps: the last value before the cursor, as
-// long as the run goes on there.
+// On every axis but that of steps, runs have values at different places: this returns the last
+// value before the cursor, if the run reaches that far.
 function valueAt(curve, values, xs, at, isLast) {
   if (isLast || curve.kind !== "training") return before(values, at);
   if (values[at] !== null && values[at] !== undefined) return values[at];

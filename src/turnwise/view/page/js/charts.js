@@ -1,4 +1,4 @@
-// One small chart: the curves of one metric for each run that is shown, drawn by uPlot.
+// A chart shows the curves of one metric for each run that is shown; uPlot draws it.
 
 import { axes, padding, scales } from "./chart_axes.js";
 import { showValues } from "./chart_values.js";
@@ -11,8 +11,8 @@ import { plural } from "./format.js";
 const HEIGHT = 132;
 
 export class Chart {
-  // `look` tells how it is drawn now: runs [{key, color, metrics, xs}], axis, isLog, hiddenKinds,
-  // smooth, range, findings, pinned; all places are on the x axis.
+  // `look` says how the chart is drawn now: runs [{key, color, metrics, xs}], axis, isLog,
+  // hiddenKinds, smooth, range, findings, pinned; all places are on the x axis.
   constructor(spec, look, on) {
     this.spec = spec;
     this.on = on;
@@ -75,7 +75,7 @@ export class Chart {
     this.plot = null;
   }
 
-  // All runs on one axis; a run that has no such place has no value there.
+  // Brings all runs to one axis; a run that has no value at a place has null there.
   data() {
     const { runs, smooth, hiddenKinds } = this.look;
     const xs = [...new Set(runs.flatMap((run) => run.xs ?? []))].sort((a, b) => a - b);
@@ -92,8 +92,8 @@ export class Chart {
     ];
   }
 
-  // Where something is below zero there is no logarithm: such a chart stays as it is. Zeros are
-  // left out, and the chart says so.
+  // A chart with negative values stays linear. Zeros are left out of a logarithmic chart, and the
+  // chart says how many.
   chooseScale() {
     const values = this.curves
       .filter((curve) => !curve.faint)
@@ -164,7 +164,8 @@ export class Chart {
   }
 
   select(plot) {
-    // The cursor jumps from point to point: only the pointer itself knows a click from a drag.
+    // The cursor jumps from point to point, so only the pointer's own place tells a click from a
+    // drag.
     const moved = Math.abs((plot.cursor.event?.clientX ?? this.downAt) - this.downAt);
     const { left, width } = plot.select;
     if (width) plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
@@ -172,7 +173,7 @@ export class Chart {
     this.on.zoom(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
   }
 
-  // Not by its click, which the library keeps to itself when the cursor has jumped.
+  // This listens to the pointer, because uPlot swallows the click when its cursor has jumped.
   clicks(plot) {
     plot.over.addEventListener("mousedown", (event) => {
       this.downAt = event.clientX;
@@ -184,7 +185,7 @@ export class Chart {
     plot.over.addEventListener("dblclick", () => this.on.zoom(null, null));
   }
 
-  // The doctor's findings, and the step that was chosen.
+  // Draws lines at the doctor's findings and at the chosen step.
   markers(plot) {
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio || 1;
@@ -215,7 +216,7 @@ export class Chart {
   }
 }
 
-// The cursor stands on a point, never between two.
+// Puts the cursor on a point, never between two.
 function nearest(plot, left) {
   if (left < 0) return left;
   return plot.valToPos(plot.data[0][plot.posToIdx(left)], "x");

@@ -1,4 +1,5 @@
-// Several runs side by side: how they stand, which settings differ, whose code was changed.
+// The comparison shows several runs side by side: their results, the settings that differ, changed
+// code.
 
 import { button, fill, h, link } from "./dom.js";
 import { plural } from "./format.js";
@@ -126,7 +127,7 @@ function results(runs) {
   );
 }
 
-// Long names break after a dot or an underscore, and nowhere else.
+// Lets long names break after a dot or an underscore, and nowhere else.
 function breakable(name) {
   return name.split(/(?<=[._])/).map((part) => [visible(part), h("wbr")]);
 }

@@ -1,4 +1,4 @@
-// The numbers of a chart: which curves it has, each with its places on the x axis.
+// This module computes the curves of a chart, each with its places on the x axis.
 
 import { smooth, TIME_PARTS } from "./metrics.js";
 import { timeColor } from "./time_kinds.js";
@@ -9,8 +9,8 @@ export const KINDS = [
   { name: "sampled", title: "sampled evaluation", dash: [6, 3] },
 ];
 
-// The kind of a curve by its metric's name: "eval/greedy/reward" and, of an environment in a mix,
-// "eval/maze/greedy/reward" are of the greedy evaluation.
+// Returns the kind of a curve by its metric's name: "eval/greedy/reward" and, of an environment in
+// a mix, "eval/maze/greedy/reward" are of the greedy evaluation.
 export function kindOf(name) {
   return name.match(/^eval\/(?:[^/]+\/)?(greedy|sampled)\//)?.[1] ?? "training";
 }
@@ -27,7 +27,7 @@ export function lines(spec, runs, weight, hiddenKinds) {
     const own = kindNamed(kindOf(spec.name));
     if (!hiddenKinds.has(own.name) && series[spec.name]) {
       const main = series[spec.name];
-      // Fewer than a handful are not smoothed: there is nothing to see through.
+      // A handful of points is not smoothed: there is no noise to remove.
       const sparse = main.filter((value) => value !== null).length < 6;
       const curve = { ...common, ...styled(own), label: run.key };
       if (weight > 0) curves.push({ ...curve, values: main, faint: true, points: false });
@@ -47,7 +47,8 @@ export function lines(spec, runs, weight, hiddenKinds) {
   return curves;
 }
 
-// The largest sum first, so that each part paints over what is below it.
+// Returns the shares as running sums, the largest first, so that each is painted over the one
+// before.
 export function shares(spec, run) {
   if (!run?.xs) return [];
   const { steps, series } = run.metrics;

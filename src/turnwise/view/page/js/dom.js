@@ -1,4 +1,5 @@
-// Elements without HTML strings: text only ever goes in as text, so no model can write markup.
+// This module makes elements without HTML strings: text is inserted as text, so that no model can
+// write markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -31,7 +32,7 @@ function apply(element, props) {
   }
 }
 
-// What an attribute would only set at the beginning.
+// These are set as properties, since the attribute would only give the initial value.
 const PROPERTIES = { value: 1, checked: 1, disabled: 1, selected: 1, indeterminate: 1 };
 
 function add(element, children) {
@@ -55,7 +56,7 @@ export function button(label, props, ...children) {
   return h("button", { type: "button", ...props }, label, ...children);
 }
 
-// Work that may be asked for many times is done once, when the asking pauses.
+// Returns a function that does the work once, after its last call for so many milliseconds.
 export function later(milliseconds, work) {
   let timer = 0;
   const call = (...values) => {
@@ -66,7 +67,7 @@ export function later(milliseconds, work) {
   return call;
 }
 
-// The same, once a frame.
+// Returns a function that does the work at most once per frame.
 export function perFrame(work) {
   let asked = 0;
   const call = () => {

@@ -1,4 +1,4 @@
-// An episode in the list: as a card beside the conversation, or as a line of the table.
+// The list shows an episode as a card next to the conversation, or as a row of the table.
 
 import { button, h, link } from "./dom.js";
 import { statusClass, statusWord } from "./filters.js";
@@ -10,7 +10,7 @@ export const CARD = 80;
 export const LINE = 36;
 const NEAR = 18;
 
-// Columns of the table, and what a click on their heads sorts by.
+// The columns of the table, with what a click on their titles sorts by.
 const COLUMNS = [
   ["step", "step"],
   ["task", null],
@@ -108,7 +108,8 @@ function statusChip(episode) {
   return h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status));
 }
 
-// What was found stands in place of the line that it was found in; elsewhere of the answer.
+// The passage that a search found replaces the task or the answer in which it was found; a passage
+// from elsewhere replaces the answer.
 function taskWords(episode) {
   const words = episode.found === "task" ? found(episode.snippet) : visible(flat(episode.task));
   const part = episode.part
@@ -129,7 +130,7 @@ function answerWords(episode) {
   );
 }
 
-// A row is narrow: what was found must stand near its beginning.
+// Cuts the text so that what the search found is near its beginning: a row is narrow.
 function found({ text, start, end }) {
   const cut = start > NEAR ? start - NEAR + 4 : 0;
   const words = (cut ? "…" : "") + flat(text.slice(cut));
@@ -141,8 +142,8 @@ function flat(text) {
   return text.replaceAll("\n", " ").replaceAll("\t", " ");
 }
 
-// As the metrics count it: in a run whose environment reports success, who does not report it has
-// none. A failed episode has neither.
+// Success is counted as in the metrics: in a run whose environment reports success, an episode that
+// does not report it did not succeed. A failed episode has no success either way.
 export function succeeded(episode, run) {
   const reports = Object.keys(run?.successes ?? {}).length > 0;
   if (!reports || episode.status.endsWith("_error")) return null;

@@ -1,4 +1,4 @@
-// What did the model say? The list of episodes, and the one that was chosen as a conversation.
+// What did the model say? This view has the list of episodes, and the chosen one as a conversation.
 
 import { exportAddress, get, runPath } from "./api.js";
 import { button, fill, h } from "./dom.js";
@@ -19,7 +19,7 @@ export function episodesView(host, app) {
   let listed = null;
   const count = h("span", { class: "num" });
   const fresh = button("", { class: "fresh hidden", onclick: () => reload() });
-  // Another filter begins with the first that it finds: the one before may not be among them.
+  // Another filter opens the first episode that it finds: the open one may not be among them.
   const filters = new Filters((changes, replace) => {
     const item = Object.keys(changes).every((name) => name === "sort") ? route.item : null;
     go({ ...withParams(route, changes), item }, { replace });
@@ -48,7 +48,8 @@ export function episodesView(host, app) {
   const isTable = () => isWide() && route.params.get("layout") === "table";
   const isNothing = () => frame.classList.contains("is-nothing");
 
-  // New episodes of a run that goes on come first when the newest do: what is older moved down.
+  // In a run that is training, new episodes are inserted before older ones when the newest are
+  // listed first, so that the offset of older ones grows.
   async function ask(offset, limit, knownTotal = null) {
     const asks = query(route.params);
     const path = runPath(route.run, "episodes");
@@ -151,7 +152,7 @@ export function episodesView(host, app) {
       filters.draw(route.params, details);
       if (list.total) list.redraw();
     } catch {
-      /* the list says what is wrong */
+      /* the list reports the error */
     }
   }
 

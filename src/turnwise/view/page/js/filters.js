@@ -1,4 +1,4 @@
-// What narrows the list of episodes. Every choice is a part of the address.
+// The filters narrow the list of episodes. Every choice is part of the address.
 
 import { button, fill, h, later } from "./dom.js";
 import { num } from "./format.js";

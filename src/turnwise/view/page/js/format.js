@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// This module formats numbers for people.
 
 export function num(value, digits = 3) {
   if (value === null || value === undefined) return "–";

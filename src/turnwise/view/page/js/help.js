@@ -1,4 +1,4 @@
-// The keys, and what the views are for.
+// The help dialog lists the keys and explains the views.
 
 import { button, h } from "./dom.js";
 import { icon } from "./icons.js";

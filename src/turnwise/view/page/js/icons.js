@@ -1,4 +1,4 @@
-// Lines of 24 by 24, in the colour of the text around them.
+// Icons are line drawings of 24 by 24, in the colour of the text around them.
 
 import { svg } from "./dom.js";
 

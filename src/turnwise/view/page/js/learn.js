@@ -1,4 +1,4 @@
-// How does it learn? Curves of one run or of several, and what the doctor said.
+// How does it learn? This view has the curves of one run or of several, and the doctor's findings.
 
 import { get, runPath } from "./api.js";
 import { positions } from "./axis.js";
@@ -87,7 +87,8 @@ export function learnView(host, app) {
 
   const showRail = () => drawRail(rail, app, { keys: state.keys, colors: colors(), toggle });
 
-  // The first run's place of a step on the axis, and the step that is nearest to a place.
+  // `placeOf` returns the first run's place of a step on the axis; `stepAt` pins the step nearest
+  // to a place.
   const main = () => shown[0];
   const placeOf = (step) => main().xs?.[main().metrics.steps.indexOf(step)] ?? null;
   function stepAt(x) {
@@ -157,7 +158,7 @@ export function learnView(host, app) {
     delete grids.dataset.wanted;
   }
 
-  // Charts stay where they are while a run is in progress: nothing jumps.
+  // Keeps the charts in place while a run is training, so that nothing jumps.
   function arrange(groups, numRest) {
     const wanted = JSON.stringify([
       groups.map((group) => [group.title, group.charts.map((c) => [c.name, c.beside, c.parts])]),

@@ -1,4 +1,4 @@
-// The bar above the curves: smoothing, axes, the legend, the step that was chosen.
+// The bar above the curves has the smoothing, the axes, the legend and the chosen step.
 
 import { AXES } from "./axis.js";
 import { KINDS, kindOf } from "./curves.js";
@@ -23,7 +23,7 @@ export function makeBar({ change, setSmooth }) {
     {
       class: "select",
       id: "axis",
-      // A part of one axis is none of another.
+      // A range of one axis means nothing on another.
       onchange: (event) =>
         change({ axis: event.target.value === "step" ? null : event.target.value, x: null }),
     },
@@ -73,7 +73,8 @@ export function drawBar(bar, { state, shown, colors, run, change, zoom, pin }) {
   drawPin(bar.querySelector(".pin"), { state, run, zoom, pin });
 }
 
-// A colour for each run, a kind of line for each kind of episodes; a click hides it.
+// The legend has a colour for each run and a line style for each kind of episodes; a click hides
+// it.
 function drawLegend(legend, { state, shown, colors, change }) {
   const present = new Set(
     shown.flatMap((run) => Object.keys(run.metrics.series)).map((name) => kindOf(name)),

@@ -1,4 +1,4 @@
-// What stands around the curves: how the run stands, the doctor, the settings, the log.
+// This module draws what is around the curves: the run's results, findings, settings and log.
 
 import { runExportAddress } from "./api.js";
 import { button, fill, h, link } from "./dom.js";
@@ -80,7 +80,7 @@ export function drawHead(head, run, state, app) {
   );
 }
 
-// What cannot be read of a run, with the reasons; the rest is shown as ever.
+// Lists what cannot be read of a run, with the reasons; the rest is shown as usual.
 function unreadable(problems) {
   return h(
     "div",
@@ -148,7 +148,7 @@ export function drawDoctor(place, { key, findings, problems }, pinned, choose, i
   );
 }
 
-// The settings, and the end of the log.
+// Draws the settings and the end of the log.
 export function drawMore(place, run) {
   const was = new Set([...place.querySelectorAll("details[open]")].map((one) => one.dataset.name));
   const fold = (name, title, content) =>

@@ -1,4 +1,4 @@
-// What the address says of the curves: which runs, which axis, what is hidden.
+// This module reads from the address which runs are drawn, on which axis, and what is hidden.
 
 import { axisOf } from "./axis.js";
 
@@ -24,7 +24,7 @@ export function readState(route, app) {
   };
 }
 
-// A set with one thing more, or one less, as it stands in the address.
+// Returns a set with one element added or removed, in the form of the address.
 export function toggled(set, name) {
   const next = new Set(set);
   if (!next.delete(name)) next.add(name);

@@ -1,4 +1,4 @@
-// A short piece of a curve, as legends show it.
+// Draws a short piece of a curve for a legend.
 
 import { svg } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The page: which view stands in the address, what keys do, and what happens when a run goes on.
+// The page shows the view that the address names, handles keys, and updates when a run changes.
 
 import { forget, get, listen } from "./api.js";
 import { fill } from "./dom.js";
@@ -30,7 +30,7 @@ const host = document.getElementById("view");
 const top = document.getElementById("top");
 const failure = document.getElementById("failure");
 
-// What outlives a change of view: the runs, and which episode was looked at last in each.
+// This state outlives a change of view: the runs, and the episode that was last open in each.
 const app = {
   runs: [],
   places: [],
@@ -95,7 +95,7 @@ function code(text) {
   return element;
 }
 
-// Of those that are not archived; none if all are.
+// Returns the newest run that is not archived; none if all are.
 function newest() {
   const runs = app.runs.filter((one) => !one.notes.archived);
   return (
@@ -103,7 +103,7 @@ function newest() {
   );
 }
 
-// What the user noted on a run is seen at once.
+// Shows a user's notes on a run as soon as they are saved.
 function redraw() {
   drawTop(top, app);
   view?.show(app.route);

@@ -1,10 +1,11 @@
-// The columns of a run's metrics, kept up to date, and which of them are drawn where.
+// This module loads the columns of a run's metrics, keeps them current, and groups them into
+// charts.
 
 import { get, runPath } from "./api.js";
 
 const kept = new Map();
 
-// Only what is new is asked for; a run that went back to an earlier step is read again.
+// Requests only new steps; a run that was rewound to an earlier step is read again.
 export async function metricsOf(run, step = null) {
   const old = kept.get(run);
   const last = old?.steps.at(-1) ?? 0;
@@ -42,7 +43,7 @@ export function smooth(values, weight) {
   });
 }
 
-// Which curves answer which question. A name with `*` is each metric that begins so.
+// These curves answer these questions. A name with `*` stands for every metric with that prefix.
 const GROUPS = [
   ["Does it succeed?", ["reward", "success", "reward/*", "reward_per_turn"]],
   [
@@ -138,7 +139,8 @@ export function chartGroups(runs) {
     left.delete(name);
     return { name, title: TITLES[name] ?? name, beside };
   };
-  // Those of a mix first: what stands below "reward/" may be of an environment of that name.
+  // Environments of a mix come first, since metrics below "reward/" may be those of an environment
+  // of that name.
   const mixed = parts.map((part) => ({
     title: `How does it do in ${part}?`,
     charts: OF_EACH_PART.map((name) => `${part}/${name}`)

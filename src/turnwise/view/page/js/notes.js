@@ -1,4 +1,4 @@
-// A user's own notes on a run: tags, a note, the archive. Saved into the run's folder.
+// A user's notes on a run are tags, a text and the archive flag; they are saved into its folder.
 
 import { saveNotes } from "./api.js";
 import { button, fill, h } from "./dom.js";
@@ -28,14 +28,14 @@ export function splitTags(text) {
   ];
 }
 
-// The list of runs may have been read again meanwhile: the run is looked up afterwards.
+// Looks the run up after the request, since the list of runs may have been replaced in between.
 async function save(app, key, changes) {
   const notes = await saveNotes(key, changes, app.writeToken);
   const run = app.run(key);
   if (run) run.notes = notes;
 }
 
-// Changes the notes of some runs, one after the other; what is refused is said.
+// Changes the notes of some runs, one after the other, and reports refusals.
 export async function changeNotes(app, runs, changes) {
   try {
     for (const run of runs) await save(app, run.key, changes);
@@ -52,7 +52,7 @@ export function say(text) {
   setTimeout(() => notice.remove(), 8000);
 }
 
-// What there is to see of the notes above a run's curves, with a button to change them.
+// Shows the notes above a run's curves, with a button to edit them.
 export function notesLine(app, run) {
   const { tags, note, archived } = run.notes;
   return h(

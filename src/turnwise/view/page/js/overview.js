@@ -1,4 +1,5 @@
-// The whole stream as one strip: where the sampled tokens are, and how strong their colours.
+// The overview shows the whole stream as one strip: the sampled tokens, and how strong their
+// colours are.
 
 import { cssColor, h, perFrame } from "./dom.js";
 import { LEVELS } from "./scale.js";

@@ -1,4 +1,4 @@
-// The runs at the left of the curves: choose one, compare it with others.
+// The list at the left of the curves chooses a run and compares it with others.
 
 import { fill, h, link, svg } from "./dom.js";
 import { ago, num, plural } from "./format.js";
@@ -7,7 +7,7 @@ import { address, runsAddress } from "./route.js";
 
 const MOST_SPARKS = 40;
 
-// Runs that are archived are in the table of runs; here only those of them that are shown.
+// Archived runs are in the table of runs; this list has only those of them that are shown.
 export function drawRail(rail, app, { keys, colors, toggle }) {
   const focused = rail.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   const scroll = rail.scrollTop;
@@ -90,7 +90,7 @@ export function sparkline(values, color, width = 64, height = 20) {
   const high = Math.max(...points.map(([, v]) => v));
   const x = (place) => 1 + ((width - 2) * place) / (values.length - 1 || 1);
   const y = (value) => height - 2 - ((height - 4) * (value - low)) / (high - low || 1);
-  // Enough for so few pixels.
+  // So many points are enough for a small curve.
   const every = Math.ceil(points.length / width);
   const path = points
     .filter((_, i) => i % every === 0 || i === points.length - 1)

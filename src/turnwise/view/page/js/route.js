@@ -1,4 +1,4 @@
-// What is shown stands in the address, after `#`: a link shows the same to somebody else.
+// The address holds what is shown, after `#`, so that a link shows the same to somebody else.
 //   #/runs?...
 //   #/run/KEY/learn?...   #/run/KEY/episodes/ID?...   #/run/KEY/task/TASK?...   #/run/KEY/seed/7?...
 //   #/run/KEY/tokens/ID?...   #/run/KEY/time/STEP?...
@@ -28,7 +28,7 @@ export function address({ run, view = "learn", item = null, params = null }) {
   return `#/run/${encodeURIComponent(run)}/${view}${item_part}${query && `?${query}`}`;
 }
 
-// The table of runs, which is no view of one of them.
+// Returns the route of the table of runs, which is not a view of one run.
 export function runsAddress(params = null) {
   const query = params === null ? "" : write(params);
   return `#/runs${query && `?${query}`}`;
@@ -43,8 +43,9 @@ function write(params) {
     .replaceAll("%7E", "~");
 }
 
-// `replace` for what is not worth a step of the back button: a cursor that moves. The view is told at
-// once, where `location.hash = ...` would tell it later: a key pressed in between would find the old.
+// Goes to a route; with `replace`, without an entry for the back button, as for a cursor that moves.
+// The view changes at once: after `location.hash = ...` a key pressed before the event would reach the
+// old view.
 export function go(target, { replace = false } = {}) {
   const hash = typeof target === "string" ? target : address(target);
   if (hash === location.hash) return;

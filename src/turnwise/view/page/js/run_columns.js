@@ -1,4 +1,4 @@
-// What a table says of a run, column by column: how it is sorted, how it is written.
+// The columns of the table of runs: the value that a column is sorted by, and its text.
 
 import { ago, num, percent } from "./format.js";
 import { stateWord } from "./shell.js";
@@ -79,7 +79,7 @@ export const COLUMNS = [
   when("started", "Started", (run) => run.started),
 ];
 
-// What has no value stands last, whichever way is sorted.
+// Sorts runs; those without a value come last in both directions.
 export function sorted(runs, order) {
   const isDown = order.startsWith("-");
   const column = COLUMNS.find((one) => one.name === order.replace(/^-/, ""));

@@ -1,4 +1,4 @@
-// A run that stopped: why, and straight to the episodes that failed.
+// Of a run that stopped, the page shows the reason and a link to the episodes that failed.
 
 import { get, runPath } from "./api.js";
 import { fill, h, link } from "./dom.js";

@@ -1,4 +1,4 @@
-// All runs in a table: sort, filter, note something on them, choose some to compare.
+// The table of all runs can be sorted and filtered; runs get notes there and are chosen to compare.
 
 import { button, fill, h, later, link } from "./dom.js";
 import { num, plural } from "./format.js";
@@ -298,8 +298,8 @@ export function runsView(host, app) {
   };
 }
 
-// A table that is drawn anew, because a run went on or a box was ticked, stays where it was scrolled
-// to, and so does the focus.
+// Keeps scroll position and focus of a table that is drawn again because a run changed or a box was
+// ticked.
 function keepPlace(place, draw) {
   const { scrollTop, scrollLeft } = place;
   const active = place.contains(document.activeElement) ? document.activeElement : null;

@@ -1,4 +1,4 @@
-// Numbers of tokens as colours: which columns there are, and how strong a colour each value gets.
+// This module maps numbers of tokens to colours: it lists the columns, and scales each of them.
 
 import { num, plural } from "./format.js";
 
@@ -44,8 +44,8 @@ export function choices(columns) {
   ];
 }
 
-// The strongest colour is for what is unusual: beyond the usual range, and not far below the largest,
-// so that one odd token among many plain ones is seen.
+// The strongest colour is for unusual values: beyond the usual range, and not far below the
+// largest, so that one odd token among many ordinary ones stands out.
 export class Scale {
   constructor(choice, values) {
     this.choice = choice;

@@ -1,4 +1,4 @@
-// The bar at the top: which run, which view, whether it is live.
+// The bar at the top shows which run and which view is open, and whether the run is live.
 
 import { button, fill, h, link } from "./dom.js";
 import { num } from "./format.js";
@@ -18,7 +18,7 @@ const QUESTIONS = {
 
 export function drawTop(top, app) {
   const isTable = app.route.view === "runs";
-  // An open menu stays as it is; the next change draws it anew.
+  // An open menu stays as it is; the next change draws it again.
   if (top.querySelector(".menu")) return;
   const focused = top.contains(document.activeElement) ? document.activeElement.dataset.name : null;
   const run = app.run() ?? app.run(app.lastRun);
@@ -191,7 +191,7 @@ function isTask(app) {
   return ["task", "seed"].includes(app.route.view);
 }
 
-// A run that says it runs, and does not, was ended from outside.
+// A run whose status is running, but which is not, was ended from outside.
 export function stateWord(run) {
   if (run.is_live) return "live";
   if (run.problems?.length && !run.status) return "cannot be read";

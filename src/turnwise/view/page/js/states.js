@@ -1,4 +1,4 @@
-// What is shown where there is nothing to show: it loads, there is none, it failed.
+// This module draws the states without content: loading, empty, failed.
 
 import { button, h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The four views, and where their tabs lead: to the same episode and step, seen from another side.
+// The tabs of the four views lead to the same episode and step in another view.
 
 import { address } from "./route.js";
 

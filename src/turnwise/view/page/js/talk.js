@@ -1,4 +1,4 @@
-// One episode as a conversation: who said what, which tools were called, what each turn earned.
+// This module draws an episode as a conversation, with tool calls and each turn's reward.
 
 import { button, fill, h, link } from "./dom.js";
 import { statusWord } from "./filters.js";
@@ -32,7 +32,7 @@ export function drawTalk(place, episode, route, run = null) {
   );
 }
 
-// What the environment and the reward function know of the task; the model reads only the messages.
+// Shows the task as the environment and the reward function have it; the model sees only messages.
 function rowOf(task) {
   if (!task) return null;
   return h(
@@ -66,7 +66,7 @@ function agentChoice(episode, number, route) {
   );
 }
 
-// The last assistant messages are those of the turns; what stands before them opened the episode.
+// The last assistant messages are those of the turns; the messages before them are the prompt.
 export function turnMessages(agent) {
   const spoke = agent.messages.flatMap((message, place) =>
     message.role === "assistant" ? [place] : [],
@@ -130,7 +130,7 @@ function turnBlock(agent, turn, number, word, episode, route) {
   const replies = turnMessages(agent).replies[number] ?? [];
   const results = turn.calls.map((call) => resultText(call.result));
   const said = replies.map(contentText).join("\n\n");
-  // What a tool returned stands with its call.
+  // A tool's result is shown with its call.
   const others = replies.filter(
     (message) => !(message.role === "tool" && results.includes(contentText(message))),
   );

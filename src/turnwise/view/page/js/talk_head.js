@@ -1,4 +1,4 @@
-// The head of a conversation: which episode it is, what it earned, where one can go from it.
+// The head of a conversation names the episode and its reward, and links to other views of it.
 
 import { exportAddress } from "./api.js";
 import { h, link } from "./dom.js";

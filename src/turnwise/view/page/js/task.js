@@ -1,4 +1,4 @@
-// One task over training: its reward at every step, and what the model said, side by side.
+// This view shows one task over training: its reward at every step, and the answers side by side.
 
 import { get, runPath } from "./api.js";
 import { button, fill, h, link } from "./dom.js";
@@ -52,7 +52,8 @@ export function taskView(host) {
     }
   }
 
-  // What the address asks for; else the first, the last, and one between them.
+  // Returns the episodes that the address names; otherwise the first, the last and one in the
+  // middle.
   function choose(all) {
     const wanted = (route.params.get("show") ?? "").split(",").filter(Boolean);
     const named = all.filter((one) => wanted.includes(one.id));
@@ -164,7 +165,7 @@ export function taskView(host) {
     );
   }
 
-  // One row for each turn, so that the same turn stands at the same height.
+  // Draws one row for each turn, so that the same turn is at the same height in every column.
   function columns(episodes) {
     const agents = episodes.map((one) => one.agents[0]);
     const longest = Math.max(...agents.map((agent) => agent.turns.length));

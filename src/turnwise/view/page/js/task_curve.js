@@ -1,4 +1,5 @@
-// The reward of one task over training: a dot for each episode, a line through the means of steps.
+// Draws the reward of one task over training: a dot for each episode, a line through the steps'
+// means.
 
 import { h, svg } from "./dom.js";
 import { num } from "./format.js";

@@ -1,4 +1,4 @@
-// Dark or light: as the system says, until somebody chooses.
+// The theme is dark or light as the system prefers, until the user chooses.
 
 const KEY = "turnwise.theme";
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -6,7 +6,7 @@ let chosen = null;
 try {
   chosen = localStorage.getItem(KEY);
 } catch {
-  /* follows the system */
+  /* the system's preference applies */
 }
 
 export function currentTheme() {
@@ -24,7 +24,7 @@ export function switchTheme() {
   try {
     localStorage.setItem(KEY, chosen);
   } catch {
-    /* until the page is closed */
+    /* the choice lasts until the page is closed */
   }
   show();
 }

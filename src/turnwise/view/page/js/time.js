@@ -1,4 +1,4 @@
-// Where did the time go? One step: its phases, and under them a row for each episode.
+// Where did the time go? This view shows the phases of one step, and a row for each episode.
 
 import { get, runPath } from "./api.js";
 import { button, fill, h, link } from "./dom.js";
@@ -164,7 +164,7 @@ export function timeView(host) {
       if (same) draw();
       else load();
     },
-    // A step that is done does not change; only the choice of steps grows.
+    // A finished step does not change; only the list of steps grows.
     async live(changed) {
       if (!changed.includes(route.run)) return;
       if (!data) return load();

@@ -1,4 +1,4 @@
-// What the time of a step was spent on: the word and the colour of each kind of work.
+// Each kind of work in a step has a word and a colour.
 
 import { cssColor } from "./dom.js";
 

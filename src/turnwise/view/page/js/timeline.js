@@ -1,4 +1,4 @@
-// The timeline itself, on a canvas: only the rows in sight are drawn, however many there are.
+// The timeline is drawn on a canvas; only the visible rows are drawn, however many there are.
 
 import { cssColor, fill, h, perFrame } from "./dom.js";
 import { num, seconds } from "./format.js";
@@ -104,7 +104,7 @@ export class Timeline {
 
   ticks() {
     const [from, to] = this.range();
-    // So few that their labels do not touch.
+    // Ticks are few enough that their labels do not touch.
     const rough = (to - from) / Math.max(2, Math.min(8, (this.x(to) - this.x(from)) / 62));
     const power = 10 ** Math.floor(Math.log10(rough));
     const every = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);

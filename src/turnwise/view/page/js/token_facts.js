@@ -1,4 +1,4 @@
-// The numbers at the side of the tokens: those of one token, and the sums of each turn.
+// The panel next to the tokens shows the numbers of one token, and the sums of each turn.
 
 import { button, fill, h } from "./dom.js";
 import { num, percent, signed } from "./format.js";
@@ -77,7 +77,7 @@ function spelled(text) {
   );
 }
 
-// For each turn: how many tokens, the sum and the mean of the chosen column, and what it earned.
+// Draws for each turn its number of tokens, sum and mean of the chosen column, and its reward.
 export function drawSums(place, { data, columns, choice, agent, go }) {
   const name = choice.name === "mask" ? "sampler_log_probs" : choice.name;
   const values = columns[name];

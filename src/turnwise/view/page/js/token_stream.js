@@ -1,4 +1,4 @@
-// The tokens as spans, in blocks of turns; blocks out of sight cost nothing.
+// The stream draws tokens as spans, in blocks of turns; blocks that are not visible cost nothing.
 
 import { button, fill, h } from "./dom.js";
 import { plural } from "./format.js";
@@ -106,7 +106,7 @@ export class TokenStream {
     return span;
   }
 
-  // A token without text is a part of the character that the next one ends.
+  // A token without text is part of a character that a later token ends.
   baseClass(index) {
     const part = this.data.tokens && this.data.tokens[index] === "" ? " is-part" : "";
     return (this.data.mask[index] ? "tok s" : "tok") + part;
@@ -137,8 +137,8 @@ export class TokenStream {
     this.spans[index]?.scrollIntoView({ block });
   }
 
-  // What was out of sight gets its true height only when it is drawn, and letters theirs when they
-  // are loaded: the chosen token stays in sight meanwhile, unless somebody scrolls.
+  // Keeps the chosen token visible, unless the user scrolls: blocks get their true height only when
+  // they are drawn, and text when the font is loaded.
   keep() {
     if (!this.kept || performance.now() > this.kept.until) return;
     this.spans[this.kept.index]?.scrollIntoView({ block: this.kept.block });
@@ -148,7 +148,7 @@ export class TokenStream {
     this.grown.disconnect();
   }
 
-  // The token above or below: the first line that way, and there the nearest.
+  // Returns the token above or below: the nearest one in the next line in that direction.
   beside(index, way) {
     const from = this.spans[index].getBoundingClientRect();
     const x = from.left + from.width / 2;
@@ -167,7 +167,7 @@ export class TokenStream {
   }
 }
 
-// About the room that a chunk will take, so that the page hardly moves when it is drawn.
+// Estimates the height of a chunk, so that the page hardly moves when it is drawn.
 function height(chunk) {
   const numLines = 1 + chunk.querySelectorAll("br").length;
   return 26 * Math.max(numLines, Math.ceil(chunk.textContent.length / 90));

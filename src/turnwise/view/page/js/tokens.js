@@ -1,4 +1,5 @@
-// What was trained on? Every token of an episode's stream, with its mask and all of its numbers.
+// What was trained on? This view shows every token of an episode's stream with its mask and
+// numbers.
 
 import { exportAddress, get, runPath } from "./api.js";
 import { button, fill, h, later, link } from "./dom.js";
@@ -108,7 +109,7 @@ export function tokensView(host) {
         : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
     stream.select(selected);
     overview.select(selected);
-    // The opening may be long; what the model said is what one comes for.
+    // The prompt may be long, and the sampled tokens are what users look for.
     requestAnimationFrame(() => stream.bringUp(selected));
     showFacts(selected);
   }

@@ -1,4 +1,4 @@
-// A list of any length: only the rows in sight exist, and pages are asked for when they come near.
+// A list of any length: only visible rows are in the document, and pages are requested as needed.
 
 import { fill, h, perFrame } from "./dom.js";
 
@@ -33,7 +33,7 @@ export class VirtualList {
     this.rows.clear();
   }
 
-  // New contents; what is in sight stays until they are here.
+  // Loads new contents; the visible rows stay until these have arrived.
   async load({ keepScroll = false } = {}) {
     const version = ++this.version;
     const first = keepScroll ? Math.floor(this.element.scrollTop / this.rowHeight / PAGE) : 0;
@@ -65,7 +65,7 @@ export class VirtualList {
       if (version !== this.version) return;
       const total = this.total;
       this.take(page * PAGE, answer);
-      // What came since then waits for a fresh look: rows in sight do not move.
+      // Episodes that arrived since then wait for a reload, so that visible rows do not move.
       this.total = total;
       this.space.style.height = `${total * this.rowHeight}px`;
       this.pages.set(page, "here");
@@ -106,7 +106,7 @@ export class VirtualList {
     }
   }
 
-  // After another height of a row.
+  // Lays the rows out again after their height changed.
   measure() {
     this.space.style.height = `${this.total * this.rowHeight}px`;
   }

@@ -1,4 +1,5 @@
-// Model text as it is: what a terminal or a browser would obey, hide or turn round is shown by name.
+// This module shows a model's text as it is: characters that a terminal or a browser would obey,
+// hide or reorder are shown by name.
 
 import { h } from "./dom.js";
 
@@ -40,7 +41,7 @@ const NAMES = new Map(
   }).map(([code, name]) => [Number(code), name]),
 );
 
-// An escape sequence of a terminal in one piece; then everything that has no shape of its own.
+// Matches an escape sequence of a terminal as one piece, or a character without a visible shape.
 const ESCAPES =
   "\\u001b(?:\\[[0-9;?]*[ -/]*[@-~]|\\][^\\u0007\\u001b]{0,200}(?:\\u0007|\\u001b\\\\)|[@-Z\\\\-_])";
 const HIDDEN =
@@ -52,7 +53,7 @@ export function hasHidden(text) {
   return text.search(ODD) >= 0;
 }
 
-// Text for reading: line ends and tabs do what they do, the rest of the unseen is boxed.
+// Returns text for reading: line ends and tabs take effect, other invisible characters are boxed.
 export function visible(text, hit = null) {
   const fragment = document.createDocumentFragment();
   if (hit === null) append(fragment, text);
@@ -88,13 +89,13 @@ function box(odd) {
   return h("span", { class: "odd", title }, name);
 }
 
-// All places of a word, marked; the case does not count.
+// Marks every occurrence of a word, ignoring case.
 export function marked(text, word) {
   if (!word) return visible(text);
   const fragment = document.createDocumentFragment();
   const low = text.toLowerCase();
   const sought = word.toLowerCase();
-  // Where small letters change the length, places would be wrong: then nothing is marked.
+  // Where lower case changes the length of the text, offsets would be wrong, so nothing is marked.
   if (low.length !== text.length) return visible(text);
   let last = 0;
   for (let at = low.indexOf(sought); at >= 0; at = low.indexOf(sought, last)) {
