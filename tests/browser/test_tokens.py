@@ -115,12 +115,12 @@ def test_ten_thousand_tokens(visitor):
 
 def test_what_was_put_in_can_be_folded(visitor):
     visitor.open("run/tools/tokens/train-1-3")
-    put_in = visitor.at(".seg.is-put .flow").last
-    expect(put_in).to_be_visible()
+    prompt = visitor.at(".seg.is-prompt .flow").last
+    expect(prompt).to_be_visible()
     visitor.press("f")
-    expect(put_in).to_be_hidden()
+    expect(prompt).to_be_hidden()
     visitor.at(".fold-button").last.click()
-    expect(put_in).to_be_visible()
+    expect(prompt).to_be_visible()
 
 
 def test_the_next_episode_keeps_the_colour(visitor):

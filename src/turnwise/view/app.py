@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from turnwise.bounded_files import parse_json
 from turnwise.errors import ConfigError
 from turnwise.view.compare import compare
-from turnwise.view.events import Bell
+from turnwise.view.events import Notifier
 from turnwise.view.export import export_episode
 from turnwise.view.index import IndexBroken
 from turnwise.view.indexing import Watcher
@@ -51,14 +51,14 @@ Answer: TypeAlias = Callable[["Viewer", Request], Any]
 
 
 class Viewer:
-    """A library of runs, kept up to date, and what is said of it."""
+    """A library of runs that is kept current, and the answers about it."""
 
     def __init__(self, library: Library, is_read_only: bool = False) -> None:
         self.library = library
         self.write_token = None if is_read_only else secrets.token_urlsafe(24)
-        """Without it no notes are saved; None: they never are."""
-        self.bell = Bell()
-        self.watcher = Watcher(library, self.bell.ring)
+        """A request that saves notes must have it; None: notes are never saved."""
+        self.notifier = Notifier()
+        self.watcher = Watcher(library, self.notifier.notify)
 
     def runs(self, request: Request) -> dict[str, Any]:
         return {
@@ -82,7 +82,7 @@ class Viewer:
         if not isinstance(changes, dict):
             raise ConfigError(f"notes got {changes!r:.80}, expected a JSON object")
         notes = run.change_notes(changes)
-        self.bell.ring()
+        self.notifier.notify()
         return notes
 
     def episodes(self, request: Request) -> dict[str, Any]:
@@ -142,14 +142,14 @@ class Viewer:
         )
 
     def changes(self) -> bytes:
-        """What is said when something changed."""
+        """Return the event that is sent to pages when something changed."""
         runs = self.library.runs
         return json_bytes({"runs": [_state(run) for run in runs]})
 
     def _run(self, request: Request) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
-        if run.look():  # what is seen here the watcher does not find again
-            self.bell.ring()
+        if run.look():  # the watcher would not report this change again
+            self.notifier.notify()
         return run
 
 
@@ -160,16 +160,16 @@ def _state(run: ViewedRun) -> dict[str, Any]:
 
 
 def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = None) -> ASGIApp:
-    """The app, with its guard before it."""
+    """Return the app behind the guard that checks every request."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        viewer.bell.attach()
+        viewer.notifier.attach()
         viewer.watcher.start()
         if on_start is not None:
             on_start()
         yield
-        viewer.bell.close()
+        viewer.notifier.close()
         viewer.watcher.stop()
         viewer.library.close()
 
@@ -177,7 +177,7 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
         headers = {"cache-control": "no-store"}
         if request.method == "HEAD":
             return Response(None, 200, headers, media_type="text/event-stream")
-        stream = viewer.bell.stream(viewer.changes)
+        stream = viewer.notifier.stream(viewer.changes)
         return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
 
     async def notes(request: Request) -> Response:
@@ -218,12 +218,12 @@ def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = No
 
 
 def _answer(viewer: Viewer, answer: Answer) -> Callable[[Request], Response]:
-    """In a thread of its own, so that nobody waits for another's file."""
+    """Run a request in a thread, so that a slow file does not delay other requests."""
 
     def endpoint(request: Request) -> Response:
         try:
             found = answer(viewer, request)
-        except IndexBroken:  # it is being made anew
+        except IndexBroken:  # the index is being rebuilt
             found = answer(viewer, request)
         return found if isinstance(found, Response) else _json(found)
 
@@ -258,7 +258,7 @@ def _number(request: Request, name: str) -> int:
 
 
 def _asset(request: Request) -> Response:
-    """A file of the page: its name is looked up among those that there are."""
+    """Return a file of the page, if its name is among the known ones."""
     name = request.path_params.get("name", "index.html")
     files = {path.relative_to(PAGE).as_posix(): path for path in PAGE.rglob("*") if path.is_file()}
     path = files.get(name)

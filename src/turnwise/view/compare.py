@@ -12,9 +12,9 @@ from turnwise.view.runs import ViewedRun
 MAX_RUNS = 24
 _MAX_ROWS = 2_000
 _MAX_VALUE = 1_000
-# A run's name stands above its column, and where it is kept says nothing about it.
+# A run's name is above its column, and its folder makes no difference.
 _NOT_COMPARED = {"checkpoint.run_name", "checkpoint.output_dir"}
-# Which setting names the thing whose hash `run.json` has, and what another hash means.
+# The setting that names what `run.json` has a hash of, and what another hash means.
 _HASHED = {
     "environment": ("environment.name", "changed code"),
     "reward": ("reward", "changed code"),
@@ -26,7 +26,7 @@ _HASHED = {
 
 
 def compare(runs: Sequence[ViewedRun]) -> dict[str, Any]:
-    """Every setting of these runs in rows of texts, one for each run; None where there is none."""
+    """Return every setting of these runs as a row of texts; None where a run does not have it."""
     if len(runs) > MAX_RUNS:
         raise ConfigError(f"runs got {len(runs)} runs, expected at most {MAX_RUNS} to compare")
     settings = [dict(flattened(run.config())) for run in runs]
@@ -47,7 +47,7 @@ def compare(runs: Sequence[ViewedRun]) -> dict[str, Any]:
 
 
 def flattened(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Settings by their full names, as texts: ("training.learning_rate", "0.001").
+    """Yield settings as texts by their full names: ("training.learning_rate", "0.001").
 
     >>> list(flattened({"reward": [{"weight": 2}], "tools": ["a.py:b"], "parser": None}))
     [('reward[0].weight', '2'), ('tools', '["a.py:b"]'), ('parser', 'null')]
@@ -66,7 +66,7 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 def _row(
     group: str, name: str, values: Sequence[str | None], counts: Sequence[bool], note: str = ""
 ) -> dict[str, Any]:
-    """`counts`: of which runs anything is known; one without settings has no other settings."""
+    """Return a row; `counts` marks the runs that have settings, as only these can differ."""
     known = {value for value, is_known in zip(values, counts, strict=True) if is_known}
     return {
         "group": group,
@@ -78,20 +78,20 @@ def _row(
 
 
 def _hash_rows(runs: Sequence[ViewedRun], named_otherwise: set[str]) -> Iterator[dict[str, Any]]:
-    """What has the same name in the settings, and does something else."""
+    """Yield what has the same name in the settings, but other code or content."""
     hashes = [run.facts("identity") for run in runs]
     for name in dict.fromkeys(name for one in hashes for name in one):
         values = [one.get(name) for one in hashes]
         setting, note = _HASHED.get(name, (name, ""))
-        if not note:  # of a mix: "environment of maze"
+        if not note:  # in a mix it is named "environment of maze"
             note = _HASHED.get(name.partition(" of ")[0], (name, "changed"))[1]
-        if setting not in named_otherwise:  # of another reward function the code is another, too
+        if setting not in named_otherwise:  # another reward function has other code anyway
             texts = [None if value is None else str(value)[:8] for value in values]
             yield _row("code", name, texts, [value is not None for value in values], note)
 
 
 def _start_rows(runs: Sequence[ViewedRun]) -> Iterator[dict[str, Any]]:
-    """Command, commit, packages and machine; when it was, the table of runs says."""
+    """Yield command, commit, packages and machine; the table of runs shows the time."""
     starts = [dict(flattened(run.facts("provenance"))) for run in runs]
     names = dict.fromkeys(name for one in starts for name in one)
     for name in (one for one in names if one != "started"):

@@ -1,4 +1,4 @@
-"""Files of episodes as they were last read: whoever looks at one episode looks at the next."""
+"""A cache of decoded files of episodes: users go from one episode of a file to the next."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from turnwise.view.folders import FileKey, FileStamp
 _MOST_FILES = 12
 _MOST_BYTES = 2**29
 MAX_FILE_BYTES = 2**29
-"""Of one file, unpacked."""
+"""The limit for one file, unpacked."""
 
 
 class DecodedFile(NamedTuple):
-    """The episodes of a step, and its phases."""
+    """The episodes of a step, and the phases of that step."""
 
     episodes: list[StoredEpisode]
     phases: list[Phase]
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes: its tokens, and as much again for its texts."""
+        """The approximate size: that of the tokens, and as much again for the texts."""
         agents = [agent for episode in self.episodes for agent in episode.agents]
         arrays = [array for a in agents for array in (a.ids, a.mask, *a.columns.values())]
         return 2 * sum(array.nbytes for array in arrays)
 
 
 class DecodedFiles:
-    """The last files that were asked for, of all runs together: memory stays within bounds."""
+    """A cache of the last requested files of all runs, bounded in bytes."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[tuple[Path, FileKey, FileStamp], DecodedFile] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, folder: Path, key: FileKey, stamp: FileStamp) -> DecodedFile:
-        """Read the file, unless it was read not long ago. `stamp` says that it is the same."""
+        """Return the file, from the cache if its `stamp` is still the same."""
         name = folder, key, stamp
         with self._lock:
             found = self._files.get(name)

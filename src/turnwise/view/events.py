@@ -1,4 +1,4 @@
-"""The page is told when something changed: server-sent events."""
+"""Server-sent events: they notify the page when something changed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 
 _HEARTBEAT_SECONDS = 15.0
-"""A line now and then, by which both sides see that the other is there."""
+"""Seconds between keep-alive lines, by which each side sees that the other is there."""
 
 
-class Bell:
-    """Rung by any thread; every open stream of events hears it."""
+class Notifier:
+    """A notification that any thread can send to every open stream of events."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -19,25 +19,25 @@ class Bell:
         self.is_closed = False
 
     def attach(self) -> None:
-        """To the event loop that runs now."""
+        """Attach to the running event loop."""
         self._loop = asyncio.get_running_loop()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """Let all streams end, so that nobody waits for them."""
+        """End all streams, so that the server can stop."""
         self.is_closed = True
-        self.ring()
+        self.notify()
 
     def _wake(self) -> None:
         for event in self._listeners:
             event.set()
 
     async def stream(self, message: Callable[[], bytes]) -> AsyncIterator[bytes]:
-        """The message now, and again after each change."""
+        """Yield the message now, and again after each change."""
         heard = asyncio.Event()
         self._listeners.add(heard)
         try:

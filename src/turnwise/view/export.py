@@ -19,7 +19,7 @@ from turnwise.view.token_texts import TokenTexts
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
-# What each column is called, in the order of the buttons.
+# The title of each column, in the order of the buttons.
 _NAMES = {
     "advantages": "advantage",
     "sampler_log_probs": "log-prob at sampling",
@@ -33,7 +33,7 @@ _NAMES = {
 def export_episode(
     run: str, kind: str, step: int, place: int, episode: StoredEpisode, texts: TokenTexts
 ) -> str:
-    """The whole file."""
+    """Return the whole HTML file of an episode."""
     payload = episode_payload(kind, step, place, episode)
     tokens = [tokens_payload(episode, n, texts) for n in range(len(episode.agents))]
     for audit in tokens:
@@ -83,7 +83,7 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def conversation(agent: Mapping[str, Any]) -> Iterator[str]:
-    """Every message, and after what the model said, what came of it.
+    """Yield every message, and after each message of the model its results.
 
     The last turns are those of the last messages: an opening may hold words of the model that it
     never said.
@@ -133,7 +133,7 @@ def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
 
 
 def _ending(turn: Mapping[str, Any]) -> str:
-    """What the world said last; nobody read it, so no message has it."""
+    """Return the last observation, which no message has because the model never read it."""
     if not turn["done"] or not turn["observation"]:
         return ""
     words = visible_html(turn["observation"])
@@ -157,7 +157,7 @@ def _call(call: Mapping[str, Any]) -> str:
 
 
 def _add_gap(columns: dict[str, list[float | None]]) -> None:
-    """How far the learner was from the sampler: a stale or wrong sampler shows here."""
+    """Add the gap between the learner's log-probs and the sampler's: it shows a stale sampler."""
     if "log_probs" in columns and "sampler_log_probs" in columns:
         pairs = zip(columns["log_probs"], columns["sampler_log_probs"], strict=True)
         columns["gap"] = [None if a is None or b is None else a - b for a, b in pairs]
@@ -218,5 +218,5 @@ def _shade(name: str, value: float, largest: float) -> str | None:
 
 
 def _token_html(text: str) -> str:
-    """A token that is a line's end is seen as one, and still ends the line."""
+    """Return a token's text as HTML, with line ends made visible and still ending the line."""
     return visible_html(text).replace("\n", "⏎\n")

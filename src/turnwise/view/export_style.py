@@ -1,11 +1,11 @@
-"""The looks of an exported episode: light and dark, and the colours of tokens."""
+"""The style sheet of an exported episode: light and dark, and the colours of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 NUM_SHADES = 5
-"""Shades on either side of nothing."""
+"""The number of shades for positive values, and for negative ones."""
 
 _STYLE = """
 :root {
@@ -60,7 +60,7 @@ pre, .stream { font: 13px/1.6 ui-monospace, monospace; }
 
 
 def style(columns: Sequence[str]) -> str:
-    """The style sheet; tokens take the colour of the column whose button is chosen."""
+    """Return the style sheet; tokens are coloured by the column whose button is chosen."""
     rules = [_STYLE]
     for column in columns:
         for shade in range(1, NUM_SHADES + 1):

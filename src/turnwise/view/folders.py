@@ -1,4 +1,4 @@
-"""Which runs there are, and where their files are. Nothing outside of a run is ever opened."""
+"""Finds runs and their files. Nothing outside of a run's folder is ever opened."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeAlias
 from turnwise.errors import ConfigError
 from turnwise.runs.run_folder import RunFolder
 
-# What makes a folder a run; a copy of one may lack the first.
+# Either file makes a folder a run; a copy of a run may lack the first.
 _MARKS = ("run.json", "metrics.jsonl")
 _DEPTH = 3
-"""Folders below the one that was named in which runs are looked for."""
+"""How many levels below the named folder are searched for runs."""
 _EPISODES = re.compile(r"([a-z][a-z-]*)-(\d{8,18})\.npz")
 
 FileKey: TypeAlias = tuple[str, int]
@@ -24,7 +24,7 @@ FileKey: TypeAlias = tuple[str, int]
 
 
 class FileStamp(NamedTuple):
-    """Says whether a file is still the one that it was."""
+    """Identifies the content of a file: another stamp means that the file changed."""
 
     inode: int
     size: int
@@ -33,22 +33,24 @@ class FileStamp(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of one run, as far as they are really in its folder."""
+    """The files of one run that are really inside its folder."""
 
     path: Path
-    """Without links."""
+    """The run's folder with symbolic links resolved."""
 
     @property
     def folder(self) -> RunFolder:
         return RunFolder(self.path)
 
     def inside(self, path: Path) -> Path | None:
-        """The file or folder, unless a link leads out of the run, or it is something else: to open
-        a pipe would be to wait for whoever writes to it."""
+        """Return the path of a plain file or folder inside the run; None otherwise.
+
+        A link may lead out of the run, and opening a pipe would block until something writes to it.
+        """
         try:
             mode = os.lstat(path).st_mode
             if path.parent == self.path and (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                return path  # no link anywhere: the usual case, asked many times a second
+                return path  # no link: the usual case, many times a second
             found = path.resolve(strict=True)
             is_plain = found.is_file() or found.is_dir()
         except (OSError, RuntimeError, ValueError):
@@ -60,7 +62,7 @@ class RunFiles:
         return None if found is None else _stamp(found)
 
     def episode_files(self) -> dict[FileKey, FileStamp]:
-        """Every file of episodes that there is."""
+        """Return every file of episodes with its stamp."""
         folder = self.inside(self.folder.episodes)
         found: dict[FileKey, FileStamp] = {}
         if folder is None:
@@ -76,13 +78,13 @@ class RunFiles:
                     if match[2] == f"{key[1]:08d}" and match[1] != "train":
                         about = entry.stat(follow_symlinks=False)
                         found[key] = FileStamp(about.st_ino, about.st_size, about.st_mtime_ns)
-        except OSError:  # it goes away meanwhile
+        except OSError:  # the folder was removed
             return found
         return found
 
 
 def find_runs(places: Sequence[Path]) -> Iterator[Path]:
-    """The runs in these folders, or that these folders are, each once."""
+    """Yield the runs that these folders are or contain, each once."""
     seen: set[Path] = set()
     for place in places:
         root = place.resolve()
@@ -94,8 +96,11 @@ def find_runs(places: Sequence[Path]) -> Iterator[Path]:
 
 
 def check_places(places: Sequence[Path]) -> None:
-    """Refuse what can never hold a run. A folder that is empty or not there yet may get one, but
-    one whose parent is not there either is a slip of the pen."""
+    """Refuse what can never hold a run.
+
+    A folder that is empty or does not exist yet may get one; if its parent does not exist either,
+    the path is misspelt.
+    """
     for place in places:
         if place.exists() and not place.is_dir():
             raise ConfigError(f"{place} is a file, expected the folder of a run or of many runs")

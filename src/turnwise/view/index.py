@@ -23,19 +23,18 @@ from turnwise.view.summaries import COLUMNS
 _LOG = logging.getLogger("turnwise")
 
 VERSION = 3
-"""Of the tables below. An index of another version is made anew."""
+"""The version of the tables below. An index of another version is rebuilt."""
 _APPLICATION = 0x7475726E
 _DAYS_KEPT = 60
 _BUSY_SECONDS = 15.0
 _MOST_IDLE = 4
-"""Connections that are kept for the next who asks: each has a cache of its own."""
+"""Idle connections kept per index for the next request: each has a cache of its own."""
 _MOST_IDLE_IN_ALL = 64
-"""Of all runs: each is three open files, and a process may have 1,024."""
+"""Idle connections of all runs: each is three open files, and a process may have 1,024."""
 
-# A message stands in `texts` once, however many episodes say it: prompts are all alike; whether it
-# is an episode's task or answer stands in `uses.part`. The
-# search is for any part of a message, so its index is of three characters at a time; it need not
-# know where they stand, since what it finds is compared once more.
+# `texts` has a message once, however many episodes use it, since prompts repeat; `uses.part` says
+# whether it is an episode's task or answer. A search is for any part of a message, so its index
+# is of trigrams. It stores no positions, since its hits are compared with the text once more.
 _TABLES = f"""
 CREATE TABLE files(kind TEXT, step INTEGER, stamp TEXT, problem TEXT, PRIMARY KEY(kind, step));
 CREATE TABLE episodes(
@@ -57,11 +56,11 @@ PRAGMA user_version = {VERSION};
 
 
 class IndexBroken(Exception):
-    """The database was not one; it has been made anew, empty."""
+    """The database was damaged; an empty one has replaced it."""
 
 
 class Connection(sqlite3.Connection):
-    """One that remembers what it last searched for."""
+    """A connection that remembers its last search."""
 
     searched: tuple[str, int, int] | None = None
     """The text, where it must stand, and the version of the database in which `found` has its
@@ -69,14 +68,14 @@ class Connection(sqlite3.Connection):
 
 
 class _IdleCount:
-    """How many connections are idle, of all indexes together."""
+    """Counts the idle connections of all indexes together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._number = 0
 
     def add(self, number: int) -> bool:
-        """Count one more or fewer; False, and not counted, if there would be too many."""
+        """Add to the count; return False, without counting, if there would be too many."""
         with self._lock:
             if self._number + number > _MOST_IDLE_IN_ALL:
                 return False
@@ -88,23 +87,23 @@ _IDLE = _IdleCount()
 
 
 class Index:
-    """What is known of a run's episodes. May be used from many threads at once."""
+    """The index of a run's episodes. Many threads may use it at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._idle: queue.LifoQueue[tuple[int, Connection]] = queue.LifoQueue()
         self._lock = threading.Lock()
         self.generation = 0
-        """Another number after the database was made anew."""
+        """A number that changes when the database is rebuilt."""
         self._is_closed = False
         self._is_prepared = False
         self._inode = -1
-        """Of the file that was found or made last."""
+        """The identity of the database file that was last opened or created."""
 
     # ---- opening ----
 
     def _prepare(self) -> None:
-        """Make sure that a database of our kind is in that place, whatever was there before.
+        """Make sure that a database of the current version is in that place.
 
         The caller holds the lock between viewers: another viewer that finds the database half made
         would take it for a broken one and remove it.
@@ -158,7 +157,7 @@ class Index:
             Path(f"{self.path}{suffix}").unlink(missing_ok=True)
 
     def _renew(self, generation: int) -> None:
-        """Throw the database away and begin with an empty one, unless that was done already.
+        """Replace the database by an empty one, unless that was done already.
 
         Another viewer may have done it: then another file is in its place, which is kept.
         """
@@ -187,7 +186,7 @@ class Index:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[Connection]:
-        """A connection for a while. A database that is broken is made anew: `IndexBroken`."""
+        """Lend a connection. A damaged database is replaced, and `IndexBroken` is raised."""
         generation, db = self._borrow()
         try:
             yield db
@@ -216,7 +215,7 @@ class Index:
                 return generation, db
             db.close()
         with self._lock:
-            if not self._is_prepared:  # not before it is needed: there may be thousands of runs
+            if not self._is_prepared:  # only when it is needed: there may be thousands of runs
                 with self._only_viewer():
                     self._prepare()
                 self._is_prepared = True
@@ -226,7 +225,7 @@ class Index:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[Connection]:
-        """All that is written meanwhile is there at once, or not at all."""
+        """Open a transaction: everything written in it is kept, or nothing is."""
         with self.connection() as db:
             db.searched = None
             db.execute("BEGIN IMMEDIATE")
@@ -240,7 +239,7 @@ class Index:
 
 
 def _contains(text: str, part: str) -> bool:
-    """Whether a text has a part, given in small letters."""
+    """Return whether a text contains a part, which is given in lower case."""
     return part in text.lower()
 
 
@@ -262,14 +261,14 @@ def _make_tables(db: Connection) -> None:
 
 
 def _is_passing(error: sqlite3.DatabaseError) -> bool:
-    """Whether it is no fault of the database: somebody else holds it, or it was asked nonsense."""
+    """Return whether an error leaves the database intact: it was locked, or the query was wrong."""
     if not isinstance(error, sqlite3.OperationalError):
         return isinstance(error, sqlite3.ProgrammingError | sqlite3.DataError)
     return "locked" in str(error) or "interrupted" in str(error)
 
 
 def index_path(run: Path) -> Path:
-    """Where the index of a run is: never in the run, which may be read-only."""
+    """Return the place of a run's index: never inside the run, which may be read-only."""
     name = hashlib.sha256(os.fsencode(run)).hexdigest()[:24]
     return cache_folder() / f"{name}-{VERSION}.sqlite"
 
@@ -290,7 +289,7 @@ _TEMPORARY: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def _temporary_folder() -> Path:
-    """For a home that cannot be written: gone when the viewer ends."""
+    """Return a temporary folder for a home that is not writable; removed at exit."""
     if not _TEMPORARY:
         _TEMPORARY.append(tempfile.TemporaryDirectory(prefix="turnwise-view-"))
         _LOG.warning("the cache folder cannot be written: what is indexed is lost at the end")
@@ -298,7 +297,7 @@ def _temporary_folder() -> Path:
 
 
 def remove_old_indexes() -> None:
-    """Indexes that nobody has opened for long, or that are of another version."""
+    """Remove indexes that were not opened for long, or that are of another version."""
     oldest = time.time() - _DAYS_KEPT * 24 * 3600
     for path in cache_folder().glob("*.sqlite"):
         with contextlib.suppress(OSError):

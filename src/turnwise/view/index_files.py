@@ -1,4 +1,4 @@
-"""The files of episodes in the index: what is known of each, put in and taken out."""
+"""Adds files of episodes to the index, and removes them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.view.summaries import COLUMNS, Summary
 
 
 def stamps(db: Connection) -> dict[FileKey, str]:
-    """The files that are in it, as they were then."""
+    """Return the indexed files with the stamps that they had."""
     rows = db.execute("SELECT kind, step, stamp FROM files")
     return {(kind, step): stamp for kind, step, stamp in rows}
 
@@ -32,7 +32,7 @@ def add_file(
     summaries: Sequence[Summary],
     problem: str | None = None,
 ) -> None:
-    """Put the episodes of a file in, in place of what was known of it."""
+    """Add the episodes of a file, replacing what the index had of it."""
     remove_file(db, key)
     db.execute("INSERT INTO files VALUES (?, ?, ?, ?)", (*key, stamp_text(stamp), problem))
     (first,) = db.execute("SELECT coalesce(max(id), 0) + 1 FROM episodes").fetchone()
@@ -64,7 +64,7 @@ def add_file(
 
 
 def remove_file(db: Connection, key: FileKey) -> None:
-    """Forget the episodes of a file, and the texts that nobody else said."""
+    """Remove the episodes of a file, and the texts that no other episode uses."""
     where = "SELECT id FROM episodes WHERE kind = ? AND step = ?"
     texts = db.execute(f"SELECT DISTINCT text FROM uses WHERE episode IN ({where})", key).fetchall()
     for table, column in (("uses", "episode"), ("called", "episode"), ("shown", "id")):

@@ -1,4 +1,4 @@
-"""Two threads behind the page: one looks for changes, one puts new episodes into the index."""
+"""Two background threads: one polls for changes, one adds new episodes to the index."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _LOG = logging.getLogger("turnwise")
 
 POLL_SECONDS = 1.0
 _FIND_SHARE = 20
-"""Looking for runs in a large tree of folders may take one part in so many of the time."""
+"""The search for runs in a large tree of folders may take 1 / this of the time."""
 _POLL_SHARE = 3
 _DOCTOR_SECONDS = 0.2
 _CONFIG_SECONDS = 0.5
-"""Of each round, in which settings are read only to see whether they can be."""
+"""Seconds of each round for reading settings, only to check that they can be read."""
 _FIRST_BATCH_SECONDS = 0.05
-"""Of a run that was never seen: somebody waits for it."""
+"""Seconds of the first batch of a run that is not indexed yet: a user may wait for it."""
 _BATCH_SECONDS = 0.4
-"""Many small files are written together; others can read and write in between."""
+"""Seconds of a batch of small files; others can read and write between batches."""
 
 
 class Watcher:
-    """Keeps a library up to date, and says when something changed."""
+    """Keeps a library current, and sends a notification when something changed."""
 
     def __init__(self, library: Library, on_change: Callable[[], None]) -> None:
         self._library = library
@@ -46,7 +46,7 @@ class Watcher:
         ]
 
     def start(self) -> None:
-        self._work.set()  # the first page is not to wait for the first poll
+        self._work.set()  # so that the first page does not wait for the first poll
         for thread in self._threads:
             thread.start()
 
@@ -70,11 +70,11 @@ class Watcher:
                     self._on_change()
             except Exception as error:
                 _LOG.error("looking for changes failed and is tried again: %s", describe(error))
-            # Thousands of runs take their time; the page is to have the larger part of it.
+            # Polling thousands of runs takes long; most of the time belongs to the page's requests.
             pause = max(POLL_SECONDS, _POLL_SHARE * (time.monotonic() - started))
 
     def _find(self) -> bool:
-        """Look for new runs; seldom where that takes long."""
+        """Look for new runs; less often where that takes long."""
         started = time.monotonic()
         if started < self._next_find:
             return False
@@ -89,13 +89,13 @@ class Watcher:
             self._work.clear()
             has_more = True
             while has_more:
-                # One batch of each in turn: a run that is training does not wait for an old one.
+                # Runs take turns by batches, so that one in training does not wait for an old one.
                 has_more = False
                 for run in self._library.runs:
                     has_more |= not self._stop.is_set() and self._bring_on(run)
 
     def _bring_on(self, run: ViewedRun) -> bool:
-        """One batch; whether there was anything to do."""
+        """Index one batch; return whether there was anything to do."""
         if run.is_indexed or (not run.episode_files and not run.index.path.exists()):
             return False
         try:
@@ -111,7 +111,7 @@ class Watcher:
 
 
 def _look(run: ViewedRun, deadline: float) -> bool:
-    """Whether something changed; whatever is wrong with one run is no matter of the others."""
+    """Return whether a run changed; an error in one run does not affect the others."""
     try:
         changed = run.look() | run.metrics.examine(_DOCTOR_SECONDS)
         if time.monotonic() < deadline:
@@ -122,7 +122,7 @@ def _look(run: ViewedRun, deadline: float) -> bool:
 
 
 def update_index(run: ViewedRun) -> Iterator[None]:
-    """Make the index what the files are, the newest steps first; yields after each batch."""
+    """Bring the index up to the files, the newest steps first; yield after each batch."""
     files = dict(run.episode_files)
     with run.index.connection() as db:
         known = stamps(db)
@@ -153,12 +153,12 @@ def update_index(run: ViewedRun) -> Iterator[None]:
 
 def _add(db: Connection, run: ViewedRun, key: FileKey) -> None:
     stamp = run.episode_files.get(key)
-    if stamp is None:  # it has gone meanwhile
+    if stamp is None:  # the file was removed
         return
     store = EpisodeStore(run.files.folder.episodes, 0, MAX_FILE_BYTES)
     try:
         summaries = summarise(*store.read_text(key[1], key[0]))
-    except Exception as error:  # the file may be anything; the reason is shown
+    except Exception as error:  # the file may hold anything; the page shows the reason
         add_file(db, key, stamp, [], clean(describe(error)[:500]))
     else:
         add_file(db, key, stamp, summaries)

@@ -1,4 +1,4 @@
-"""Foreign text in a page: nothing in it is markup, and nothing in it stays unseen."""
+"""Text from outside in a page: none of it is markup, and none of it is invisible."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import unicodedata
 
 # Control characters (those of terminals among them), marks that turn the order of writing round,
 # characters without width, separators of lines that are none, halves of pairs, and what is
-# assigned to nobody: a reader would not see them, or see something else.
+# not assigned: a reader would not see them, or see something else.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 _NONCHARACTER = re.compile("[\ufdd0-\ufdef\ufffe\uffff]")
 _PLAIN = re.compile(r"[\x20-\x7e\n\t]*")
 
 
 def is_odd(character: str) -> bool:
-    """Whether a character would not be seen as what it is.
+    """Return whether a reader would not see a character as what it is.
 
     >>> [is_odd(c) for c in "a\\n\\x1b\\u202e\\u200b"]
     [False, False, True, True, True]
@@ -28,7 +28,7 @@ def is_odd(character: str) -> bool:
 
 
 def visible_text(text: str) -> str:
-    """Odd characters as their numbers, for places that take no markup.
+    """Return text with odd characters as their numbers, for places without markup.
 
     >>> visible_text("a\\x1b[31m")
     'a⟦U+001B⟧[31m'
@@ -39,7 +39,7 @@ def visible_text(text: str) -> str:
 
 
 def visible_html(text: str) -> str:
-    """The text as HTML: escaped, odd characters in boxes with their numbers.
+    """Return text as HTML: escaped, odd characters in boxes with their numbers.
 
     >>> visible_html("<b>")
     '&lt;b&gt;'
@@ -50,7 +50,7 @@ def visible_html(text: str) -> str:
 
 
 def visible_attribute(text: str) -> str:
-    """The same between double quotes."""
+    """Return text as the value of an attribute in double quotes."""
     return html.escape(visible_text(text), quote=True)
 
 

@@ -1,4 +1,4 @@
-"""A run's metrics and what the doctor says of them, read on from where the last look ended."""
+"""Reads a run's metrics and the doctor's findings, each time from where it last stopped."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from turnwise.runs.headline import Headline, headline, kl_is_informative
 from turnwise.runs.metrics_log import MAX_LINE_BYTES, decode_metrics
 
 MAX_BYTES = 2**28
-"""Of one file; what comes after is not shown."""
+"""The limit of one file; later lines are not shown."""
 _NUM_REMEMBERED = 256
-"""Bytes before the place where reading goes on: a file that was rewritten has others there."""
+"""Bytes before the current offset that are compared: a rewritten file has others there."""
 
 
 class MetricsReader:
-    """The lines of a `metrics.jsonl` that grows, and is rewound when its run resumes."""
+    """Reads a `metrics.jsonl` that grows, and that is rewound when its run resumes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._examining = threading.Lock()
         self._age = 0
-        """How often the file was begun anew."""
+        """How often the file was read from its beginning."""
         self._forget()
 
     def _forget(self) -> None:
@@ -47,13 +47,13 @@ class MetricsReader:
 
     @property
     def problem(self) -> str | None:
-        """What cannot be read of the file; the rest of it is there."""
+        """The first line that cannot be read, and how many others; the rest is shown."""
         others = self._num_bad_lines - 1
         more = f" ({others} more lines cannot be read)" if others > 0 else ""
         return None if self._first_problem is None else f"{self._first_problem}{more}"
 
     def update(self, path: Path | None) -> None:
-        """Read what is new."""
+        """Read the new lines."""
         with self._lock:
             try:
                 self._read_on(path)
@@ -101,7 +101,7 @@ class MetricsReader:
         return self.steps[-1] if self.steps else {}
 
     def headline(self, evaluated_on: str | None) -> Headline | None:
-        """The headline of the run; computed again only when there are new steps."""
+        """Return the headline of the run; computed again only when there are new steps."""
         with self._lock:
             asked = self._age, len(self.steps), evaluated_on
             if self._headline is None or self._headline[0] != asked:
@@ -109,11 +109,11 @@ class MetricsReader:
             return self._headline[1]
 
     def at(self, step: int) -> dict[str, Any]:
-        """The metrics of a step; empty if there are none."""
+        """Return the metrics of a step; empty if there are none."""
         return next((s for s in reversed(self.steps) if s.get("step") == step), {})
 
     def columns(self, since: int = 0) -> dict[str, Any]:
-        """Each metric as a column, with None where a step has no value.
+        """Return each metric as a column, with None where a step has no value.
 
         `minor` are metrics that say nothing in this run, and are drawn only when asked for.
         """
@@ -129,9 +129,11 @@ class MetricsReader:
         return {**shown, "minor": minor}
 
     def examine(self, seconds: float) -> bool:
-        """Let the doctor look on for a while; whether it said something. He takes his time over
-        thousands of steps, and nobody is to wait for him."""
-        end, num_said = time.monotonic() + seconds, 0
+        """Let the doctor examine more steps for a while; return whether it has new findings.
+
+        Thousands of steps take long, so that a request waits only for a part of them.
+        """
+        end, num_found = time.monotonic() + seconds, 0
         with self._examining:
             while time.monotonic() < end:
                 with self._lock:
@@ -142,22 +144,22 @@ class MetricsReader:
                     break
                 found = doctor.look(metrics)
                 with self._lock:
-                    if age != self._age:  # the run was rewound meanwhile
+                    if age != self._age:  # the run was rewound in between
                         continue
                     step = metrics.get("step", place + 1)
-                    self._findings += [_told(step, finding) for finding in found]
+                    self._findings += [_payload(step, finding) for finding in found]
                     self._num_examined += 1
-                    num_said += len(found)
-        return num_said > 0
+                    num_found += len(found)
+        return num_found > 0
 
     def findings(self) -> dict[str, Any]:
-        """What the doctor said so far, at the step where he said it."""
+        """Return the doctor's findings so far, each with its step."""
         with self._lock:
             examined = {"steps": self._num_examined, "of": len(self.steps)}
             return {"findings": list(self._findings), "examined": examined}
 
 
-def _told(step: float, finding: Finding) -> dict[str, Any]:
+def _payload(step: float, finding: Finding) -> dict[str, Any]:
     return {
         "step": step,
         "name": finding.code,

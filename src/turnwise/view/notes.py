@@ -27,7 +27,7 @@ NO_NOTES: Mapping[str, Any] = {"tags": [], "note": "", "archived": False}
 
 
 class NotesNotSaved(ConfigError):
-    """The run's folder does not take the notes."""
+    """The notes cannot be written into the run's folder."""
 
 
 def read_notes(path: Path) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def change_notes(folder: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checked(notes: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The notes, tags in order and each once; a `ConfigError` where they are of another kind."""
+    """Return checked notes, each tag once; raise `ConfigError` for values of another kind."""
     found = dict(notes)
     if "tags" in found:
         found["tags"] = _checked_tags(found["tags"], place)

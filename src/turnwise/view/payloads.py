@@ -1,4 +1,4 @@
-"""An episode and its tokens as the page gets them."""
+"""An episode and its tokens, in the form that the page receives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from turnwise.view.summaries import task_key
 from turnwise.view.token_texts import TokenTexts
 
 _MAX_TOKENS = 2**20
-"""Of one agent; more would take gigabytes to send and to draw."""
+"""The limit for one agent; more would take gigabytes to send and to draw."""
 
 
 def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) -> dict[str, Any]:
-    """The conversation, turn by turn."""
+    """Return an episode as a conversation, turn by turn."""
     return {
         "id": f"{kind}-{step}-{place}",
         "kind": kind,
@@ -66,7 +66,7 @@ def _turn(turn: StoredTurn) -> dict[str, Any]:
 
 
 def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> dict[str, Any]:
-    """Every token of an agent's stream, with all that is known of it."""
+    """Return every token of an agent's stream with its mask and numbers."""
     if not 0 <= number < len(episode.agents):
         raise ConfigError(
             f"agent got {number}, and the episode has {len(episode.agents)}, counted from 0"
@@ -93,12 +93,12 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
 
 
 def _numbers(column: Array) -> list[float | None]:
-    """With as many digits as a half has, or a float; what is no number is None."""
+    """Return numbers with the seven digits of a float32; None for those that are not finite."""
     return [float(f"{x:.7g}") if math.isfinite(x) else None for x in column.tolist()]
 
 
 def json_bytes(data: Any) -> bytes:
-    """JSON of ASCII alone, whatever is in it. What is no finite number is null."""
+    """Return JSON in ASCII; numbers that are not finite are null."""
     try:
         text = json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
     except ValueError:

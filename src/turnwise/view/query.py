@@ -1,4 +1,4 @@
-"""Which episodes are asked for: the page's words, checked, as a search in the index."""
+"""Turns the page's filters, once checked, into a query of the index."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ERRORS = [status.value for status in EpisodeStatus if status.is_error]
 _HAS_FAILED = f"status IN ({', '.join(map(repr, _ERRORS))})"
 _SUCCESSES = {
     "yes": "success = 1",
-    # As the metrics count it: who does not report success has none. A failed episode has neither.
+    # Counted as in the metrics: without a report there is no success. Failed episodes have neither.
     "no": f"success IS NOT 1 AND NOT {_HAS_FAILED}",
 }
 KNOWN = {
@@ -47,11 +47,11 @@ _MOST_TEXT = 1000
 _LEAST_INDEXED = 3
 """Characters that a search must have for the index of words to help."""
 _MOST_PIECES = 32
-"""The index is asked for so many; what it finds is compared with the whole text."""
+"""How many of them the index is asked for; its hits are compared with the whole text."""
 _LIKE = re.compile("[%_!]")
-"""Characters that mean something to `LIKE`."""
+"""Characters with a special meaning in `LIKE`."""
 _AROUND = 60
-"""Characters of a message that are shown on either side of what was found."""
+"""Characters of a message that are shown on either side of a hit."""
 
 _COLUMNS = (
     "id, kind, step, place, seed, grp, member, status, reward, turns, tokens, sampled_tokens, "
@@ -61,20 +61,20 @@ _COLUMNS = (
 
 @dataclass
 class EpisodeQuery:
-    """Conditions that an episode must meet, the order, and which of them to give."""
+    """The conditions that an episode must meet, the order, and the page of results."""
 
     conditions: list[str] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     text: str = ""
     part: int = 0
-    """Where the text must stand: 0 anywhere, else `TASK` or `ANSWER`."""
+    """Where the text must occur: 0 for anywhere, else `TASK` or `ANSWER`."""
     sort: str = "-step"
     limit: int = 50
     offset: int = 0
 
     @classmethod
     def parse(cls, asked: Sequence[tuple[str, str]]) -> EpisodeQuery:
-        """From the address; what is empty is not asked. What cannot be meant is an error."""
+        """Make a query from the address. Empty values are ignored; wrong ones are an error."""
         query = cls()
         for name, value in asked:
             if name not in KNOWN:
@@ -122,7 +122,7 @@ class EpisodeQuery:
         self.values += map(clean, words)
 
     def run(self, db: Connection) -> dict[str, Any]:
-        """How many there are, and those of the page that was asked for."""
+        """Return the number of episodes found, and those of the requested page."""
         conditions = list(self.conditions)
         if self.text:
             _find(db, self.text, self.part)
@@ -142,7 +142,7 @@ class EpisodeQuery:
 
 
 def shown(db: Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-    """Rows of episodes as the page gets them."""
+    """Return rows of episodes in the form that the page receives."""
     return [_episode(db, row) for row in rows]
 
 
@@ -169,12 +169,12 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def same_seed(db: Connection, seed: str, kind: str | None) -> list[dict[str, Any]]:
-    """The episodes of one seed of the environment, in the order of training."""
+    """Return the episodes of one seed of the environment, in the order of training."""
     return _over_steps(db, "seed", storable(_integer("seed", seed)), kind)
 
 
 def same_task(db: Connection, key: str, kind: str | None) -> list[dict[str, Any]]:
-    """The episodes of one task (`task_key`), in the order of training."""
+    """Return the episodes of one task (`task_key`), in the order of training."""
     return _over_steps(db, "task", clean(key), kind)
 
 
@@ -193,7 +193,7 @@ def _over_steps(
 
 
 def neighbours(db: Connection, kind: str, step: int, place: int) -> tuple[str | None, str | None]:
-    """The ids of the episodes before and after one, of the same kind."""
+    """Return the ids of the episodes before and after one, of the same kind."""
     found = []
     for sign, way in (("<", "DESC"), (">", "ASC")):
         row = db.execute(
@@ -206,7 +206,7 @@ def neighbours(db: Connection, kind: str, step: int, place: int) -> tuple[str | 
 
 
 def overview(db: Connection) -> Mapping[str, Any]:
-    """What there is to choose from."""
+    """Return the values that the filters offer."""
     counts = {
         name: dict(db.execute(f"SELECT {name}, count(*) FROM episodes GROUP BY {name}"))
         for name in ("kind", "status", "part")
@@ -231,14 +231,14 @@ def overview(db: Connection) -> Mapping[str, Any]:
 
 
 def _find(db: Connection, text: str, part: int) -> None:
-    """Fill `found` with the episodes in which somebody said the text, unless it has them still."""
+    """Fill `found` with the episodes that contain the text, unless it still has them."""
     (version,) = db.execute("PRAGMA data_version").fetchone()
     if db.searched == (text, part, version):
         return
     db.searched = None
     db.execute("CREATE TEMP TABLE IF NOT EXISTS found(episode INTEGER PRIMARY KEY)")
     db.execute("DELETE FROM temp.found")
-    if text.isascii():  # SQLite's own comparison knows the case of these, and is quicker
+    if text.isascii():  # SQLite's own comparison handles the case of ASCII, and is faster
         escaped = _LIKE.sub(lambda match: f"!{match[0]}", text)
         check, piece = "texts.text LIKE ? ESCAPE '!'", f"%{escaped}%"
     else:
@@ -256,7 +256,7 @@ def _find(db: Connection, text: str, part: int) -> None:
 
 
 def _pieces(text: str) -> str:
-    """What the index of words is asked: all of these three characters, or enough of them."""
+    """Return the query of the text index: the trigrams of the text, or enough of them."""
     starts = range(len(text) - _LEAST_INDEXED + 1)
     step = -(-len(starts) // _MOST_PIECES)
     pieces = {text[start : start + _LEAST_INDEXED] for start in starts[::step]}
@@ -264,7 +264,7 @@ def _pieces(text: str) -> str:
 
 
 def _snippet(db: Connection, episode: int, text: str, within: int) -> dict[str, Any] | None:
-    """From the rarest of its messages that has the text: those that all say came first."""
+    """Return a snippet of the rarest message with the text: common ones say little."""
     rows = db.execute(
         "SELECT texts.text FROM uses CROSS JOIN texts ON texts.id = uses.text "
         "WHERE uses.episode = ? AND (uses.part & ?) = ? ORDER BY uses.text DESC",
@@ -275,7 +275,7 @@ def _snippet(db: Connection, episode: int, text: str, within: int) -> dict[str, 
 
 
 def snippet(message: str, text: str) -> dict[str, Any]:
-    """Where a text stands in a message, with some words around it.
+    """Return where a text occurs in a message, with some words around it.
 
     >>> snippet("Is it more than 500? No.", "THAN 5")
     {'text': 'Is it more than 500? No.', 'start': 11, 'end': 17}
@@ -291,7 +291,7 @@ def snippet(message: str, text: str) -> dict[str, Any]:
 
 
 def _num_units(text: str) -> int:
-    """As JavaScript counts: a character beyond the first 65,536 is two."""
+    """Return the length as JavaScript counts it: a character beyond U+FFFF is two."""
     return len(text) + sum(ord(c) > 0xFFFF for c in text)
 
 

@@ -21,12 +21,12 @@ from turnwise.view.runs import ViewedRun
 
 NUM_EPISODES = 12
 MAX_BYTES = 20 * 2**20
-"""Of the file, as far as whole episodes make it large: those that do not fit are left out."""
+"""The limit of the file; whole episodes that do not fit are left out."""
 MOST_EPISODES = 500
 
 
 def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int = MAX_BYTES) -> str:
-    """The whole file, with up to `num_episodes` conversations in it."""
+    """Return the HTML file of a run, with up to `num_episodes` conversations in it."""
     run.look()
     for _ in update_index(run):
         pass

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 _WIDTH, _HEIGHT = 340, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
 _MOST_POINTS = 300
-"""Of one curve: each is the least and the most of so many neighbours that both are drawn."""
+"""The limit of one curve; of more points, the minimum and maximum of neighbours are drawn."""
 
-# What is drawn first, and what each curve is called. Evaluations belong to the curve they check.
+# The charts in their order, with their titles. Evaluations are drawn in the chart of their metric.
 _TITLES = {
     "reward": "reward",
     "success": "success",
@@ -20,7 +20,7 @@ _TITLES = {
     "tokens_per_episode": "tokens per episode",
     "truncated": "truncated episodes",
     "errors": "failed episodes",
-    "invalid_actions": "actions not understood",
+    "invalid_actions": "invalid actions",
     "tool_failures": "failed tool calls",
     "entropy": "entropy",
     "kl": "KL to the sampler",
@@ -47,8 +47,8 @@ class Curve(NamedTuple):
 
 
 def charts(columns: Mapping[str, Any], environments: Sequence[str] = ()) -> list[str]:
-    """A figure for each metric that a reader looks for, for each term of the reward, and for the
-    reward and success in each environment of a mix."""
+    """Return a figure for each main metric, for each term of the reward, and for reward and success
+    in each environment of a mix."""
     series = columns["series"]
     terms = sorted(name for name in series if name.startswith("reward/"))
     minor = columns.get("minor", ())
@@ -134,7 +134,7 @@ def _place(value: float, span: tuple[float, float], start: float, end: float) ->
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers, three to six of them."""
+    """Return three to six round numbers."""
     rough = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(rough))
     every = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)

@@ -13,20 +13,20 @@ from turnwise.view.query import EpisodeQuery
 from turnwise.view.runs import ViewedRun
 
 MOST_ROWS = 1000
-"""Of the table: the episodes of as many steps as that allows, spread over the training."""
+"""The limit of the table, which has the episodes of steps spread over the training."""
 _FAILED_SHARE = 4
-"""One in so many of the whole episodes may be one that failed."""
+"""One in so many of the whole conversations may be a failed episode."""
 
 
 class Chosen(NamedTuple):
-    """An episode that is shown whole, and why."""
+    """An episode that is shown as a whole conversation, and why."""
 
     episode: Mapping[str, Any]
     why: str
 
 
 def choose(db: Connection, steps: Sequence[int], number: int) -> list[Chosen]:
-    """The best and the worst episode of steps spread over the training, and some that failed."""
+    """Return the best and the worst episodes of steps spread over the training, and failed ones."""
     failed = _ask(db, status="error", limit=max(1, number // _FAILED_SHARE))[:number]
     found = {one["id"]: Chosen(one, "failed") for one in failed}
     for step in spread(steps, max((number - len(found)) // 2, 1)):
@@ -35,7 +35,7 @@ def choose(db: Connection, steps: Sequence[int], number: int) -> list[Chosen]:
             for one in ranked:
                 if one["reward"] is not None and len(found) < number:
                     found.setdefault(one["id"], Chosen(one, f"{why} reward of step {step}"))
-    for step in spread(steps, number):  # few steps, or all alike in a step: any others
+    for step in spread(steps, number):  # with few steps or equal rewards, others fill up
         for one in _ask(db, step=step, limit=number - len(found)) if len(found) < number else ():
             found.setdefault(one["id"], Chosen(one, f"from step {step}"))
     chosen = list(found.values())[:number]
@@ -43,7 +43,7 @@ def choose(db: Connection, steps: Sequence[int], number: int) -> list[Chosen]:
 
 
 def listed(db: Connection, steps: Sequence[int]) -> tuple[list[dict[str, Any]], int]:
-    """The episodes of the table, and how many there are in all."""
+    """Return the episodes of the table, and how many there are in all."""
     total = int(EpisodeQuery.parse([("limit", "1")]).run(db)["total"])
     wanted = len(steps) if total <= MOST_ROWS else max(MOST_ROWS * len(steps) // total, 2)
     rows: list[dict[str, Any]] = []
@@ -59,7 +59,7 @@ def _ask(db: Connection, **query: object) -> list[dict[str, Any]]:
 
 
 def spread(steps: Sequence[int], number: int) -> list[int]:
-    """So many of the steps, the first and the last among them.
+    """Return so many of the steps, the first and the last among them.
 
     >>> spread(range(1, 101), 3), spread([4, 9], 5)
     ([1, 50, 100], [4, 9])
@@ -73,7 +73,7 @@ def spread(steps: Sequence[int], number: int) -> list[int]:
 
 
 def table(rows: Sequence[Mapping[str, Any]], whole: set[str], reports: bool) -> Iterator[str]:
-    """One line an episode; those that are shown whole are linked."""
+    """Yield a row for each episode, with a link to its conversation where there is one."""
     has_parts = any(row["part"] for row in rows)
     heads = ["episode", *(["environment"] if has_parts else []), "task", "answer"]
     heads += [*(["success"] if reports else []), "reward", "status", "turns", "tokens"]
@@ -107,7 +107,7 @@ def _cut(text: str, length: int) -> str:
 
 
 def whole_episode(run: ViewedRun, chosen: Chosen) -> str:
-    """The conversation of an episode, with what was called, earned and reported."""
+    """Return an episode's conversation with its tool calls, rewards and reports."""
     key, place, episode = run.episode(chosen.episode["id"])
     payload = episode_payload(*key, place, episode)
     reward = chosen.episode["reward"]

@@ -1,4 +1,4 @@
-"""The looks of an exported run: those of an exported episode, curves, and paper."""
+"""The style sheet of an exported run: that of an exported episode, curves, and print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All runs that are looked at, and each one's parts: status, metrics, index, decoded episodes."""
+"""The runs that the viewer shows, each with its status, metrics, index and decoded episodes."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _MAX_PROBLEMS = 5
 _MAX_PROBLEM = 500
 T = TypeVar("T")
 _PATIENCE_SECONDS = 0.1
-"""For what the doctor says; what he has not read by then comes later."""
+"""How long a request waits for the doctor's findings; the rest is sent later."""
 _FRESH_SECONDS = 60.0
-"""A run whose lock cannot be seen lives if it wrote something since."""
+"""A run whose lock is not visible counts as live if it wrote within this time."""
 _COARSE_NS = 3_000_000_000
-"""Some disks tell a change only by the second or two."""
+"""Some file systems keep times of changes only to a second or two."""
 
 
 class NotFound(ConfigError):
@@ -44,7 +44,7 @@ class NotFound(ConfigError):
 
 
 class _Seen(NamedTuple):
-    """A file as it was last read."""
+    """The content of a file when it was last read."""
 
     stamp: FileStamp | None
     value: Any
@@ -52,7 +52,7 @@ class _Seen(NamedTuple):
 
 
 class ViewedRun:
-    """One run, as it stands now."""
+    """One run, in its current state."""
 
     def __init__(self, key: str, path: Path, decoded: DecodedFiles) -> None:
         self.key = key
@@ -60,11 +60,11 @@ class ViewedRun:
         self.metrics = MetricsReader()
         self.index = Index(index_path(path))
         self.episode_files: dict[FileKey, FileStamp] = {}
-        """Those that there are; the index may not have them yet."""
+        """The existing files of episodes; the index may not have them yet."""
         self.num_indexed = 0
         self._num_episodes = 0
         self._bad_files: tuple[int, str] | None = None
-        """How many files of episodes cannot be read, and why the first of them."""
+        """How many files of episodes cannot be read, and the reason for the first."""
         self._indexed: object = None
         self._failure: str | None = None
         self._files_seen: dict[str, _Seen] = {}
@@ -80,7 +80,7 @@ class ViewedRun:
     # ---- what changed ----
 
     def look(self) -> bool:
-        """Read what is new; whether anything is. What is wrong with the run is among `problems`."""
+        """Read what is new and return whether anything is. Errors are added to `problems`."""
         try:
             return self._look()
         except Exception as error:
@@ -111,7 +111,7 @@ class ViewedRun:
 
     @property
     def updated(self) -> float | None:
-        """When it was last written to, as of the last look."""
+        """When the run was last written to, as of the last `look`."""
         return self._updated
 
     @property
@@ -127,7 +127,7 @@ class ViewedRun:
 
     @property
     def problems(self) -> list[str]:
-        """Why parts of the run are not shown, in words."""
+        """The reasons why some of the run cannot be shown."""
         found = [self._failure, self.metrics.problem]
         found += [seen.problem for seen in list(self._files_seen.values())]
         if self._bad_files is not None:
@@ -136,7 +136,7 @@ class ViewedRun:
         return [problem[:_MAX_PROBLEM] for problem in found if problem][:_MAX_PROBLEMS]
 
     def note_failure(self, error: Exception) -> bool:
-        """Remember what could not be read; logged once, and shown. Whether it is new."""
+        """Record an error that is shown and logged once; return whether it is new."""
         found = describe(error)
         if found == self._failure:
             return False
@@ -145,7 +145,7 @@ class ViewedRun:
         return True
 
     def _read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
-        """What a file holds, read again when it has changed; `empty` if that cannot be read."""
+        """Return a file's content, read again when it changed; `empty` if it cannot be read."""
         stamp, seen = self.files.stamp(path), self._files_seen.get(path.name)
         if seen is not None and seen.stamp == stamp and stamp is not None:
             value: T = seen.value
@@ -157,16 +157,16 @@ class ViewedRun:
             elif os.path.lexists(path):
                 problem = f"{path} is no plain file of the run"
         except FileNotFoundError:
-            pass  # it went away meanwhile
+            pass  # the file was removed
         except Exception as error:
             problem = describe(error)
         self._files_seen[path.name] = _Seen(stamp, value, problem)
         return value
 
-    # ---- what the page is told ----
+    # ---- what the page receives ----
 
     def summary(self) -> dict[str, Any]:
-        """The run in the list of runs; one that cannot be read has its name and the reason."""
+        """Return the run for the list; of one that cannot be read, the name and the reason."""
         try:
             return self._summary(self._last_status(), self.metrics.last, self.is_live)
         except Exception as error:
@@ -198,13 +198,13 @@ class ViewedRun:
         }
 
     def _headline(self, status: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The one headline of the run, from `turnwise.runs.headline` as everywhere."""
+        """Return the headline of the run, which `turnwise.runs.headline` computes for all."""
         evaluation = status.get("evaluation")
         found = self.metrics.headline(evaluation if isinstance(evaluation, str) else None)
         return None if found is None else found.to_dict()
 
     def _read_best_checkpoint(self) -> dict[str, Any] | None:
-        """Which checkpoint is marked as the best and by which metric; None if none is there."""
+        """Return which checkpoint is the best and by which metric; None if there is none."""
         path = self.files.folder.checkpoints / "best.json"
         none: BestMark | None = None
         found = self._read(path, lambda file: read_best_mark(file.parent), none)
@@ -233,7 +233,7 @@ class ViewedRun:
         }
 
     def note_indexed(self, db: Connection) -> None:
-        """Remember what the index has now."""
+        """Record what the index has now."""
         (self._num_episodes,) = db.execute("SELECT count(*) FROM episodes").fetchone()
         number, problem = db.execute(
             "SELECT count(*), min(problem) FROM files WHERE problem IS NOT NULL"
@@ -241,16 +241,16 @@ class ViewedRun:
         self._bad_files = (number, problem) if number else None
 
     def mark_indexed(self, files: Mapping[FileKey, FileStamp]) -> None:
-        """All of these files are in the index."""
+        """Record that all of these files are in the index."""
         self._indexed = self.index.generation, files
 
     @property
     def is_indexed(self) -> bool:
-        """Whether nothing has changed since all was put into the index."""
+        """Whether nothing has changed since everything was indexed."""
         return self._indexed == (self.index.generation, self.episode_files)
 
     def _last_status(self) -> dict[str, Any]:
-        """The status as of the last look: there may be thousands of runs to list."""
+        """Return the status as of the last `look`: there may be thousands of runs to list."""
         seen = self._files_seen.get(self.files.folder.status_file.name)
         return self._status() if seen is None else dict(seen.value)
 
@@ -263,22 +263,22 @@ class ViewedRun:
         return self._read(folder.changes_file, lambda path: folder.changes, none)
 
     def config(self) -> dict[str, Any]:
-        """The settings; empty if they cannot be read. YAML takes its time."""
+        """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
         path = self.files.folder.config_file
         return self._read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
 
     def facts(self, name: str) -> dict[str, Any]:
-        """`identity` or `provenance` of `run.json`; empty if it has none."""
+        """Return `identity` or `provenance` of `run.json`; empty if it has none."""
         found = self._status().get(name)
         return dict(found) if isinstance(found, Mapping) else {}
 
     def notes(self) -> dict[str, Any]:
-        """The user's own tags and note, and whether the run is archived."""
+        """Return the user's tags and note, and whether the run is archived."""
         found = self._read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
         return {name: found[name] for name in NO_NOTES}
 
     def _last_notes(self) -> dict[str, Any]:
-        """Those of the last look, as with the status."""
+        """Return the notes as of the last `look`."""
         seen = self._files_seen.get(NOTES_FILE)
         return self.notes() if seen is None else {name: seen.value[name] for name in NO_NOTES}
 
@@ -289,7 +289,7 @@ class ViewedRun:
         return self.notes()
 
     def _started(self) -> float | None:
-        """The first line of the log says when it was written; it stays the first."""
+        """Return the time in the first line of the log, which never changes."""
         if self._began is None:
             self._began = self._first_log_time()
         return self._began
@@ -317,7 +317,7 @@ class ViewedRun:
     # ---- episodes as they are kept ----
 
     def episodes(self, key: FileKey) -> DecodedFile:
-        """The episodes of a file, and the phases of their step."""
+        """Return the episodes of a file, and the phases of their step."""
         if key not in self.episode_files:
             self.episode_files = self.files.episode_files()
         stamp = self.episode_files.get(key)
@@ -327,7 +327,7 @@ class ViewedRun:
         return self._decoded.get(folder, key, stamp)
 
     def episode(self, name: str) -> tuple[FileKey, int, StoredEpisode]:
-        """The episode of that id: "train-12-3"."""
+        """Return the episode with an id such as "train-12-3"."""
         match = re.fullmatch(r"([a-z][a-z-]{0,63})-([0-9]{1,18})-([0-9]{1,9})", name)
         if match is None:
             raise NotFound(f"there is no episode {name[:80]!r}; an id is, for example, train-12-3")
@@ -349,17 +349,17 @@ class ViewedRun:
 
 
 def legible_path(path: Path) -> str:
-    """A path as text; a name that is no UTF-8 is shown as far as it is."""
+    """Return a path as text, with bytes replaced that are not UTF-8."""
     return os.fsencode(path).decode("utf-8", "replace")
 
 
 def describe(error: Exception) -> str:
-    """An error in one line; those that are not ours with their kind."""
+    """Return an error in one line; errors of other packages with their type."""
     return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
 
 
 class Library:
-    """The runs that there are; new ones are found while it is open."""
+    """The runs in some folders; new ones are found while the viewer is open."""
 
     def __init__(self, places: Sequence[Path]) -> None:
         self.places = list(places)
@@ -369,7 +369,7 @@ class Library:
         self._lock = threading.Lock()
 
     def find(self) -> bool:
-        """Look for runs; whether others are there than before."""
+        """Look for runs; return whether there are others than before."""
         paths = set(find_runs(self.places))
         with self._lock:
             gone, new = self._runs.keys() - paths, paths - self._runs.keys()
@@ -383,14 +383,14 @@ class Library:
         return bool(gone or new)
 
     def _free_key(self, path: Path) -> str:
-        """The folder's name, made unique; one that was given stays with its run."""
+        """Return the folder's name, made unique; a run keeps the key that it got."""
         name = re.sub(r"[^\w.+=-]+", "-", path.name, flags=re.ASCII) or "run"
         numbered = (f"{name}~{number}" for number in count(2))
         return next(key for key in chain([name], numbered) if key not in self._keys)
 
     @property
     def runs(self) -> list[ViewedRun]:
-        """The one that was written to last comes first."""
+        """The runs, the last written first."""
         with self._lock:
             runs = list(self._runs.values())
         return sorted(runs, key=lambda run: (-(run.updated or 0.0), run.key))
@@ -412,8 +412,10 @@ _LOCKS: tuple[float, set[int]] = (0.0, set())
 
 
 def _locked_inodes() -> set[int]:
-    """Files that some process holds, from the system's list: to try a lock could hinder a run
-    that is just beginning."""
+    """Return the files that a process has locked, from the system's list.
+
+    Trying a lock could disturb a run that is just starting.
+    """
     global _LOCKS  # noqa: PLW0603 - read at most twice a second, however many runs there are
     when, inodes = _LOCKS
     if time.monotonic() - when > 0.5:

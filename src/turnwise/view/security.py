@@ -1,4 +1,4 @@
-"""Who may ask, and what may be asked: only this machine's own page, to read and to save notes."""
+"""Only the viewer's own page on this machine may send requests: to read, and to save notes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Headers: TypeAlias = Mapping[str, list[str]]
 
 
 class Guard:
-    """Stands before the app and turns away what does not come from its own page.
+    """Checks every request before the app, and refuses those that its own page did not send.
 
     A page of another site may know this address, or give its own name our address; the first
     sends its Origin, the second its Host.
@@ -47,7 +47,7 @@ class Guard:
     def __init__(self, app: ASGIApp, port: int, write_token: str | None = None) -> None:
         self._app = app
         self._write_token = write_token
-        """What the page got when it read the list of runs; None: nothing can be written."""
+        """The token that the page got with the list of runs; None: nothing can be written."""
         names = ("127.0.0.1", "localhost", "[::1]")
         self._hosts = {f"{name}:{port}" for name in names}
         if port == 80:
@@ -106,7 +106,7 @@ class Guard:
         return {f"http://{host}" for host in self._hosts}
 
     def _is_foreign(self, path: str, headers: Headers) -> bool:
-        """Whether a browser says that another site asks; a link to the page itself is fine."""
+        """Return whether another site sent the request; a link to the page itself is allowed."""
         site = headers.get("sec-fetch-site", ["none"])[-1]
         return site not in ("same-origin", "none") and path != "/"
 

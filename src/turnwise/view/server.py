@@ -29,9 +29,9 @@ PORT = 8765
 _NUM_TRIED = 100
 _FIRST_LOOK_SECONDS = 2.0
 REQUEST_SECONDS = 10.0
-"""A request that has not come whole by then is not waited for."""
+"""Seconds after which an incomplete request is dropped."""
 _MOST_CONNECTIONS = 500
-"""A browser opens six for each page; more than this get an answer that says so."""
+"""The limit of connections, of which a browser opens six per page; others are refused."""
 
 
 class DeadlineProtocol(H11Protocol):
@@ -84,7 +84,7 @@ def serve(
     tell: Callable[[str], None] = print,
     is_read_only: bool = False,
 ) -> None:
-    """Show the runs in these folders. Without a port: the usual one, or the next that is free."""
+    """Show the runs in these folders, at a port; without one, at the first free one from 8765."""
     check_places(places)
     with listening(port) as door:
         number = door.getsockname()[1]
@@ -93,7 +93,7 @@ def serve(
         library.find()
         end = time.monotonic() + _FIRST_LOOK_SECONDS
         for run in library.runs:
-            if time.monotonic() < end:  # the rest is looked at while the page is open
+            if time.monotonic() < end:  # the others are read while the page is open
                 run.look()
         address = f"http://{HOST}:{number}/"
         num_runs = len(library.runs)
@@ -105,12 +105,12 @@ def serve(
         viewer = Viewer(library, is_read_only)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
-        with contextlib.suppress(KeyboardInterrupt):  # that is how it is ended
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
             ViewServer(viewer, app).run([door])
 
 
 class ViewServer(uvicorn.Server):
-    """Ends at once, though pages listen to their events for as long as they are open."""
+    """A server that ends at once, though open pages keep listening to its events."""
 
     def __init__(self, viewer: Viewer, app: object) -> None:
         super().__init__(
@@ -128,17 +128,17 @@ class ViewServer(uvicorn.Server):
         self._viewer = viewer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._viewer.bell.close()
+        self._viewer.notifier.close()
         super().handle_exit(sig, frame)
 
     def end(self) -> None:
-        """From another thread."""
-        self._viewer.bell.close()
+        """End the server; any thread may call this."""
+        self._viewer.notifier.close()
         self.should_exit = True
 
 
 def listening(port: int | None) -> socket.socket:
-    """A socket that nobody outside this machine can reach."""
+    """Return a socket that can be reached from this machine only."""
     for number in range(PORT, PORT + _NUM_TRIED) if port is None else [port]:
         door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -159,7 +159,7 @@ def listening(port: int | None) -> socket.socket:
 
 
 def has_display() -> bool:
-    """Whether there is a screen on which a browser could open."""
+    """Return whether there is a display on which a browser could open."""
     if platform.system() == "Linux":
         return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return "SSH_CONNECTION" not in os.environ

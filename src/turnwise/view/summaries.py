@@ -1,4 +1,4 @@
-"""A stored episode in one row, and the words by which it can be found."""
+"""A stored episode as one row of the index, and the texts that can be searched."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MAX_INTEGER = 2**63 - 1
 
 
 TASK, ANSWER = 1, 2
-"""What a text is in an episode, as bits: what the model was asked, and what it said last."""
+"""Bits that mark a text as the task (what the model was asked) or as its last answer."""
 
 
 class Summary(NamedTuple):
-    """What a list of episodes shows of one, and what is searched."""
+    """What the list shows of an episode, and what is searched."""
 
     row: tuple[Any, ...]
-    """In the order of `COLUMNS`."""
+    """The values in the order of `COLUMNS`."""
     task: str
-    """The beginning of what the model was asked."""
+    """The beginning of the task."""
     answer: str
-    """The beginning of what it said last, without its thoughts."""
+    """The beginning of the answer, without thoughts."""
     tools: Counter[str]
     texts: dict[str, int]
-    """All that was said, and whether it is the task or the answer."""
+    """Every text, and whether it is the task or the answer."""
 
 
 COLUMNS = (
@@ -54,7 +54,7 @@ COLUMNS = (
 
 
 def summarise(episodes: Sequence[Mapping[str, Any]], num_tokens: Sequence[int]) -> list[Summary]:
-    """A summary each; `num_tokens` has a number for each agent of each episode."""
+    """Return a summary of each; `num_tokens` has a number for each agent of each episode."""
     lengths = iter(num_tokens)
     return [
         _summary(place, episode, sum(next(lengths) for _ in episode["agents"]))
@@ -93,7 +93,7 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
 
 
 def task_key(episode: Mapping[str, Any]) -> str:
-    """What episodes of the same task share: the row of the dataset, else the environment's seed.
+    """Return the key of an episode's task: the row of the dataset, else the environment's seed.
 
     In a mix, each environment has its own tasks.
     """
@@ -105,7 +105,7 @@ def task_key(episode: Mapping[str, Any]) -> str:
 
 
 def _success(episode: Mapping[str, Any]) -> int | None:
-    """Whether the last turn reported success; None if no turn reported anything about it."""
+    """Return whether the last turn reported success; None if no turn reported it."""
     agents = episode["agents"]
     turns = agents[0]["turns"] if agents else []
     infos = [turn.get("info", {}) for turn in turns]
@@ -115,7 +115,7 @@ def _success(episode: Mapping[str, Any]) -> int | None:
 
 
 def _texts(episode: Mapping[str, Any]) -> Iterator[str]:
-    """All that was said. A turn repeats its words only where the messages have others."""
+    """Yield every text; that of a turn only where the messages have another one."""
     yield episode.get("error") or ""
     for agent in episode["agents"]:
         for message in agent["messages"]:
@@ -129,14 +129,14 @@ def _texts(episode: Mapping[str, Any]) -> Iterator[str]:
 
 
 def words_of(content: Any) -> str:
-    """A message's content as text; parts and structures as JSON."""
+    """Return a message's content as text; structures as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
     return json.dumps(content, ensure_ascii=False)
 
 
 def opening(agent: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """The messages before the model's first turn.
+    """Return the messages before the model's first turn.
 
     The last turns are those of the last messages: an opening may hold words of the model that it
     never said.
@@ -149,7 +149,7 @@ def opening(agent: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 
 
 def _task(agents: Sequence[Mapping[str, Any]]) -> str:
-    """What the model was asked: the last message of a user before its first turn."""
+    """Return the task: the last message of a user before the model's first turn."""
     for agent in agents[:1]:
         for message in reversed(opening(agent)):
             if message.get("role") == "user":
@@ -158,7 +158,7 @@ def _task(agents: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _answer(agents: Sequence[Mapping[str, Any]]) -> str:
-    """The last thing that the model said, without its thoughts if there is anything else."""
+    """Return the model's last text, without its thoughts if there is anything else."""
     for agent in agents:
         if agent["turns"]:
             for message in reversed(agent["messages"]):
@@ -173,7 +173,7 @@ def _beginning(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """As SQLite can keep it: it takes no half of a surrogate pair, and searches end at a NUL.
+    """Return text that SQLite can store: without halves of surrogate pairs and without NUL.
 
     >>> clean("a\\x00b\\ud800")
     'a\\ufffdb\\ufffd'
@@ -188,10 +188,10 @@ def clean(text: str) -> str:
 
 
 def finite(value: Any) -> float | None:
-    """The number, or None if it is none that can be compared."""
+    """Return the number, or None if it cannot be compared."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def storable(seed: int) -> int | str:
-    """A seed of any size: one that is too large for a number of SQLite's is text."""
+    """Return a seed of any size: as text where it is too large for SQLite's integers."""
     return seed if -_MAX_INTEGER <= seed <= _MAX_INTEGER else str(seed)

@@ -1,4 +1,4 @@
-"""Where the time of one step went: its phases, and what each episode waited for."""
+"""The timeline of one step: its phases, and what each episode spent its time on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from turnwise.runs.episode_records import StoredEpisode, StoredTurn
 from turnwise.runs.episode_store import Phase
 
-# The order in which a turn goes through its parts, and what the page calls them.
+# The order of the stages of a turn, and their names in the page.
 _PARTS = (("engine", "generate"), ("tools", "tool"), ("environment", "environment"))
 _NO_TIMES = (
     "This run was made by an older turnwise, which did not keep when things began: episodes are "
@@ -23,7 +23,7 @@ def timeline(
     phases: Sequence[Phase],
     metrics: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """All in seconds after the step's begin."""
+    """Return the timeline of a step, in seconds after its start."""
     rows = [_row(f"{kind}-{step}-{place}", e) for place, e in enumerate(episodes)]
     drawn = [{"name": name, "start": start, "end": end} for name, start, end in phases]
     if kind == "train":
@@ -87,7 +87,7 @@ def _add_turn(spans: list[dict[str, Any]], turn: StoredTurn, place: int, begun: 
 
 
 def _wait(spans: list[dict[str, Any]], begun: float, end: float, place: int) -> None:
-    """What is between two parts is no work of the episode's."""
+    """Add a span of waiting between two stages of an episode."""
     if end - begun > 1e-4:
         spans.append({"kind": "wait", "start": begun, "end": end, "turn": place})
 

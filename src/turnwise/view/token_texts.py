@@ -18,11 +18,11 @@ _MAX_BYTES = 2**27
 
 
 class TokenTexts:
-    """The tokenizer of a run, as far as reading its tokens needs it."""
+    """The tokenizer of a run, for reading its tokens."""
 
     def __init__(self, path: Path | None) -> None:
         self.note: str | None = None
-        """Why there are no texts."""
+        """The reason why there are no texts."""
         self._tokenizer: Any = None
         self._bytes: dict[int, bytes] = {}
         if path is None:
@@ -33,7 +33,7 @@ class TokenTexts:
             return
         try:
             self._read(path)
-        except BaseException as error:  # the file may be anything, and the rest is worth seeing
+        except BaseException as error:  # the file may hold anything; the rest can still be shown
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
                 raise  # Rust's panics are no `Exception`
             self.note = f"The run's tokenizer.json cannot be read: {str(error)[:200]}"
@@ -56,7 +56,7 @@ class TokenTexts:
             }
 
     def texts(self, ids: Sequence[int]) -> list[str] | None:
-        """One for each token; None if they are not known."""
+        """Return a text for each token; None if the texts are not known."""
         if self._tokenizer is None:
             return None
         if self._bytes:
@@ -64,7 +64,7 @@ class TokenTexts:
         return self._streamed(ids)
 
     def _streamed(self, ids: Sequence[int]) -> list[str]:
-        """By the tokenizer's own decoder, which may look at the tokens before."""
+        """Decode by the tokenizer's own decoder, which may use the preceding tokens."""
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
@@ -79,7 +79,7 @@ class TokenTexts:
 
 
 def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
-    """The text that each token ends; a byte that is no text is written as its number.
+    """Return the text that each token completes; a byte that is not text as its number.
 
     >>> joined_bytes([b"a", "é".encode()[:1], "é".encode()[1:], bytes([255]), b"b"])
     ['a', '', 'é', '\\\\xff', 'b']
@@ -87,7 +87,7 @@ def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
     texts: list[str] = []
     decoder = codecs.getincrementaldecoder("utf-8")("strict")
     waiting: list[int] = []
-    """Tokens whose bytes are the beginning of a character."""
+    """Tokens whose bytes begin a character that is not complete."""
     for number, token in enumerate(tokens):
         texts.append("")
         for byte in token:
@@ -107,8 +107,7 @@ def joined_bytes(tokens: Sequence[bytes]) -> list[str]:
 def _broken(
     decoder: codecs.IncrementalDecoder, texts: list[str], waiting: list[int], number: int, byte: int
 ) -> str:
-    """What was begun is no character: each of its bytes stands for itself, and this one begins
-    anew."""
+    """Write the bytes of a character that turned out to be none, and start again at this byte."""
     begun = decoder.getstate()[0]
     decoder.reset()
     _write_out(texts, waiting, begun)
@@ -128,7 +127,7 @@ def _write_out(texts: list[str], owners: list[int], begun: bytes) -> None:
 
 
 def _kinds(decoder: Any) -> Iterator[str]:
-    """What a decoder is made of."""
+    """Yield the components of a decoder."""
     if isinstance(decoder, dict):
         yield str(decoder.get("type"))
         for inner in decoder.get("decoders") or ():
@@ -147,7 +146,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def _of_alphabet(token: str) -> bytes:
-    """A token in which each character stands for a byte, as in GPT-2's and Llama 3's."""
+    """Return the bytes of a token whose characters are bytes, as in GPT-2 and Llama 3."""
     if all(character in _ALPHABET for character in token):
         return bytes(_ALPHABET[character] for character in token)
     return token.encode()

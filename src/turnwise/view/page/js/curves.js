@@ -33,7 +33,7 @@ export function lines(spec, runs, weight, hiddenKinds) {
       if (weight > 0) curves.push({ ...curve, values: main, faint: true, points: false });
       curves.push({ ...curve, values: sparse ? main : smooth(main, weight) });
     }
-    for (const name of spec.beside ?? []) {
+    for (const name of spec.evaluations ?? []) {
       const kind = kindNamed(kindOf(name));
       if (hiddenKinds.has(kind.name)) continue;
       curves.push({

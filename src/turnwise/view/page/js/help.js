@@ -92,7 +92,7 @@ export function showHelp() {
       h(
         "p",
         { class: "faint", style: { "margin-top": "18px" } },
-        "The address always says what you see: copy it to show somebody the same. Nothing here changes a run; your tags and notes are kept beside it, in notes.json.",
+        "The address holds what you see: copy it to show somebody the same. Nothing here changes a run; your tags and notes are saved in its folder, in notes.json.",
       ),
     ),
   );

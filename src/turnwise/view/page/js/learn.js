@@ -161,7 +161,10 @@ export function learnView(host, app) {
   // Keeps the charts in place while a run is training, so that nothing jumps.
   function arrange(groups, numRest) {
     const wanted = JSON.stringify([
-      groups.map((group) => [group.title, group.charts.map((c) => [c.name, c.beside, c.parts])]),
+      groups.map((group) => [
+        group.title,
+        group.charts.map((c) => [c.name, c.evaluations, c.parts]),
+      ]),
       numRest,
       state.showsAll,
     ]);

@@ -110,7 +110,7 @@ export function drawDoctor(place, { key, findings, problems }, pinned, choose, i
         h(
           "strong",
           null,
-          `The doctor says ${plural(findings.length, "thing")}${isOneOfMany ? ` about ${key}` : ""}`,
+          `The doctor has ${plural(findings.length, "finding")}${isOneOfMany ? ` for ${key}` : ""}`,
         ),
         h(
           "span",

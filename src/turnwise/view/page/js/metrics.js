@@ -73,9 +73,9 @@ export const TITLES = {
   turns: "turns",
   tokens_per_episode: "tokens per episode",
   tokens_per_turn: "tokens per turn",
-  truncated: "cut off",
+  truncated: "truncated episodes",
   cut_turns: "turns cut at the token limit",
-  invalid_actions: "actions not understood",
+  invalid_actions: "invalid actions",
   errors: "failed episodes",
   entropy: "entropy",
   kl: "KL to the sampler",
@@ -84,12 +84,12 @@ export const TITLES = {
   gap_max: "log-prob gap, largest",
   gap_kl: "log-prob gap, KL",
   grad_norm: "gradient norm",
-  zero_variance: "groups all alike",
+  zero_variance: "zero-variance groups",
   explained_variance: "explained variance",
   value_loss: "value loss",
   tool_calls: "tool calls per episode",
   tool_failures: "failed calls",
-  malformed_calls: "calls not readable",
+  malformed_calls: "malformed calls",
   time: "shares of a step",
   "time/step": "seconds per step",
   "time/tokens_per_second": "tokens per second",
@@ -135,9 +135,9 @@ export function chartGroups(runs) {
     .map((name) => name.split("/")[0])
     .sort();
   const take = (name) => {
-    const beside = evaluationsOf(name, parts).filter((one) => left.delete(one));
+    const evaluations = evaluationsOf(name, parts).filter((one) => left.delete(one));
     left.delete(name);
-    return { name, title: TITLES[name] ?? name, beside };
+    return { name, title: TITLES[name] ?? name, evaluations };
   };
   // Environments of a mix come first, since metrics below "reward/" may be those of an environment
   // of that name.

@@ -49,7 +49,7 @@ export class Overview {
       plus: cssColor("--plus"),
       minus: cssColor("--minus"),
       accent: cssColor("--accent"),
-      put: cssColor("--line"),
+      prompt: cssColor("--line"),
     };
     const perPixel = data.count / width;
     for (let x = 0; x < width; x += 1) {
@@ -63,7 +63,7 @@ export class Overview {
         const own = values ? scale.level(values[at]) : 0;
         if (Math.abs(own) > Math.abs(level)) level = own;
       }
-      pen.fillStyle = sampled ? colors.accent : colors.put;
+      pen.fillStyle = sampled ? colors.accent : colors.prompt;
       pen.fillRect(x, HEIGHT - 5, 1, sampled ? 5 : 2);
       if (!sampled || !level) continue;
       pen.fillStyle = scale.choice.oneSided

@@ -67,7 +67,7 @@ export class TokenStream {
         });
     return h(
       "section",
-      { class: `seg ${sampled ? "is-sampled" : "is-put"}`, data: { turn } },
+      { class: `seg ${sampled ? "is-sampled" : "is-prompt"}`, data: { turn } },
       gutter,
       h("div", { class: "seg-body" }, flow, folded),
     );
@@ -149,7 +149,7 @@ export class TokenStream {
   }
 
   // Returns the token above or below: the nearest one in the next line in that direction.
-  beside(index, way) {
+  neighbour(index, way) {
     const from = this.spans[index].getBoundingClientRect();
     const x = from.left + from.width / 2;
     let best = null;

@@ -267,7 +267,7 @@ export function tokensView(host) {
       while (event.shiftKey && next > 0 && next < last && !data.mask[next]) next += way;
       select(next);
     } else if (event.key === "ArrowUp" || event.key === "ArrowDown")
-      select(stream.beside(selected, event.key === "ArrowUp" ? -1 : 1));
+      select(stream.neighbour(selected, event.key === "ArrowUp" ? -1 : 1));
     else if (event.key === "Home") select(0);
     else if (event.key === "End") select(last);
     else if (event.key === "[" || event.key === "]") {
