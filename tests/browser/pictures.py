@@ -99,10 +99,7 @@ def guess(folder, name, *settings):
 
 def make_runs(folder):
     made = {
-        "guess-fast": lambda: guess(
-            folder, "guess-fast", "training.num_epochs=3", "training.learning_rate=0.004"
-        ),
-        "guess-number": lambda: guess(folder, "guess-number", "training.num_epochs=5"),
+        "guess-number": lambda: guess(folder, "guess-number"),
         "open-the-safe": lambda: open_the_safe(folder),
     }
     for name, make in made.items():
@@ -126,9 +123,6 @@ def take(visitor, client):
     visitor.open("run/guess-number/learn?smooth=0.6")
     expect(visitor.at("[data-metric=entropy] canvas")).to_have_count(1)
     picture("learn")
-    visitor.open("run/guess-number/learn?with=guess-fast&smooth=0.6&axis=tokens")
-    expect(visitor.at("[data-metric=entropy] canvas")).to_have_count(1)
-    picture("compare")
     visitor.open(f"run/open-the-safe/episodes/{episode['id']}?text=dial&min_reward=0.5&kind=train")
     expect(visitor.at(".turn").first).to_be_visible()
     picture("episodes")

@@ -12,7 +12,6 @@ from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import LogReporter
-from turnwise.trainer.run_record import RunRecord
 from turnwise.view.summaries import summarise
 from view.runs_to_view import SMALL, crowd
 
@@ -33,8 +32,7 @@ def test_a_tokenizer_that_cannot_be_kept_stops_nobody(tmp_path, caplog):
     with small_trainer(tmp_path, Memory, *SMALL) as trainer:
         folder = RunFolder(tmp_path / "run")
         folder.path.mkdir()
-        record = RunRecord(trainer.config, {}, {})
-        records = Records(folder, trainer.config, "Memory", LogReporter(), record)
+        records = Records(folder, trainer.config, "Memory", LogReporter(), {}, {})
 
         class Broken:
             def to_str(self):
