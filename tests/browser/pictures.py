@@ -113,9 +113,9 @@ def take(visitor, client):
 
     def picture(name):
         visitor.page.mouse.move(0, 0)
-        # Where the runs are is nobody's business.
-        visitor.page.evaluate("document.querySelector('.path')?.remove()")
         visitor.page.wait_for_timeout(500)  # for transitions to end
+        # The picture must not show a folder of this machine, and the page may be drawn again.
+        visitor.page.evaluate("document.querySelector('.path')?.remove()")
         visitor.page.screenshot(path=PICTURES / f"viewer-{name}.png")
 
     best = client.get("/api/runs/open-the-safe/episodes", kind="train", min_reward=0.5, limit=1)

@@ -49,7 +49,13 @@ export class TokenStream {
       h(
         "strong",
         null,
-        turn >= 0 ? `turn ${turn + 1}` : sampled ? "no turn" : start === 0 ? "opening" : "world",
+        turn >= 0
+          ? `turn ${turn + 1}`
+          : sampled
+            ? "no turn"
+            : start === 0
+              ? "opening"
+              : "environment",
       ),
       h("span", { class: "num" }, plural(length, sampled ? "sampled token" : "prompt token")),
       turn >= 0 ? turnNotes(turn) : null,
