@@ -44,7 +44,8 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource, Weights
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.trainer.assembly import UserParts, make_engine, policy_weights
+from turnwise.trainer.assembly import make_engine, policy_weights
+from turnwise.trainer.components import UserComponents
 
 NUM_TURNS = 4
 NUM_STEPS = 7
@@ -107,7 +108,7 @@ class Players:
     def __init__(self, at_once: int, seconds: float) -> None:
         self.config = settings(seconds)
         self.loaded = load_model("tiny", device="cpu")
-        parts = UserParts(Sleeper)
+        parts = UserComponents(Sleeper)
         self.factory = parts.factory(self.config)
         self.options = parts.episode_options(self.config) | {
             "max_concurrency": at_once,

@@ -17,7 +17,7 @@ from turnwise.learner.sharding import cut
 from turnwise.scale.ray import assemble
 from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, ModelSource, Weights
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def folder(tmp_path):
 
 def spec_for(folder, *overrides):
     config = ConfigStore.load(overrides=[f"model.local_path={folder}", *overrides])
-    parts = UserParts(Memory)
+    parts = UserComponents(Memory)
     return EpisodeSpec(config, ModelSource(config), TOKENIZER, parts.factory(config), {})
 
 
@@ -87,4 +87,4 @@ def test_too_few_gpus_for_one_copy_of_the_model_are_told():
         ]
     )
     with pytest.raises(ConfigError, match=r"each worker has 1 GPUs.*ray\.gpus_per_worker=4"):
-        assemble(config, UserParts(Memory))
+        assemble(config, UserComponents(Memory))

@@ -27,7 +27,7 @@ from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.server_entries import server_words, with_variables
 from turnwise.trainer import recorded_rows
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.recording import identity, recorded
 from turnwise.trainer.rollout import limits_of
 from turnwise.trainer.run_record import record_run
@@ -50,7 +50,7 @@ class WithArgument(Plain):
 
 
 def names(**parts):
-    return recorded(ConfigStore(), UserParts(**parts))
+    return recorded(ConfigStore(), UserComponents(**parts))
 
 
 def test_tools_keep_their_options_or_are_said_to_be_lost():
@@ -119,13 +119,13 @@ def test_tools_that_the_settings_name_count_by_what_they_do(tmp_path, monkeypatc
     hashes = []
     for text in ("return 1", "return 1  # the same", "return 22222"):
         (tmp_path / "mine.py").write_text(f"def look() -> int:\n    {text}\n")
-        parts = UserParts(environment=Echo).filled_from(config)
+        parts = UserComponents(environment=Echo).filled_from(config)
         hashes.append(identity(parts, config)["tools"])
     assert hashes[0] == hashes[1] != hashes[2]
 
 
 def record(**parts):
-    given = UserParts(environment=Echo, **parts)
+    given = UserComponents(environment=Echo, **parts)
     return record_run(ConfigStore(), given, given.filled_from(ConfigStore()), {})
 
 
@@ -210,7 +210,7 @@ def test_a_python_tool_that_the_user_allowed_is_allowed_again():
 
 def test_the_hash_of_a_run_is_that_of_each_function_and_the_same_by_name():
     def of(**parts):
-        return identity(UserParts(**parts).filled_from(ConfigStore()), ConfigStore())
+        return identity(UserComponents(**parts).filled_from(ConfigStore()), ConfigStore())
 
     rewards = [
         WeightedReward({"a": (lambda t: 1.0, 1.0)}),

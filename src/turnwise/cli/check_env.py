@@ -124,9 +124,9 @@ def _components(config: ConfigStore, is_run: bool, closing: contextlib.ExitStack
     found: dict[str, Any] = {}
     if config.dataset.path is not None or config.eval_dataset.path is not None:
         from turnwise.cli.run_parts import rows_of
-        from turnwise.trainer.assembly import UserParts
+        from turnwise.trainer.components import UserComponents
 
-        found["dataset"] = rows_of(UserParts().filled_from(config))
+        found["dataset"] = rows_of(UserComponents().filled_from(config))
     if config.tools:
         found["tools"] = tools_by_name(config.tools, closing)
     found["parser"] = parser_by_name(config.parser)

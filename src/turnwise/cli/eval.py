@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from turnwise.config import ConfigStore
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
 
 INTERRUPTED = 130
 
@@ -265,9 +265,9 @@ def _play_parts(
     player: LoadedModel, config: ConfigStore, split: SplitName | None, plan: Plan
 ) -> tuple[dict[str, EvalRows], dict[str, Mapping[str, Sequence[EpisodeResult]]]]:
     """The rows of each environment of a mix, or of the only one, and what was played of them."""
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
 
-    parts = {name: UserParts().filled_from(own) for name, own in config.parts().items()}
+    parts = {name: UserComponents().filled_from(own) for name, own in config.parts().items()}
     chosen = {name: rows_of_split(part, split, name) for name, part in parts.items()}
     played = {
         name: _played(player, own, parts[name], chosen[name], plan)
@@ -277,7 +277,7 @@ def _play_parts(
 
 
 def _played(
-    player: LoadedModel, config: ConfigStore, parts: UserParts, chosen: EvalRows, plan: Plan
+    player: LoadedModel, config: ConfigStore, parts: UserComponents, chosen: EvalRows, plan: Plan
 ) -> Mapping[str, Sequence[EpisodeResult]]:
     from rich.status import Status
 

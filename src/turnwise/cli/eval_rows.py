@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
     from turnwise.trainer.rollout import Rows
 
 
@@ -45,7 +45,7 @@ class EvalRows:
         return f", each {num_episodes // num_rows:,} times (intervals are over rows)"
 
 
-def rows_of_split(parts: UserParts, split: SplitName | None, name: str = "") -> EvalRows:
+def rows_of_split(parts: UserComponents, split: SplitName | None, name: str = "") -> EvalRows:
     """Return the rows of a split; None: held-out ones, or training rows where there are none.
 
     `name` is that of an environment of a mix.

@@ -20,7 +20,7 @@ from turnwise.episode.collector import EpisodeTask, together
 from turnwise.episode.player_engine import player_episode
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import GREEDY, held_out_tasks, num_of_rows
 from turnwise.trainer.rollout import run_tasks
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
@@ -64,7 +64,7 @@ class Plan:
 def play_held_out(
     player: LoadedModel,
     config: ConfigStore,
-    parts: UserParts,
+    parts: UserComponents,
     chosen: EvalRows,
     plan: Plan,
     stop: StopRequest,

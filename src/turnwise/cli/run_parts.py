@@ -22,7 +22,7 @@ from turnwise.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
     from turnwise.models import LoadedModel
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
     from turnwise.trainer.rollout import Rows
 
 _OWN = "the run's own"
@@ -287,7 +287,7 @@ def restore(
 def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None:
     """Report on the standard error which of the run's own components do something else now."""
     from turnwise.runs.run_folder import RunFolder
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
     from turnwise.trainer.recording import identity
 
     before = RunFolder(run).status.get("identity")
@@ -296,7 +296,7 @@ def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None
     changed: list[str] = []
     for part, own in config.parts().items():
         ending = f" of {supplied.part or part}" if supplied.part or part else ""
-        for name, value in identity(UserParts().filled_from(own), own).items():
+        for name, value in identity(UserComponents().filled_from(own), own).items():
             known = before.get(f"{name}{ending}", before.get(name, value))
             if known != value and not getattr(supplied, name, None):
                 changed.append(f"the {name.replace('_', ' ')}{ending}")
@@ -331,9 +331,9 @@ def _name_prompts(config: ConfigStore) -> None:
     Before anything is replaced: other rows do not make it another environment.
     """
     from turnwise.env.catalog import PROMPTS
-    from turnwise.trainer.assembly import UserParts, environment_of
+    from turnwise.trainer.components import UserComponents, environment_of
 
-    if config.environments is None and environment_of(UserParts(), config) == PROMPTS:
+    if config.environments is None and environment_of(UserComponents(), config) == PROMPTS:
         config.environment.name = PROMPTS
 
 
@@ -362,6 +362,6 @@ def load_with_settings(
     )
 
 
-def rows_of(parts: UserParts) -> Rows | None:
+def rows_of(parts: UserComponents) -> Rows | None:
     """Return the rows that evaluation plays."""
     return parts.eval_rows

@@ -165,10 +165,10 @@ def watched(
     """Play one episode for each seed: a trained model, or an agent that is a user's function."""
     with working(f"loading {stage.player}"):
         from turnwise.cli.watching import Watched, watch
-        from turnwise.trainer.assembly import UserParts
+        from turnwise.trainer.components import UserComponents
 
         loaded, agent, config = stage.load_player(config)
-        parts = UserParts().filled_from(config)
+        parts = UserComponents().filled_from(config)
     rules = Rules(limits=parts.limits, rows=rows_of(parts))
     who = Watched(loaded, agent, is_greedy, delay)
     for played, result in watch(who, config, parts, rules, seeds, screen):
@@ -184,9 +184,9 @@ def _with_components(
     config: ConfigStore, closing: contextlib.ExitStack
 ) -> tuple[EnvironmentFactory, Rules]:
     """The environment with everything that a run has besides it."""
-    from turnwise.trainer.assembly import UserParts
+    from turnwise.trainer.components import UserComponents
 
-    parts = UserParts().filled_from(config)
+    parts = UserComponents().filled_from(config)
     factory = parts.factory(config)
     rules = Rules(
         parts.registry(config, closing),

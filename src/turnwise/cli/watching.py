@@ -23,7 +23,7 @@ from turnwise.inference import ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.tools import answer_of
 from turnwise.tools.thoughts import thought_of
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import GREEDY
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 from turnwise.types import Trajectory
@@ -43,7 +43,7 @@ class Watched:
 def watch(
     watched: Watched,
     config: ConfigStore,
-    parts: UserParts,
+    parts: UserComponents,
     rules: Rules,
     seeds: Sequence[int],
     screen: Screen,

@@ -1,256 +1,32 @@
-"""From settings and a user's parts to the machinery of a run: model, learner, engine, episodes."""
+"""From settings and a user's components to model, learner, engine and episodes."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from turnwise.algo import Algorithm
-from turnwise.algo.choose import EstimatorChoice, LossChoice
-from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
-from turnwise.data import PromptDataset
-from turnwise.data.by_name import dataset_by_name
-from turnwise.data.held_out import Split, split_rows
-from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
-from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
-from turnwise.episode import EpisodeCollector, EpisodeLimits
-from turnwise.episode.actions import ParserChoice
+from turnwise.config import ConfigStore
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.episode import EpisodeCollector
 from turnwise.errors import ConfigError
-from turnwise.inference import BaseInferenceEngine, SamplingParams, create_inference_engine
+from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
-from turnwise.models import check_tokenizer, load_tokenizer
-from turnwise.reward import RewardFn, batch_type
-from turnwise.reward.by_name import reward_by_name
-from turnwise.reward.function import RewardFunction
-from turnwise.tools import Tool, ToolRegistry, get_parser
-from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.curriculum import Curriculum
-from turnwise.trainer.rollout import Rollout, Rows, TaskSource, limits_of
-from turnwise.trainer.state import load_configured_model
-from turnwise.trainer.wrong_types import (
-    check_model_and_tokenizer,
-    check_parser,
-    check_system_prompt,
-)
+from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
+from turnwise.trainer.rollout import Rollout
 from turnwise.user_code import require_model_code, require_use
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
 SHARING = ("local", "transformers")
 """Engines that sample from a Hugging Face model, such as the learner's own."""
-
-
-@dataclass(frozen=True)
-class UserParts:
-    """What a user hands to the trainer."""
-
-    environment: EnvironmentSource | None = None
-    reward_fn: RewardFn | None = None
-    dataset: Any = None
-    eval_dataset: Any = None
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None
-    parser: ParserChoice | None = None
-    system_prompt: str | None = None
-    tokenizer: Any = None
-    model: Any = None
-    limits: EpisodeLimits | None = None
-    adv_estimator: EstimatorChoice | None = None
-    policy_loss: LossChoice | None = None
-    mix: tuple[MixPart, ...] = ()
-    """The environments of a mix, instead of the one above; each has its own rows."""
-    eval_fraction: float | None = None
-    """The share of the dataset that is held out, where there is no dataset for evaluation."""
-
-    def filled_from(self, config: ConfigStore) -> UserParts:
-        """Return the same, with what Python did not give taken from the settings."""
-        environment = environment_of(self, config) if config.environments is None else None
-        are_prompts = environment in (PROMPTS, PromptEnvironment)
-        reward = config.environment.reward if config.reward is None else config.reward
-        return dataclasses.replace(
-            self,
-            environment=environment,
-            dataset=_rows(self.dataset, config.dataset, are_prompts),
-            eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
-            reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
-            parser=parser_by_name(config.parser) if self.parser is None else self.parser,
-            system_prompt=config.system_prompt
-            if self.system_prompt is None
-            else self.system_prompt,
-            limits=self.limits or limits_of(config),
-            eval_fraction=config.training.eval_fraction,
-        )
-
-    @functools.cached_property
-    def _split(self) -> Split:
-        return split_rows(self.dataset, self.eval_fraction)
-
-    @property
-    def train_rows(self) -> Rows | None:
-        """The rows to train on."""
-        has_own = self.dataset is None or self.eval_dataset is not None
-        rows: Rows | None = self.dataset if has_own else self._split.train
-        return rows
-
-    @property
-    def eval_rows(self) -> Rows | None:
-        """The rows to evaluate on; those that are trained on where there are too few."""
-        rows: Rows | None = self.eval_dataset
-        if rows is not None or self.dataset is None:
-            return rows
-        held_out = self._split.held_out
-        found: Rows = self.dataset if held_out is None else held_out
-        return found
-
-    @property
-    def holds_rows_out(self) -> bool:
-        """Whether there are rows that are not trained on: a dataset of their own, or a share."""
-        has_own = self.eval_dataset is not None
-        return has_own or (self.dataset is not None and self._split.held_out is not None)
-
-    @property
-    def evaluates_on(self) -> str:
-        """What evaluations are on, in words: `held-out seeds`, `16 held-out rows` ..."""
-        if self.mix:
-            kinds = dict.fromkeys(part.parts.evaluates_on for part in self.mix)
-            return " and ".join(kinds)
-        if self.eval_dataset is not None:
-            return f"{len(self.eval_dataset):,} rows of the evaluation dataset"
-        if self.dataset is None:
-            return "held-out seeds"
-        held_out = self._split.held_out
-        return "training rows" if held_out is None else f"{len(held_out):,} held-out rows"
-
-    def without_held_out(self) -> UserParts:
-        """The same, with all rows to train on, as runs of older versions have it."""
-        mix = tuple(
-            dataclasses.replace(part, parts=part.parts.without_held_out()) for part in self.mix
-        )
-        return dataclasses.replace(self, eval_fraction=None, mix=mix)
-
-    @property
-    def environment_name(self) -> str:
-        """What the environment is called."""
-        source = self.environment
-        if isinstance(source, str):
-            return source
-        kind = type(source) if isinstance(source, BaseEnvironment) else source
-        return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
-
-    def algorithm(self, config: ConfigStore) -> Algorithm:
-        """The estimator and the policy loss that were given, or those that the settings name."""
-        return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
-
-    def factory(self, config: ConfigStore) -> EnvironmentFactory:
-        """What makes a fresh environment; of a mix, one of its first part."""
-        if self.mix:
-            return self.mix[0].factory()
-        assert self.environment is not None
-        return environment_factory(self.environment, config.environment)
-
-    def registry(
-        self, config: ConfigStore, closing: contextlib.ExitStack | None = None
-    ) -> ToolRegistry | None:
-        """The agent's tools, or None; `closing` ends the servers that this starts."""
-        if self.tools is None:
-            return tools_by_name(config.tools, closing) if config.tools else None
-        return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
-
-    def model_and_tokenizer(self, config: ConfigStore) -> tuple[Any, Any]:
-        """Those that were given, or those that the settings name."""
-        if self.model is None:
-            loaded = load_configured_model(config)
-            model, tokenizer = loaded.model, self.tokenizer or loaded.tokenizer
-        else:
-            model, tokenizer = self.model, self.tokenizer
-            if tokenizer is None:
-                raise ConfigError(
-                    "got model= without tokenizer=. Pass both: the tokenizer turns text into the "
-                    "tokens that this model knows."
-                )
-        tokenizer = load_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
-        check_tokenizer(tokenizer)
-        return model, tokenizer
-
-    def episode_options(
-        self, config: ConfigStore, closing: contextlib.ExitStack | None = None
-    ) -> dict[str, Any]:
-        """How episodes are played: the options of an `EpisodeCollector`."""
-        return {
-            "limits": self.limits,
-            "sampling": SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
-            "tools": self.registry(config, closing),
-            "parser": self.parser or "auto",
-            "system_prompt": self.system_prompt,
-            "reward_fn": self.reward_fn,
-            "seed": config.training.seed,
-            "on_error": config.training.on_error,
-            "stall_timeout": config.inference.stall_timeout,
-        }
-
-    def mix_kinds(
-        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
-    ) -> dict[str, EpisodeKind]:
-        """How the episodes of each part of a mix are played; `options` are those of the whole."""
-        return {part.name: part.kind(options, closing) for part in self.mix}
-
-
-@dataclass(frozen=True)
-class EpisodeKind:
-    """What makes a kind of episodes: the environment, and the options of an `EpisodeCollector`."""
-
-    factory: EnvironmentFactory
-    options: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class MixPart:
-    """One environment of a mix, with what it has of its own."""
-
-    name: str
-    weight: float
-    config: ConfigStore
-    """The settings of a run in which it is the only environment."""
-    given: UserParts
-    """What Python gave for it alone."""
-    parts: UserParts
-    """What its episodes are made of, whether its own or shared by all."""
-    has_own_tools: bool = False
-    curriculum: Curriculum | None = None
-
-    def factory(self) -> EnvironmentFactory:
-        return self.parts.factory(self.config)
-
-    def kind(
-        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
-    ) -> EpisodeKind:
-        """How its episodes are played; tools that all share are those of `options`."""
-        own: dict[str, Any] = {
-            "reward_fn": self.parts.reward_fn,
-            "system_prompt": self.parts.system_prompt,
-        }
-        if self.has_own_tools:
-            own["tools"] = self.parts.registry(self.config, closing)
-        return EpisodeKind(self.factory(), {**options, **own})
-
-    @property
-    def source(self) -> TaskSource:
-        """Where the tasks of its training episodes come from."""
-        return TaskSource(self.name, self.weight, self.parts.train_rows, self.curriculum)
-
-    @property
-    def eval_rows(self) -> Rows | None:
-        """The rows of its evaluation, if it has rows."""
-        return self.parts.eval_rows
 
 
 @dataclass
@@ -277,10 +53,12 @@ class Machinery:
             self.engine.close()
 
 
-def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
+def assemble(
+    config: ConfigStore, parts: UserComponents, total_steps: int | None = None
+) -> Machinery:
     """Build everything that a run needs, in the order in which it depends on each other."""
     check_settings(config)
-    check_parts(parts)
+    check_components(parts)
     algorithm = parts.algorithm(config)
     if config.ray.use_ray:
         if config.ray.address is not None:
@@ -320,38 +98,6 @@ def make_collector(
         parts[name] = EpisodeCollector(engine, kind.factory, **chat, **kind.options)
         chat = {"chat_format": parts[name].setup.chat}
     return make(engine, factory, parts=parts, **chat, **options)
-
-
-def environment_of(parts: UserParts, config: ConfigStore) -> EnvironmentSource:
-    """The environment that was given or named; a dataset alone is one of prompts."""
-    if parts.environment is not None:
-        return parts.environment
-    has_rows = parts.dataset is not None or config.dataset.path is not None
-    is_named = config.environment.name != EnvironmentConfig().name
-    return PROMPTS if has_rows and not is_named else config.environment.name
-
-
-def _rows(
-    dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
-) -> Rows | None:
-    """The rows of a dataset that was given (lists and files become one), or that has a name."""
-    rows: Any = dataset_by_name(named, are_prompts=are_prompts) if dataset is None else dataset
-    if rows is None:
-        return None
-    if isinstance(dataset, list | str | Path):
-        rows = PromptDataset(dataset, prompt_key="prompt" if are_prompts else None)
-    if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
-        fix = "Make a list of it: list(...)."
-        if isinstance(rows, Mapping):
-            fix = "A single row goes into a list; of several splits name one: dataset['train']."
-        raise ConfigError(
-            f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
-            f"of rows, or an object with len() and rows by number. {fix}"
-        )
-    if not len(rows):
-        raise ConfigError(f"{name} has no rows, expected at least one")
-    found: Rows = rows
-    return found
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
@@ -404,24 +150,6 @@ def check_settings(config: ConfigStore) -> None:
         raise ConfigError(
             f"training.warm_start got {warm_start!r}, expected 'expert', 'random', or a JSONL file "
             "of conversations; there is no such file"
-        )
-
-
-def check_parts(parts: UserParts) -> None:
-    """Refuse what no episode could be played with, before a model is loaded."""
-    if parts.reward_fn is not None and batch_type(parts.reward_fn) is None:
-        RewardFunction.of(parts.reward_fn)
-    if isinstance(parts.parser, str) and parts.parser != "auto":
-        get_parser(parts.parser)
-    check_parser(parts.parser)
-    check_system_prompt(parts.system_prompt)
-    check_model_and_tokenizer(parts.model, parts.tokenizer)
-    for part in parts.mix:
-        check_parts(part.parts)
-    if parts.limits is not None and not isinstance(parts.limits, EpisodeLimits):
-        raise ConfigError(
-            f"limits got {type(parts.limits).__name__}, expected turnwise.EpisodeLimits. Write "
-            "limits=EpisodeLimits(max_turns=5), or set limits.max_turns in the settings."
         )
 
 

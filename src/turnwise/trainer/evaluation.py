@@ -11,7 +11,7 @@ from turnwise.episode import Collection, EpisodeCollector
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import held_out_seed
 from turnwise.inference import SamplingParams
-from turnwise.trainer.assembly import MixPart
+from turnwise.trainer.components import MixPart
 from turnwise.trainer.figures import episode_figures
 from turnwise.trainer.part_figures import of_part, weighted_mean
 from turnwise.trainer.records import Records

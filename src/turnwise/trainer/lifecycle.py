@@ -15,7 +15,8 @@ from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.older_runs import is_older, with_what_is_given
 from turnwise.runs.run_folder import Resume, RunFolder
-from turnwise.trainer.assembly import Machinery, UserParts, assemble
+from turnwise.trainer.assembly import Machinery, assemble
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import Epochs, FitPlan
 from turnwise.trainer.recording import identity
@@ -42,7 +43,7 @@ class RunLifecycle:
     def __init__(
         self,
         config: ConfigStore,
-        given: UserParts,
+        given: UserComponents,
         curriculum: Curriculum | None,
         reporter: Reporter | Literal["auto"] | None,
         resume: Resume,

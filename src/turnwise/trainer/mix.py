@@ -12,7 +12,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ToolRegistry
-from turnwise.trainer.assembly import MixPart, UserParts
+from turnwise.trainer.components import MixPart, UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.wrong_types import check_curriculum
 from turnwise.user_code import reference_to
@@ -32,7 +32,7 @@ class GivenPart:
 
     item: EnvironmentItem
     """What of it is settings."""
-    objects: UserParts
+    objects: UserComponents
     """What of it is code and rows."""
     curriculum: Curriculum | None = None
 
@@ -70,7 +70,7 @@ class GivenPart:
         own = {key: given[key] for key in (*_SETTINGS, *named) if given.get(key) is not None}
         return cls(
             EnvironmentItem(label, **own),
-            UserParts(
+            UserComponents(
                 source,
                 objects.get("reward"),
                 objects.get("dataset"),
@@ -111,9 +111,9 @@ def given_parts(
 
 def with_mix(
     config: ConfigStore,
-    given: UserParts,
+    given: UserComponents,
     environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None,
-) -> tuple[ConfigStore, UserParts]:
+) -> tuple[ConfigStore, UserComponents]:
     """The settings and what Python gave, with the mix that either of them names."""
     parts: list[GivenPart] = []
     if environments is not None:
@@ -137,7 +137,7 @@ def with_mix(
 
 
 def mix_of(
-    config: ConfigStore, given: Sequence[GivenPart], shared: UserParts
+    config: ConfigStore, given: Sequence[GivenPart], shared: UserComponents
 ) -> tuple[MixPart, ...]:
     """The parts of a mix, each with what is its own and what all of them share.
 
@@ -146,7 +146,7 @@ def mix_of(
     items = config.environments or []
     found = []
     for number, (name, settings) in enumerate(config.parts().items()):
-        item, own = items[number], given[number].objects if given else UserParts()
+        item, own = items[number], given[number].objects if given else UserComponents()
         objects = dataclasses.replace(
             shared,
             environment=_first(own.environment, item.environment),

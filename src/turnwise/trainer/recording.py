@@ -36,7 +36,7 @@ from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
-from turnwise.trainer.assembly import MixPart, UserParts, environment_of
+from turnwise.trainer.components import MixPart, UserComponents, environment_of
 from turnwise.trainer.labels import algorithm_label, callable_label, is_made_alone, object_label
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
 from turnwise.trainer.recorded_tools import tool_entries, tools_description
@@ -45,7 +45,7 @@ from turnwise.user_code import fingerprint, reference_to, remember_code, remembe
 _UNLIMITED = 2**31 - 1
 
 
-def recorded(config: ConfigStore, given: UserParts) -> ConfigStore:
+def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     """Return the settings with everything that Python gave written in by name.
 
     `given` is what the user passed to the trainer, before it was filled from the settings. What
@@ -131,7 +131,7 @@ def _named_code(config: ConfigStore) -> list[str]:
     ]
 
 
-def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
+def identity(parts: UserComponents, config: ConfigStore) -> dict[str, str]:
     """Return a hash of what each piece of a run does, by its name in the settings.
 
     Of a mix, what an environment has of its own is named after it: `environment of maze`.
@@ -156,7 +156,7 @@ def identity(parts: UserParts, config: ConfigStore) -> dict[str, str]:
     return found
 
 
-def _algorithm_code(parts: UserParts, config: ConfigStore) -> dict[str, str]:
+def _algorithm_code(parts: UserComponents, config: ConfigStore) -> dict[str, str]:
     """Hashes of a user's own estimator and policy loss; those of turnwise have their names."""
     training = config.training
     estimator = parts.adv_estimator or training.adv_estimator

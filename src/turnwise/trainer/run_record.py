@@ -16,7 +16,7 @@ from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import describe_base, named_modules, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.labels import callable_label, is_lost, object_label
 from turnwise.trainer.recorded_rows import rows_facts, rows_to_keep
@@ -32,7 +32,7 @@ class RunRecord:
     """For `config.yaml`: every setting, and what Python gave by name."""
     files: dict[str, bytes]
     """Rows of datasets that were given in memory, by the name of their file in the folder."""
-    parts: UserParts
+    parts: UserComponents
     """What the run consists of, filled from the settings."""
     datasets: Mapping[str, Any]
     """Facts about the rows of each dataset."""
@@ -84,8 +84,8 @@ class RunRecord:
 
 def record_run(
     config: ConfigStore,
-    given: UserParts,
-    parts: UserParts,
+    given: UserComponents,
+    parts: UserComponents,
     identity: Mapping[str, str],
     curriculum: Curriculum | None = None,
 ) -> RunRecord:
@@ -121,7 +121,7 @@ def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
 
 
 def _datasets(
-    config: ConfigStore, given: UserParts, parts: UserParts
+    config: ConfigStore, given: UserComponents, parts: UserComponents
 ) -> Iterator[tuple[str, DatasetConfig, Any, Any]]:
     """Each dataset of a run: its name, its setting, what Python gave, and its rows."""
     owners = [(given, parts), *((part.given, part.parts) for part in parts.mix)]
@@ -135,7 +135,7 @@ def _datasets(
             yield name, setting, source, rows
 
 
-def _code(parts: UserParts, config: ConfigStore) -> dict[str, Any]:
+def _code(parts: UserComponents, config: ConfigStore) -> dict[str, Any]:
     """Where environment, reward and tools are defined, and hashes of what they do."""
     if parts.mix:
         settings = config.parts()

@@ -21,7 +21,7 @@ from turnwise.runs.checkpoints import open_checkpoint, save_checkpoint_to
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.evaluation import Evaluator
@@ -89,7 +89,7 @@ class Trainer(RunLifecycle):
                 f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
                 "'auto': a run with the same settings that did not end is continued."
             )
-        given = UserParts(
+        given = UserComponents(
             environment,
             reward_fn,
             dataset if dataset is not None else train_dataset,

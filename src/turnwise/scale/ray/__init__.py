@@ -25,20 +25,21 @@ from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.trainer.assembly import (
-    EpisodeKind,
     Machinery,
-    UserParts,
     check_settings,
     make_collector,
     samples_exactly,
 )
 from turnwise.trainer.batches import Advantages
+from turnwise.trainer.components import EpisodeKind, UserComponents
 from turnwise.trainer.rollout import Rollout
 
 __all__ = ["assemble"]
 
 
-def assemble(config: ConfigStore, parts: UserParts, total_steps: int | None = None) -> Machinery:
+def assemble(
+    config: ConfigStore, parts: UserComponents, total_steps: int | None = None
+) -> Machinery:
     """Start the workers, and build what stands for them in this process."""
     check_settings(config)
     algorithm = parts.algorithm(config)

@@ -18,7 +18,8 @@ from turnwise.inference import GenerationRequest, GenerationResult, SamplingPara
 from turnwise.learner.sharding import joined
 from turnwise.scale.ray.arrays import Arrays, from_arrays
 from turnwise.scale.ray.worker_log import Lines, WorkerLog
-from turnwise.trainer.assembly import SHARING, EpisodeKind, make_collector, make_engine
+from turnwise.trainer.assembly import SHARING, make_collector, make_engine
+from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import load_configured_model, seed_generators
 
 Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], Lines]

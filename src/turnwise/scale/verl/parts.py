@@ -22,7 +22,7 @@ from turnwise.episode.actions import ParserChoice
 from turnwise.episode.collector import ErrorPolicy
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.rollout import limits_of
 
 
@@ -43,7 +43,7 @@ class EpisodeParts:
 
 
 def parts_of(
-    parts: UserParts,
+    parts: UserComponents,
     config: ConfigStore,
     engine: MultiTurnInferenceEngine | None = None,
     *,

@@ -33,7 +33,7 @@ from turnwise.scale.verl.parts import pack, parts_of
 from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, start_ray
 from turnwise.scale.verl.settings import refuse_mix, to_verl_config
 from turnwise.tools import Tool, ToolRegistry
-from turnwise.trainer.assembly import UserParts
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporter
 from turnwise.trainer.rollout import Rows
 
@@ -96,7 +96,7 @@ class CustomRayPPOTrainer:
         self.metrics_history: list[Metrics] = []
         """The metrics of each step, under VERL's names, and `step` and `reward`."""
         self.run_folder: Path | None = None
-        self._parts = UserParts(
+        self._parts = UserComponents(
             environment,
             reward_fn,
             chosen,
