@@ -19,7 +19,7 @@ from learner.episodes import (
     with_targets,
 )
 from turnwise.learner import Learner
-from turnwise.learner.workers import Alone
+from turnwise.learner.workers import SingleProcess
 
 
 class Meeting:
@@ -37,7 +37,7 @@ class Meeting:
         return found
 
 
-class ThreadWorkers(Alone):
+class ThreadWorkers(SingleProcess):
     splits_batch = True
 
     def __init__(self, meeting, rank):
@@ -133,8 +133,8 @@ def test_what_is_not_finite_at_one_worker_stops_the_step_of_all():
 
 PROCESS = """
 import sys, torch
-from turnwise.learner.workers import Alone, current_workers
-assert type(current_workers(torch.device("cpu"))) is Alone
+from turnwise.learner.workers import SingleProcess, current_workers
+assert type(current_workers(torch.device("cpu"))) is SingleProcess
 rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 workers = current_workers(torch.device("cpu"))

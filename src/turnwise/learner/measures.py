@@ -8,16 +8,19 @@ from turnwise.algo.correction import compute_importance_weights, measure_log_pro
 from turnwise.algo.losses.value import explained_variance
 from turnwise.algo.masked import masked_mean
 from turnwise.learner.batch import PPOBatch
+from turnwise.learner.metric_accumulator import MetricAccumulator
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.tally import Tally
-from turnwise.learner.workers import Alone
+from turnwise.learner.workers import SingleProcess
 
 _MEAN_SQUARE = "is_mean_square"
 """What `is_ess` is computed from: a mean over tokens can be put together from parts."""
 
 
 def measure_gap(
-    batch: PPOBatch, log_probs: torch.Tensor, measured: Tally, num_tokens: int | None = None
+    batch: PPOBatch,
+    log_probs: torch.Tensor,
+    measured: MetricAccumulator,
+    num_tokens: int | None = None,
 ) -> None:
     """How far the learner's log-probs [B, T] are from the sampler's, where the batch has these."""
     sampler = batch.sampler_log_probs
@@ -28,7 +31,10 @@ def measure_gap(
 
 
 def weigh_by_importance(
-    batch: PPOBatch, options: LearnerOptions, measured: Tally, num_tokens: int | None = None
+    batch: PPOBatch,
+    options: LearnerOptions,
+    measured: MetricAccumulator,
+    num_tokens: int | None = None,
 ) -> torch.Tensor | None:
     """How much each token counts [B, T]; None: all alike. The gap is measured with it."""
     old, sampler = batch.old_log_probs, batch.sampler_log_probs
@@ -60,7 +66,7 @@ def with_effective_share(figures: dict[str, float]) -> dict[str, float]:
     return figures
 
 
-def measure_critic(batch: PPOBatch, workers: Alone, tally: Tally) -> None:
+def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccumulator) -> None:
     """How much of the returns the values explain, where the batch has both: over all workers."""
     if batch.values is None or batch.returns is None:
         return
@@ -69,4 +75,4 @@ def measure_critic(batch: PPOBatch, workers: Alone, tally: Tally) -> None:
         parts = workers.gather((values[mask].cpu(), returns[mask].cpu()))
         values, returns = (torch.cat(column) for column in zip(*parts, strict=True))
         mask = torch.ones_like(values, dtype=torch.bool)
-    tally.note("explained_variance", explained_variance(values, returns, mask))
+    metrics.note("explained_variance", explained_variance(values, returns, mask))

@@ -16,6 +16,18 @@ from turnwise.algo.types import Metrics
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions
+from turnwise.learner.packing import Pack
+from turnwise.learner.workers import SingleProcess
+
+
+def batch_totals(packs: list[Pack], workers: SingleProcess, horizon: float | None) -> BatchTotals:
+    """Return the sizes of a minibatch over all workers, which each pack's loss is a share of."""
+    num_tokens = sum(pack.num_policy_tokens for pack in packs)
+    counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]
+    num_sequences = sum(int((count > 0).sum()) for count in counts)
+    tokens, sequences = workers.total(num_tokens, num_sequences)
+    longest = max((int(count.max()) for count in counts), default=1)
+    return BatchTotals(tokens, sequences, workers.largest(longest) if horizon is None else horizon)
 
 
 def compute_objective(

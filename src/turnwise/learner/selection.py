@@ -7,7 +7,7 @@ import torch
 from turnwise.algo.choose import get_policy_loss
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.workers import Alone
+from turnwise.learner.workers import SingleProcess
 
 
 def selects_tokens(options: LearnerOptions) -> bool:
@@ -21,7 +21,7 @@ def select_tokens(
     rows: torch.Tensor,
     log_probs: torch.Tensor,
     options: LearnerOptions,
-    workers: Alone,
+    workers: SingleProcess,
     generator: torch.Generator,
 ) -> torch.Tensor:
     """Which policy tokens the loss picks of these rows and of the other workers': [B, T] bool.

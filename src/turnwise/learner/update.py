@@ -6,7 +6,6 @@ its share of the whole: how a minibatch is cut into packs does not change the st
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +16,7 @@ import torch
 
 from turnwise.algo.masked import BatchTotals
 from turnwise.learner.batch import PPOBatch
+from turnwise.learner.imitation import imitation_batch, imitation_options
 from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
 from turnwise.learner.measures import (
     measure_critic,
@@ -24,16 +24,16 @@ from turnwise.learner.measures import (
     weigh_by_importance,
     with_effective_share,
 )
+from turnwise.learner.metric_accumulator import COUNTS, MetricAccumulator
 from turnwise.learner.model import Outputs, PolicyValueModel
-from turnwise.learner.objective import compute_objective
+from turnwise.learner.objective import batch_totals, compute_objective
 from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, fitting_tokens
 from turnwise.learner.scoring import Scorer
 from turnwise.learner.selection import select_tokens, selects_tokens
 from turnwise.learner.sharding import own_part
-from turnwise.learner.tally import COUNTS, Tally
-from turnwise.learner.workers import Alone
+from turnwise.learner.workers import SingleProcess
 
 _REFERENCE = "reference."
 
@@ -52,10 +52,10 @@ class Learner(Scorer):
         options: LearnerOptions | None = None,
         *,
         reference: Any = None,
-        workers: Alone | None = None,
+        workers: SingleProcess | None = None,
     ) -> None:
         self.model = model
-        self.workers = workers or Alone()
+        self.workers = workers or SingleProcess()
         self.options = options or LearnerOptions()
         self.optimizer = MasterAdamW(
             model.named_parameters(),
@@ -89,7 +89,7 @@ class Learner(Scorer):
         found in no other figure; where all were skipped, the figures of the loss are missing.
         """
         batch = batch.to(self.model.device)
-        tally, measured = Tally(), Tally()
+        accumulator, measured = MetricAccumulator(), MetricAccumulator()
         before = self._log_probs_before(batch)
         if before is not None and batch.old_log_probs is None:
             if batch.sampler_is_exact:
@@ -97,19 +97,19 @@ class Learner(Scorer):
             else:
                 batch.old_log_probs = before
         weights = weigh_by_importance(batch, self.options, measured)
-        measure_critic(batch, self.workers, tally)
+        measure_critic(batch, self.workers, accumulator)
         if before is None:
             self._first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
         for epoch in range(self.options.update_epochs):
-            has_ended = not self._run_epoch(epoch, batch, weights, tally, measured)
+            has_ended = not self._run_epoch(epoch, batch, weights, accumulator, measured)
             if epoch == 0:
                 self.seen_log_probs, self._first_pass = self._whole_grid(before), None
             if has_ended:
                 break
-        tally.include(self._whole(measured))
-        tally.note("learning_rate", self.learning_rate)
+        accumulator.include(self._whole(measured))
+        accumulator.note("learning_rate", self.learning_rate)
         self.num_updates += 1
-        return with_effective_share(tally.numbers())
+        return with_effective_share(accumulator.numbers())
 
     def _log_probs_before(self, batch: PPOBatch) -> torch.Tensor | None:
         """The learner's log-probs before the first step; None: the first pass's own forward gives
@@ -132,7 +132,7 @@ class Learner(Scorer):
             self.workers.add_up([self._first_pass])
         return self._first_pass
 
-    def _whole(self, figures: Tally) -> Tally:
+    def _whole(self, figures: MetricAccumulator) -> MetricAccumulator:
         """The figures of all workers from those of each."""
         if self.workers.num_workers > 1:
             figures.become_sum(self.workers.gather(figures.cpu()))
@@ -155,28 +155,10 @@ class Learner(Scorer):
 
         A `learning_rate` of its own stays as it is; None: that of the options.
         """
-        ones = torch.ones(batch.input_ids.shape)
-        target = PPOBatch(
-            batch.input_ids,
-            batch.response_mask,
-            batch.attention_mask,
-            old_log_probs=torch.zeros_like(ones),
-            advantages=ones,
-        )
         before = self.options
-        # −log π, a mean over tokens.
-        self.options = dataclasses.replace(
-            before,
-            policy_loss="gpg",
-            policy_loss_options={},
-            kl_loss_coef=0.0,
-            entropy_coef=0.0,
-            target_kl=None,
-            update_epochs=1,
-            **({} if learning_rate is None else _steady(learning_rate)),
-        )
+        self.options = imitation_options(before, learning_rate)
         try:
-            metrics = self.update(target)
+            metrics = self.update(imitation_batch(batch))
         finally:
             self.options = before
         kept = ("policy_loss", "entropy", "grad_norm", "learning_rate", *COUNTS)
@@ -215,17 +197,17 @@ class Learner(Scorer):
         epoch: int,
         batch: PPOBatch,
         weights: torch.Tensor | None,
-        tally: Tally,
-        measured: Tally,
+        accumulator: MetricAccumulator,
+        measured: MetricAccumulator,
     ) -> bool:
         """One pass over the batch; False: the policy has moved far enough."""
         for number, rows in enumerate(self._minibatches(epoch, len(batch))):
             packs = [pack for pack in self._packs(batch, rows) if pack.num_policy_tokens]
-            totals = self._totals(packs)
+            totals = batch_totals(packs, self.workers, self.options.horizon)
             if not totals.num_tokens:
                 continue
             selected = self._selected(batch, rows, packs, (epoch, number))
-            part = Tally()
+            part = MetricAccumulator()
             self.optimizer.zero_grad()
             for index, pack in enumerate(self._paced(packs, self.model.forward_pack, batch)):
                 own = pack.rows.to(batch.input_ids.device)
@@ -238,12 +220,12 @@ class Learner(Scorer):
                     )
             part = self._whole(part)
             num_tokens = int(totals.num_tokens)
-            if self._has_moved_far(part):
+            if self._exceeds_target_kl(part):
                 self.optimizer.zero_grad()
-                tally.join(part, num_tokens)
-                tally.count("num_early_stops")
+                accumulator.join(part, num_tokens)
+                accumulator.count("num_early_stops")
                 return False
-            self._step(part, num_tokens, tally)
+            self._step(part, num_tokens, accumulator)
         return True
 
     def _dropout(self, *names: int) -> AbstractContextManager[None]:
@@ -270,7 +252,8 @@ class Learner(Scorer):
         generator = self._generator(*names)
         return select_tokens(batch, rows, log_probs, self.options, self.workers, generator)
 
-    def _has_moved_far(self, part: Tally) -> bool:
+    def _exceeds_target_kl(self, part: MetricAccumulator) -> bool:
+        """Whether this minibatch ends the update early, before its step."""
         target = self.options.target_kl
         return target is not None and float(part.mean("kl")) > 1.5 * target
 
@@ -280,8 +263,8 @@ class Learner(Scorer):
         pack: Pack,
         totals: BatchTotals,
         given: list[torch.Tensor | None],
-        part: Tally,
-        measured: Tally,
+        part: MetricAccumulator,
+        measured: MetricAccumulator,
     ) -> Outputs:
         """`given` are the pack's importance weights and selected tokens."""
         episodes = batch.select(pack.rows.to(batch.input_ids.device))
@@ -303,7 +286,9 @@ class Learner(Scorer):
             part.average(name, figure, number)
         return outputs
 
-    def _step(self, part: Tally, num_tokens: int, tally: Tally) -> None:
+    def _step(
+        self, part: MetricAccumulator, num_tokens: int, accumulator: MetricAccumulator
+    ) -> None:
         """One step of the optimiser, unless something is not a finite number."""
         loss = part.total("loss").to(self.model.device)
         if self.workers.num_workers > 1 and self.workers.adds_gradients:
@@ -312,15 +297,15 @@ class Learner(Scorer):
         norm, value = torch.stack([whole_norm, loss]).tolist()
         if not (math.isfinite(norm) and math.isfinite(value)):
             self.optimizer.zero_grad()
-            tally.count("num_skipped_steps")
+            accumulator.count("num_skipped_steps")
             return
         limit = self.options.max_grad_norm
         scale = 1.0 if limit is None or norm <= limit else limit / norm
         self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
-        tally.join(part, num_tokens)
-        tally.average("grad_norm", norm, 1)
-        tally.count("num_steps")
+        accumulator.join(part, num_tokens)
+        accumulator.average("grad_norm", norm, 1)
+        accumulator.count("num_steps")
 
     def _num_minibatches(self, num_rows: int) -> int:
         size = self.options.mini_batch_size or num_rows
@@ -347,17 +332,3 @@ class Learner(Scorer):
     def _seed(self, *names: int) -> int:
         entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *names))
         return int(entropy.generate_state(1)[0])
-
-    def _totals(self, packs: list[Pack]) -> BatchTotals:
-        num_tokens = sum(pack.num_policy_tokens for pack in packs)
-        counts = [torch.bincount(pack.row_of[pack.targets]) for pack in packs]
-        num_sequences = sum(int((count > 0).sum()) for count in counts)
-        tokens, sequences = self.workers.total(num_tokens, num_sequences)
-        horizon = self.options.horizon
-        if horizon is None:
-            horizon = self.workers.largest(max((int(c.max()) for c in counts), default=1))
-        return BatchTotals(tokens, sequences, horizon)
-
-
-def _steady(learning_rate: float) -> dict[str, Any]:
-    return {"learning_rate": learning_rate, "lr_schedule": "constant", "warmup_steps": 0}

@@ -10,8 +10,8 @@ import torch
 T = TypeVar("T")
 
 
-class Alone:
-    """One learner by itself: every total is its own."""
+class SingleProcess:
+    """A learner in one process: every total is its own."""
 
     num_workers = 1
     rank = 0
@@ -42,7 +42,7 @@ class Alone:
         return [float(x) for x in tensor]
 
 
-class DistributedWorkers(Alone):
+class DistributedWorkers(SingleProcess):
     """The processes of a torch.distributed group, each with a whole copy of the model."""
 
     splits_batch = True
@@ -84,8 +84,8 @@ class ShardedWorkers(DistributedWorkers):
         return squared.sqrt()
 
 
-def current_workers(device: torch.device) -> Alone:
+def current_workers(device: torch.device) -> SingleProcess:
     """All processes of this job if there are several, else this one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return DistributedWorkers(device=device)
-    return Alone()
+    return SingleProcess()

@@ -8,10 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from turnwise.legible import legible
-from turnwise.progress.log_records import Warnings, shown_elsewhere
+from turnwise.progress.display import Display
 from turnwise.progress.run_state import RunState, clock_time, one_line, step_text
 
 if TYPE_CHECKING:
@@ -21,24 +21,16 @@ SECONDS_BETWEEN_SIGNS_OF_LIFE = 20.0
 """A slow step gets a line about its episodes this often."""
 
 
-class LineReporter:
-    """Lines that can be read and searched; a run goes on when nobody reads them any more."""
+class LineReporter(Display):
+    """Lines that can be read and searched; a run continues when nobody reads them any more."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
+        super().__init__()
         self.state = RunState(clock)
         self._out = _Out(stream or sys.stdout)
         self._told = -SECONDS_BETWEEN_SIGNS_OF_LIFE
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._held.enter_context(Warnings(self.say))
-        self._held.enter_context(shown_elsewhere())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
@@ -67,21 +59,13 @@ class LineReporter:
         self._out.write(line)
 
 
-class JsonReporter:
+class JsonReporter(Display):
     """The metrics of each step as a line of JSON on one stream, words on the other."""
 
     def __init__(self, stream: TextIO | None = None, words: TextIO | None = None) -> None:
+        super().__init__()
         self._out = _Out(stream or sys.stdout)
         self._words = _Out(words or sys.stderr)
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._held.enter_context(Warnings(self.say))
-        self._held.enter_context(shown_elsewhere())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._held.close()
 
     def begin(self, run: RunInfo) -> None:
         self._words.write(f"run folder {one_line(str(run.folder))}")

@@ -19,8 +19,9 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from turnwise.progress.display import Display
 from turnwise.progress.lines import as_block
-from turnwise.progress.log_records import Warnings, printed_through, shown_elsewhere
+from turnwise.progress.log_records import printed_through
 from turnwise.progress.run_state import RunState
 from turnwise.progress.run_view import RunView
 
@@ -32,10 +33,11 @@ SECONDS_BETWEEN_PICTURES = 0.25
 _TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
 
 
-class LiveReporter:
+class LiveReporter(Display):
     """Only notes what it is told, which is quick and safe in a signal's handler; a thread draws."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self.state = RunState()
         self.console = console
         # To the stream of now: the name will mean the one that prints above the picture.
@@ -47,14 +49,12 @@ class LiveReporter:
         self._painter: threading.Thread | None = None
         self._above: deque[Text] = deque()
         """What is to be printed above the picture, with the next one."""
-        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._held.enter_context(Warnings(self._say_above))
-        self._held.enter_context(shown_elsewhere())
+        super().__enter__()
         out, err = (Above(stream, self._above) for stream in (sys.stdout, sys.stderr))
-        self._held.enter_context(printed_through(out, err))
-        self._held.enter_context(_as_streams(out, err))
+        self._entered.enter_context(printed_through(out, err))
+        self._entered.enter_context(_as_streams(out, err))
         self._start()
         self._painter = threading.Thread(target=self._paint_on, name="display", daemon=True)
         self._painter.start()
@@ -94,7 +94,7 @@ class LiveReporter:
         if self._painter is not None:
             self._painter.join()
             self._painter = None
-        self._held.close()
+        self._entered.close()
         with contextlib.suppress(OSError):  # the terminal may be gone
             if self._live is not None:
                 self._clear_if_narrower()
@@ -131,6 +131,9 @@ class LiveReporter:
         finally:
             self.console.file.write(_DONE)
             self.console.file.flush()
+
+    def _show_warning(self, text: str) -> None:
+        self._say_above(text)
 
     def _say_above(self, text: str) -> None:
         self._above.append(Text(as_block(text)))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import html
 import importlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from turnwise.progress.display import Display
 from turnwise.progress.lines import as_block
-from turnwise.progress.log_records import Warnings, shown_elsewhere
 from turnwise.progress.run_state import RunState, brief, clock_time, step_text
 
 if TYPE_CHECKING:
@@ -33,10 +32,11 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookReporter:
+class NotebookReporter(Display):
     """Curves, progress and messages as HTML; plain text where a reader shows no HTML."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
         self.state = RunState(clock)
         self._steps: list[str] = []
         """The latest steps, a line each."""
@@ -44,15 +44,9 @@ class NotebookReporter:
         self._handle: Any = None
         self._shown = -SECONDS_BETWEEN_UPDATES
         self._lock = threading.Lock()
-        self._held = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._held.enter_context(Warnings(self.say))
-        self._held.enter_context(shown_elsewhere())
-        return self
 
     def __exit__(self, *_: object) -> None:
-        self._held.close()
+        super().__exit__()
         self._update()
 
     def begin(self, run: RunInfo) -> None:

@@ -78,8 +78,8 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps()
         self._num_imitated = 0
         """Steps of the warm start that are done."""
-        self._unwritten: Metrics | None = None
-        """The metrics of a step that waits for its evaluation."""
+        self._pending_metrics: Metrics | None = None
+        """The metrics of a finished step whose evaluation is still missing; None: there is none."""
 
     @property
     def machinery(self) -> Machinery:
@@ -166,7 +166,7 @@ class RunLifecycle:
                 steps_per_epoch or self._steps_per_epoch(),
                 self.config.checkpoint.save_interval,
                 step=self.step,
-                is_waiting=self._unwritten is not None,
+                is_waiting=self._pending_metrics is not None,
             )
             self._num_fits += 1
             records.add_facts({"evaluation": self._parts.evaluates_on})
@@ -200,7 +200,7 @@ class RunLifecycle:
             stop.leave()
 
     def _is_over(self, plan: FitPlan) -> bool:
-        return self._epochs.num_done >= plan.last_epoch and self._unwritten is None
+        return self._epochs.num_done >= plan.last_epoch and self._pending_metrics is None
 
     def _folder(self) -> tuple[RunFolder, bool]:
         if self.run_folder is not None:
@@ -234,7 +234,9 @@ class RunLifecycle:
         if any(change.name == "training.kl_coef" for change in changes):
             self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history = records.rewind(self.step)
-        records.report_missing(self.metrics_history, self.step - (self._unwritten is not None))
+        records.report_missing(
+            self.metrics_history, self.step - (self._pending_metrics is not None)
+        )
         records.mark_if_best(checkpoint)  # it may have been killed just before
         self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
 
@@ -246,7 +248,7 @@ class RunLifecycle:
             "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
             "num_broken_steps": self._broken_steps.num_in_a_row,
             "num_imitated": self._num_imitated,
-            "unwritten": self._unwritten,
+            "unwritten": self._pending_metrics,
             "holds_rows_out": self._parts.eval_fraction is not None,
         }
         for prefix, curriculum in self._curricula():
@@ -262,13 +264,13 @@ class RunLifecycle:
         parts.advantages.kl_controller.load_state_dict(progress["kl_controller"])
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
-        self._unwritten = progress["unwritten"]
+        self._pending_metrics = progress["unwritten"]
         if not progress.get("holds_rows_out"):
             self._train_on_all_rows()
         if "epochs" in progress:
             self._epochs = Epochs.from_state_dict(progress["epochs"])
         else:  # a checkpoint of an older version
-            is_waiting = self._unwritten is not None
+            is_waiting = self._pending_metrics is not None
             per_epoch = steps_per_epoch or self._steps_per_epoch()
             self._epochs = Epochs.of_steps(self.step, per_epoch, is_waiting=is_waiting)
         for prefix, curriculum in self._curricula():

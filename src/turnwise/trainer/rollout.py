@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import random
@@ -64,7 +65,8 @@ class Rollout:
         self.zero_variance: dict[str, float] = {}
         """The share of groups in which all earned the same, before any was replaced: of all groups
         under the empty name, of each environment of a mix under its own. Empty without groups."""
-        self._training = config.training
+        self._config = config
+        self._estimator = estimator
         self._group_size = group_size(config, estimator)
         self._sources = list(mix) or [TaskSource(rows=rows, curriculum=curriculum)]
         self._starts: dict[int, EpisodeTask] = {}
@@ -77,25 +79,35 @@ class Rollout:
         self.close()
 
     def close(self) -> None:
-        """Call off what may be under way; here nothing ever is."""
+        """Cancel what may be under way; here nothing ever is."""
+
+    def snapshot(self, collector: EpisodeCollector) -> Rollout:
+        """Return a rollout of the same tasks with curricula as they are now."""
+        sources = [
+            dataclasses.replace(source, curriculum=copy.deepcopy(source.curriculum))
+            for source in self._sources
+        ]
+        return Rollout(
+            collector, self._config, plan=self.plan, mix=sources, estimator=self._estimator
+        )
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
         """The episodes of a step, counted from 0."""
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = self._played((step, 0), tasks, stop, on_episode)
-        dull = _dull_groups(collection)
+        zero_variance = _zero_variance_groups(collection)
         self.num_resampled = 0
-        self.zero_variance = _shares(collection, dull) if self._group_size > 1 else {}
-        for attempt in range(1, self._training.resample + 1):
-            if not dull or self._group_size == 1:
+        self.zero_variance = _shares(collection, zero_variance) if self._group_size > 1 else {}
+        for attempt in range(1, self._config.training.resample + 1):
+            if not zero_variance or self._group_size == 1:
                 break
-            others = self._tasks(step, attempt, groups=sorted(dull))
+            others = self._tasks(step, attempt, groups=sorted(zero_variance))
             replaced = self._played((step, attempt), others, stop, on_episode)
-            fresh = {r.group for r in replaced} - _dull_groups(replaced)
+            fresh = {r.group for r in replaced} - _zero_variance_groups(replaced)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
             self.num_resampled += len(fresh)
-            dull -= fresh
+            zero_variance -= fresh
             collection = Collection(
                 sorted(
                     [
@@ -127,14 +139,14 @@ class Rollout:
             # An opening comes again with its seed: each epoch, and where it replaces a group that
             # taught nothing. What is sampled then is to be new.
             collector = collector.sampling_with(collector.setup.sampling)
-            collector.setup.seed = derive_seed(self._training.seed, "sampling", *names)
+            collector.setup.seed = derive_seed(self._config.training.seed, "sampling", *names)
         return run_tasks(collector, tasks, stop, on_episode)
 
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
         """All members of these groups; a group is played in one environment of a mix."""
-        numbers = range(self._training.batch_size) if groups is None else groups
+        numbers = range(self._config.training.batch_size) if groups is None else groups
         starts = self._starts_of("train", step, attempt, numbers)
         return [
             dataclasses.replace(start, member=member)
@@ -144,14 +156,14 @@ class Rollout:
 
     def imitation_tasks(self, step: int) -> list[EpisodeTask]:
         """What the players of a warm start play in one of its steps."""
-        starts = self._starts_of("warm start", step, 0, range(self._training.batch_size))
+        starts = self._starts_of("warm start", step, 0, range(self._config.training.batch_size))
         return [dataclasses.replace(start, group=0) for start in starts]
 
     def _starts_of(
         self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
     ) -> list[EpisodeTask]:
         """Where each of these groups starts: its environment, its row and its seed."""
-        training = self._training
+        training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
         drawn = self._drawn(step)
         starts = {}
@@ -167,12 +179,14 @@ class Rollout:
     def _drawn(self, step: int) -> list[Draw]:
         """Which environment each group of a step is played in, and how many it had before."""
         weights = [source.weight for source in self._sources]
-        return parts_for_step(weights, step, self._training.batch_size, self._training.seed)
+        return parts_for_step(
+            weights, step, self._config.training.batch_size, self._config.training.seed
+        )
 
     def _chosen_rows(
         self, source: TaskSource, step: int, attempt: int, drawn: Sequence[Draw]
     ) -> Sequence[Task | None]:
-        seed, number = self._training.seed, len(drawn)
+        seed, number = self._config.training.seed, len(drawn)
         names = (source.name,) if source.name else ()
         rng = random.Random(derive_seed(seed, "rows", step, attempt, *names))
         if source.curriculum is not None and number:
@@ -252,7 +266,7 @@ def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
     return found
 
 
-def _dull_groups(results: Collection) -> set[int]:
+def _zero_variance_groups(results: Collection) -> set[int]:
     """Groups of several in which all earned the same: they teach nothing."""
     rewards: dict[int, list[float]] = {}
     for result in results:

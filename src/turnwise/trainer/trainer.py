@@ -141,22 +141,22 @@ class Trainer(RunLifecycle):
             learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
             self._warm_start(rollout, records, stop)
             while not (stop.is_wanted or self._is_over(plan)):
-                ends_epoch = self._unwritten is not None  # a step that waits for its evaluation
-                if self._unwritten is None:
+                ends_epoch = self._pending_metrics is not None  # its evaluation is missing
+                if self._pending_metrics is None:
                     clock = Stopwatch()
                     metrics, played, columns = self._train_step(rollout, stop, clock)
                     self.step += 1
                     self._epochs.num_steps += 1
                     ends_epoch = self._epochs.num_steps >= plan.steps_per_epoch
                     records.keep_episodes(self.step, played, columns, clock)
-                    self._unwritten = {
+                    self._pending_metrics = {
                         "step": self.step,
                         "epoch": self._epochs.num_done + 1,
                         **_finite(metrics),
                     }
                 if ends_epoch and self._why_stop is None:
-                    self._unwritten |= self._evaluator().after_epoch(self.step, records, stop)
-                metrics, self._unwritten = self._unwritten, None
+                    self._pending_metrics |= self._evaluator().after_epoch(self.step, records, stop)
+                metrics, self._pending_metrics = self._pending_metrics, None
                 self.metrics_history.append(metrics)
                 records.keep(metrics)
                 self._stop_if_hopeless()

@@ -7,6 +7,8 @@ whole batch: by the loss itself, or, where it is computed in parts, before them 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Unpack
 
 import torch
@@ -42,12 +44,9 @@ def compute_clip_cov_loss(
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     mask = as_mask(response_mask)
     if selected is None:
-        selected = torch.zeros_like(mask)
-        selected[mask] = select_clip_cov_tokens(
-            old_log_probs[mask],
-            log_probs[mask],
-            advantages[mask],
-            clip_ratio,
+        select = partial(
+            select_clip_cov_tokens,
+            clip_ratio=clip_ratio,
             clip_ratio_low=clip_ratio_low,
             clip_ratio_high=clip_ratio_high,
             clip_cov_ratio=clip_cov_ratio,
@@ -55,6 +54,7 @@ def compute_clip_cov_loss(
             clip_cov_upper=clip_cov_upper,
             generator=generator,
         )
+        selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
 
     def token_loss(
         log_probs: torch.Tensor,
@@ -125,10 +125,8 @@ def compute_kl_cov_loss(
     """
     mask = as_mask(response_mask)
     if selected is None:
-        selected = torch.zeros_like(mask)
-        selected[mask] = select_kl_cov_tokens(
-            old_log_probs[mask], log_probs[mask], advantages[mask], kl_cov_ratio=kl_cov_ratio
-        )
+        select = partial(select_kl_cov_tokens, kl_cov_ratio=kl_cov_ratio)
+        selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
 
     def token_loss(
         log_probs: torch.Tensor,
@@ -160,6 +158,15 @@ def select_kl_cov_tokens(
     number = _count(kl_cov_ratio, len(covariance), "kl_cov_ratio")
     selected = torch.zeros_like(covariance, dtype=torch.bool)
     selected[covariance.topk(min(number, len(covariance))).indices] = True
+    return selected
+
+
+def _on_policy_tokens(
+    select: Callable[..., torch.Tensor], mask: torch.Tensor, *tensors: torch.Tensor
+) -> torch.Tensor:
+    """Apply a selection to the policy tokens alone: [B, T] each -> [B, T] bool."""
+    selected = torch.zeros_like(mask)
+    selected[mask] = select(*(tensor[mask] for tensor in tensors))
     return selected
 
 

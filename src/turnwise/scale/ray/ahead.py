@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import threading
 from typing import Any
 
@@ -36,25 +34,15 @@ class AheadRollout(Rollout):
         # Nobody plays ahead across a checkpoint, so that resuming from it is exact.
         plan, next_step = self.plan, step + 1
         if plan is not None and next_step < plan.num_steps and not plan.is_saved_after(next_step):
-            self._ahead = Ahead(self._as_it_is_now(), next_step)
+            assert isinstance(self.collector, RemoteCollector)
+            snapshot = self.snapshot(self.collector.with_weights_of_now())
+            self._ahead = Ahead(snapshot, next_step)
         return played
 
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.call_off()
             self._ahead = None
-
-    def _as_it_is_now(self) -> Rollout:
-        """Whatever this step still changes, the one that is played ahead does not see."""
-        other = Rollout.__new__(Rollout)
-        other.__dict__ = dict(self.__dict__)
-        other._sources = [
-            dataclasses.replace(source, curriculum=copy.deepcopy(source.curriculum))
-            for source in self._sources
-        ]
-        assert isinstance(self.collector, RemoteCollector)
-        other.collector = self.collector.with_weights_of_now()
-        return other
 
 
 class Ahead:

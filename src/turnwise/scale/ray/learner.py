@@ -38,11 +38,7 @@ class RemoteLearner(Learner):
     @property
     def model(self) -> PolicyValueModel:
         """The mirror, as new as the workers' own."""
-        if self._is_behind:
-            self._is_behind = False
-            policy = self._policy
-            load_learner_state(self, ray.get(self.group.states()))
-            self._policy, self._is_ahead = policy, False
+        self._fetch_state()
         return self._mirror
 
     @model.setter
@@ -86,12 +82,12 @@ class RemoteLearner(Learner):
         )
 
     def restart(self) -> None:
-        _ = self.model
+        self._fetch_state()
         super().restart()
         self._is_ahead = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        _ = self.model
+        self._fetch_state()
         return super().state_tensors()
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -125,6 +121,14 @@ class RemoteLearner(Learner):
         found = self.group.call(lambda actor, rank: getattr(actor, method).remote(parts[rank]))
         outcome: list[Any] = ray.get(found)
         return outcome
+
+    def _fetch_state(self) -> None:
+        """Bring the mirror up to date if the workers have learned since."""
+        if self._is_behind:
+            self._is_behind = False
+            policy = self._policy
+            load_learner_state(self, ray.get(self.group.states()))
+            self._policy, self._is_ahead = policy, False
 
     def _hand_over(self) -> None:
         if self._is_ahead:

@@ -16,7 +16,7 @@ COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
 """Told even when they are 0."""
 
 
-class Tally:
+class MetricAccumulator:
     """Sums, weighted means, maxima and counts under their names."""
 
     def __init__(self) -> None:
@@ -69,24 +69,24 @@ class Tally:
         total, weight = self._weighted[name]
         return total / weight
 
-    def join(self, minibatch: Tally, num_tokens: int) -> None:
+    def join(self, minibatch: MetricAccumulator, num_tokens: int) -> None:
         """Take in a minibatch of so many tokens, which weigh its totals."""
         for name, value in minibatch._sums.items():
             self.average(name, value, num_tokens)
         self._add_means(minibatch)
         self.count("num_trained_tokens", num_tokens)
 
-    def include(self, measured: Tally) -> None:
+    def include(self, measured: MetricAccumulator) -> None:
         """Take in means and maxima over other tokens."""
         self._add_means(measured)
 
-    def _add_means(self, other: Tally) -> None:
+    def _add_means(self, other: MetricAccumulator) -> None:
         for name, (total, weight) in other._weighted.items():
             self.average(name, total / (weight or 1.0), weight)
         for name, value in other._maxima.items():
             self.most(name, value)
 
-    def become_sum(self, parts: Sequence[Tally]) -> None:
+    def become_sum(self, parts: Sequence[MetricAccumulator]) -> None:
         """The figures of a whole from those of its parts, this one's among them."""
         self._sums, self._weighted, self._maxima = {}, {}, {}
         for part in parts:
@@ -94,9 +94,9 @@ class Tally:
                 self.add(name, value)
             self._add_means(part)
 
-    def cpu(self) -> Tally:
+    def cpu(self) -> MetricAccumulator:
         """The same with its numbers on the CPU: other processes have other devices."""
-        other = Tally()
+        other = MetricAccumulator()
         other._sums = {name: value.cpu() for name, value in self._sums.items()}
         other._weighted = {name: (x.cpu(), weight) for name, (x, weight) in self._weighted.items()}
         other._maxima = {name: value.cpu() for name, value in self._maxima.items()}
