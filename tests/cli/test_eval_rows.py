@@ -71,6 +71,9 @@ def many_rows(three_runs, tmp_path_factory):
     for name in ("greenhouse.py", "runs/tools/config.yaml", "runs/tools/run.json"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(three_runs.folder / name, folder / name)
+    status = json.loads((folder / "runs/tools/run.json").read_text())
+    status["evaluation"] = "16 held-out rows"
+    (folder / "runs/tools/run.json").write_text(json.dumps(status))
     rows = [{"kind": "flower", "word": f"w{number}"} for number in range(80)]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return folder

@@ -173,11 +173,11 @@ class TestDatasets:
 
     def test_openings_of_an_evaluation_keep_their_seed_too(self, tmp_path):
         openings = CustomEnvDataset(Echo, size=2, seed=500)
-        settings = (*QUICK, "training.eval_episodes=3", "training.num_epochs=1")
+        settings = (*QUICK, "training.eval_episodes=5", "training.num_epochs=1")
         with small_trainer(tmp_path, Echo, *settings, eval_dataset=openings) as trainer:
             trainer.fit()
         played = episodes(trainer.run_folder)["eval-greedy", 1]
-        assert [e["seed"] for e in played] == [500, 501, 500]
+        assert [e["seed"] for e in played] == [500, 501, 500, 501]  # each equally often
 
     def test_no_rows(self, tmp_path):
         with pytest.raises(ConfigError, match="no rows"):
