@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from turnwise.errors import describe_error
+from turnwise.errors import DeadlineExceeded, describe_error
+from turnwise.inference.starting import wait_for_start
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -37,10 +39,21 @@ class LoopThread(Generic[S]):
         self._begun: Future[S] = Future()
         self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
 
-    def start(self) -> S:
-        """What `begin` returns."""
+    def start(self, seconds: float | None = None, what: str = "the engine") -> S:
+        """What `begin` returns; `DeadlineExceeded` if that takes longer. None: no limit."""
         self._thread.start()
-        return self._begun.result()
+        try:
+            return wait_for_start(self._begun, seconds, what)
+        except BaseException as error:
+            self.is_closed = True  # there is nothing to close
+            if isinstance(error, DeadlineExceeded):
+                with contextlib.suppress(RuntimeError):  # it has closed its loop by now
+                    self.loop.call_soon_threadsafe(self._cancel_begin)
+            raise
+
+    def _cancel_begin(self) -> None:
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Run a coroutine; cancelling its future cancels it."""
@@ -92,10 +105,12 @@ class LoopThread(Generic[S]):
             try:
                 self._finally()
             finally:
-                self._begun.set_exception(error)
+                if self._begun.set_running_or_notify_cancel():
+                    self._begun.set_exception(error)
             return
-        self._begun.set_result(begun)
-        self.loop.run_forever()
+        if self._begun.set_running_or_notify_cancel():  # else it is too late
+            self._begun.set_result(begun)
+            self.loop.run_forever()
         self._finally()
 
     def _finally(self) -> None:

@@ -25,6 +25,7 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
 from turnwise.inference.sglang.turn import StreamedTurn
+from turnwise.inference.starting import START_SECONDS, own_processes
 from turnwise.inference.update_lock import UpdateLock
 
 
@@ -54,6 +55,7 @@ class SGLangEngine(BaseInferenceEngine):
         num_top_log_probs: int,
         weights_dir: str | os.PathLike[str] | None,
         trust_remote_code: bool,
+        start_timeout: float | None = START_SECONDS,
     ) -> None:
         super().__init__(tokenizer, overflow)
         self.log_prob_slack = 0.0
@@ -64,7 +66,8 @@ class SGLangEngine(BaseInferenceEngine):
         self._asked: dict[str, asyncio.Task[None]] = {}
         self._thread = LoopThread("sglang", self._connect, self._disconnect)
         self._loop = self._thread.loop
-        info = self._thread.start()
+        with own_processes():
+            info = self._thread.start(start_timeout, "SGLang")
         try:
             self._facts = wire.ServerFacts.read(info)
             self._served = self._facts.weight_version

@@ -10,6 +10,7 @@ from typing import Any
 from turnwise.errors import ConfigError, EngineError, import_extra
 from turnwise.inference.base import Overflow
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.inference.starting import START_SECONDS
 from turnwise.models import load_tokenizer, model_folder
 
 
@@ -33,6 +34,7 @@ class SGLangInferenceEngine(SGLangEngine):
         overflow: Overflow = "truncate",
         num_top_log_probs: int = 128,
         weights_dir: str | os.PathLike[str] | None = None,
+        start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
         if os.environ.get("SGLANG_RETURN_ORIGINAL_LOGPROB", "").lower() in ("1", "true"):
@@ -60,6 +62,7 @@ class SGLangInferenceEngine(SGLangEngine):
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
             trust_remote_code=trust_remote_code,
+            start_timeout=start_timeout,
         )
 
     def _connect(self) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from turnwise.inference.base import Overflow
 from turnwise.inference.http import JsonClient
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.inference.starting import START_SECONDS
 from turnwise.models import load_tokenizer
 
 
@@ -41,6 +42,7 @@ class SGLangServerEngine(SGLangEngine):
         weights_dir: str | os.PathLike[str] | None = None,
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
+        start_timeout: float | None = START_SECONDS,
     ) -> None:
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
@@ -53,6 +55,7 @@ class SGLangServerEngine(SGLangEngine):
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
             trust_remote_code=trust_remote_code,
+            start_timeout=start_timeout,
         )
 
     def _connect(self) -> Mapping[str, Any]:

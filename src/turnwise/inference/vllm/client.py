@@ -14,6 +14,7 @@ from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.loop_thread import LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.starting import START_SECONDS
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import ClosedDoorError, VLLMServer
 from turnwise.inference.vllm.translate import (
@@ -55,6 +56,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         update_timeout: float = 600.0,
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
+        start_timeout: float | None = START_SECONDS,
     ) -> None:
         if isinstance(tokenizer, str | os.PathLike):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
@@ -67,7 +69,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._failure: str | None = None
         # A loop of our own: the caller's may be blocked by an update that waits for turns.
         self._thread = LoopThread("vllm", lambda: self._connect(model), self._disconnect)
-        card = self._thread.start()
+        card = self._thread.start(start_timeout, f"a connection to {url}")
         self.model: str = card["id"]
         """The name that the server has for the model."""
         self._context_length = int(card["max_model_len"])

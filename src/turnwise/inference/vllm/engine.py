@@ -15,6 +15,7 @@ import torch
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
+from turnwise.inference.starting import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.vllm.process import (
     Seat,
@@ -61,6 +62,7 @@ class VLLMInferenceEngine(WorkerEngine):
         trust_remote_code: bool = False,
         tokenizer: Any = None,
         overflow: Overflow = "truncate",
+        start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
         self._is_cpu = import_vllm()
@@ -88,8 +90,9 @@ class VLLMInferenceEngine(WorkerEngine):
         self._names = count()
         self._failure: str | None = None
         try:
-            with undisturbed():
-                self._in_thread(self._start, wait_for_idle=False).result()
+            with undisturbed(), own_processes():
+                start = self._in_thread(self._start, wait_for_idle=False)
+                wait_for_start(start, start_timeout, "vLLM")
         except BaseException:
             self.close()
             raise
