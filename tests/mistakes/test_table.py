@@ -333,8 +333,9 @@ TRAINERS = [
     ),
     (
         {"config": {"model": {"local_path": "/nowhere"}}},
-        "there is no folder /nowhere. Known: smollm2-135m, tiny. A model is a built-in name, a "
-        "folder, or a Hugging Face id such as Qwen/Qwen3-0.6B.",
+        "model.local_path names the folder /nowhere, which is not there. Give --model or the "
+        "setting model.local_path: the folder of the model; model.model_name takes names and "
+        "Hugging Face ids.",
     ),
     ({"parser": "hermess"}, "there is no parser 'hermess' for tool calls. Did you mean 'hermes'?"),
     (
