@@ -95,7 +95,7 @@ def test_whole_conversations_are_shown_as_they_were(turnwise, run):
 
 
 # A model that was never trained rambles until it has no more turns.
-FEW = ("--episodes", "2", "--max-steps", "2")
+FEW = ("--episodes", "2", "--max-steps", "3")
 
 
 def test_a_model_plays_any_environment(turnwise, coins):
