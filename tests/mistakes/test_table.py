@@ -318,8 +318,8 @@ TRAINERS = [
     ({"config": ConfigStore().training}, f"config got TrainingConfig, {EXPECTED_CONFIG}"),
     (
         {"config": {"training": {"adv_estimator": "grop"}}},
-        "there is no advantage estimator 'grop'. Did you mean 'grpo'? A function can be given "
-        "instead of a name.",
+        "there is no advantage estimator 'grop'. Did you mean 'grpo'? A function of your "
+        "own: file.py:name.",
     ),
     (
         {"config": {"inference": {"backend": "vlm"}}},
