@@ -8,6 +8,8 @@ out whether a fast form is to blame for something.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _VARIABLE = "TURNWISE_PLAIN"
 
@@ -21,7 +23,16 @@ def is_plain() -> bool:
     return _Mode.is_plain
 
 
-def set_plain(plain: bool) -> None:
-    """Turn plain mode on or off for this process and for the processes that it starts."""
-    _Mode.is_plain = plain
-    os.environ[_VARIABLE] = "1" if plain else "0"
+@contextmanager
+def plain_mode(plain: bool = True) -> Iterator[None]:
+    """Turn plain mode on or off in the block, here and in the processes that are started in it."""
+    before = _Mode.is_plain, os.environ.get(_VARIABLE)
+    _Mode.is_plain, os.environ[_VARIABLE] = plain, "1" if plain else "0"
+    try:
+        yield
+    finally:
+        _Mode.is_plain, value = before
+        if value is None:
+            del os.environ[_VARIABLE]
+        else:
+            os.environ[_VARIABLE] = value

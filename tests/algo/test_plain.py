@@ -6,7 +6,7 @@ import pytest
 
 from algo.batches import assert_close, make_batch
 from algo.cases import ALL
-from modes import plain_mode
+from turnwise.plain_mode import plain_mode
 
 
 @pytest.mark.parametrize("kind", ["ragged", "one token", "all masked"])

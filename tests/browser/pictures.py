@@ -92,7 +92,7 @@ def open_the_safe(folder):
 
 
 def guess(folder, name, *settings):
-    command = [sys.executable, "-m", "turnwise", "train", "--plain", "--output", str(folder)]
+    command = [sys.executable, "-m", "turnwise", "train", "--lines", "--output", str(folder)]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     subprocess.run([*command, "--name", name, *settings], check=True, env=environment)
 

@@ -21,7 +21,7 @@ SETTINGS = [
 
 
 def start(folder, name, num_epochs):
-    command = [sys.executable, "-m", "turnwise", "train", "--plain", "--output", str(folder)]
+    command = [sys.executable, "-m", "turnwise", "train", "--lines", "--output", str(folder)]
     command += ["--name", name, *SETTINGS, f"training.num_epochs={num_epochs}"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 

@@ -137,7 +137,7 @@ def test_an_environment_that_fails_while_it_is_played(turnwise, where):
     is_told(turnwise("eval", "tiny", "--env", "faulty.py:Faulty", *param, *few), what)
     trained = turnwise(
         *("train", "my.yaml", "environment.name=faulty.py:Faulty"),
-        *(f"environment.params.where={where}", "training.on_error=fail", "--plain"),
+        *(f"environment.params.where={where}", "training.on_error=fail", "--lines"),
     )
     assert trained.code == 1, trained.err
     assert what in trained.err
@@ -198,7 +198,7 @@ def test_a_disk_that_is_full(turnwise, run, folder):
     try:
         is_told(turnwise("export", run, str(small / "out")), "No space left")
         assert list(small.iterdir()) == []
-        is_told(turnwise("train", "my.yaml", "--output", str(small), "--plain"), "the disk is full")
+        is_told(turnwise("train", "my.yaml", "--output", str(small), "--lines"), "the disk is full")
         with open(small / "filler", "wb", buffering=0) as filler:
             try:
                 while filler.write(b"x" * 4096):

@@ -38,7 +38,7 @@ def test_a_run_that_names_its_environment_is_played_looked_at_and_resumed(turnwi
     ran = turnwise("export", "runs/named", "page.html")
     assert ran.code == 0, ran.err
     assert "Lights" in (place / "page.html").read_text()
-    ran = turnwise("train", "runs/named", "--plain", "--trust-remote-code")
+    ran = turnwise("train", "runs/named", "--lines", "--trust-remote-code")
     assert ran.code == 0, ran.err
     assert "resuming from step 1" in ran.out + ran.err
     status = json.loads((place / "runs/named/run.json").read_text())
@@ -53,7 +53,7 @@ def test_an_environment_that_a_script_gave_is_asked_for_and_no_other_is_played(t
     for command in (
         ("eval", "runs/script"),
         ("play", "runs/script", "--player", "expert", "--json"),
-        ("train", "runs/script", "--plain"),
+        ("train", "runs/script", "--lines"),
     ):
         ran = turnwise(*command, "--trust-remote-code")
         assert (ran.code, ran.out) == (2, ""), command

@@ -135,7 +135,7 @@ def test_a_scripts_run_is_trained_on_by_its_folder_from_elsewhere(folder, turnwi
     monkeypatch.chdir(folder.parent)
     run = shutil.copytree(folder, folder.parent / "trained_on") / "runs" / "Greenhouse"
     before = json.loads((run / "run.json").read_text())
-    options = ("training.num_epochs=2", "--plain", "--trust-remote-code")
+    options = ("training.num_epochs=2", "--lines", "--trust-remote-code")
     done = turnwise("train", str(run), *options)
     assert done.code == 0, done.err
     after = json.loads((run / "run.json").read_text())

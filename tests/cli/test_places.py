@@ -64,7 +64,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         patch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as left:
-            main(["train", "settings.yaml", "--plain"])
+            main(["train", "settings.yaml", "--lines"])
         assert not left.value.code
     return folder.rename(folder.with_name("away"))  # where it was trained, there is nothing now
 
@@ -106,7 +106,7 @@ def test_a_run_keeps_its_names_when_it_is_resumed_from_elsewhere_and_moved(proje
         if place == moved:
             folder.rename(moved)
         run = place / "runs" / "Greenhouse"
-        words = ("train", str(run), "--trust-remote-code", "--plain", "training.num_epochs=2")
+        words = ("train", str(run), "--trust-remote-code", "--lines", "training.num_epochs=2")
         done = turnwise(*words, at=at)
         assert done.code == 0, done.err
         again, now = files_of(run)

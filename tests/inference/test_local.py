@@ -11,10 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig
 
 from inference.tiny_models import CONFIGS, SHAPE, VOCABULARY, make_model, plain_log_probs, run_all
-from modes import plain_mode
 from turnwise import ConfigError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.local import LocalEngine, UnsupportedModel
+from turnwise.plain_mode import plain_mode
 
 
 def random_prompt(length, seed):

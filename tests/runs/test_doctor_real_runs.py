@@ -113,7 +113,7 @@ def test_a_collapsed_entropy(tmp_path):
 
 
 def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):
-    """Of five other seeds each collapses by step 24, to less than a tenth of what it was."""
+    """With seeds 0 to 4 it collapses by step 24, to less than a tenth of what it was."""
     settings = (*GRPO, "training.learning_rate=5e-3")
     folder = train(tmp_path, SafeWord, *settings, steps=28)
     history = MetricsLog(folder / "metrics.jsonl").read()

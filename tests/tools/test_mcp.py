@@ -276,6 +276,7 @@ def children() -> list[str]:
         except OSError:
             continue
         is_server = "mcp_server.py\0stdio" in command or "\0-c\0" in command
+        is_server &= "from multiprocessing." not in command  # Python's own, which other tests start
         if parent == str(os.getpid()) and is_server:
             found.append(command)
     return found

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from modes import plain_mode
 from trainer.worlds import Memory, small_trainer
+from turnwise.plain_mode import plain_mode
 
 SMALL = ("training.batch_size=8", "training.warm_start_steps=3", "training.adv_estimator=gae")
 SAME = ["reward", "kl", "entropy", "policy_loss", "value_loss", "grad_norm", "num_sampled_tokens"]

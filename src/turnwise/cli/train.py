@@ -13,7 +13,7 @@ from turnwise.cli import completion
 from turnwise.cli.common import TrustRemoteCode, legible, make_console, print_file, say
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
-from turnwise.plain_mode import set_plain
+from turnwise.plain_mode import is_plain, plain_mode
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -97,8 +97,6 @@ def train(
     turnwise train my.yaml --json > metrics.jsonl
     turnwise train my.yaml --engine verl trainer.nnodes=2 --dry-run
     """
-    if plain:
-        set_plain(True)
     if resume and fresh:
         raise ConfigError("--resume and --fresh are opposites. Take one of them.")
     if engine is Engine.VERL and (estimate or as_json):
@@ -111,7 +109,7 @@ def train(
     for word in overrides:  # typed by the user, whatever the rest comes from
         name_code(word.partition("=")[2])
     run = _run_of(file)
-    with settings_from(run, is_trusted=trust_remote_code):
+    with plain_mode(plain or is_plain()), settings_from(run, is_trusted=trust_remote_code):
         config = _config(file, overrides)
         place(config, engine)
         if name is not None:
