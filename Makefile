@@ -24,6 +24,10 @@ play:  ## play a game yourself: make play ENV=grid-world
 	@py=$(call env,play)
 	$$py -m turnwise play $(ENV)
 
+# What takes long and says more of the examples and docs than of the code that they use.
+LENGTHY := tests/docs/test_examples.py tests/models/test_smollm2.py tests/trainer/test_notebook.py \
+	tests/trainer/test_turn_credit.py
+
 test:  ## install, then run the tests
 	@py=$(call env,dev)
 	# Bytecode is kept, whatever the shell says: the tests start many processes, of which none
@@ -33,7 +37,7 @@ test:  ## install, then run the tests
 	# Two processes, a thread each: with two they would wait for each other's cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
 		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults --ignore=tests/scale \
-		--ignore=tests/models/test_smollm2.py \
+		$(addprefix --ignore=,$(LENGTHY)) \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
 .PHONY: test-ray
@@ -42,9 +46,10 @@ test-ray:  ## episode workers and learners on a real Ray cluster, and sharded le
 	OMP_NUM_THREADS=1 $$py -m pytest tests/scale -n 2 --dist loadfile
 
 .PHONY: test-examples
-test-examples:  ## every file of examples/ in its quick mode, and SmolLM2 as transformers reads it
+test-examples:  ## examples/ in their quick mode, the code of the docs, a notebook, SmolLM2
 	@py=$(call env,dev)
-	TURNWISE_THOROUGH=1 $$py -m pytest tests/examples tests/models/test_smollm2.py -n 2
+	export TURNWISE_THOROUGH=1 OMP_NUM_THREADS=1
+	$$py -m pytest tests/examples $(LENGTHY) -n 2
 
 .PHONY: test-faults
 test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_THOROUGH=1: more often
