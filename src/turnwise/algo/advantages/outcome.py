@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from turnwise.algo.fast.tiles import has_kernels
+from turnwise.algo.fast import remax as fast
 from turnwise.algo.groups import GroupIndex, Groups
 from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten, wide
 from turnwise.algo.recurrence import discounted_suffix_sum
@@ -231,10 +231,8 @@ def compute_remax_advantage(
     """
     mask = as_mask(response_mask)
     rewards = wide(token_level_rewards)
-    if not is_plain() and has_kernels(rewards) and rewards.numel():
-        from turnwise.algo.fast.remax_kernel import remax_on_gpu
-
-        return remax_on_gpu(rewards, mask, reward_baselines)
+    if not is_plain():
+        return fast.remax(rewards, mask, reward_baselines)
     returns = discounted_suffix_sum(rewards, mask, 1.0)
     return keep(returns - reward_baselines.to(rewards.dtype)[:, None], mask), returns
 
