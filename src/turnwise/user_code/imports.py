@@ -98,7 +98,9 @@ def import_file(path: Path) -> ModuleType:
 
 def imported_files() -> list[ModuleType]:
     """Return the modules of users' files in this process: no other one can import their names."""
-    return [module for module in list(sys.modules.values()) if hasattr(module, _STAMP)]
+    # Not by `hasattr`: some packages import other modules when they are asked for a name.
+    modules = list(sys.modules.values())
+    return [module for module in modules if _STAMP in getattr(module, "__dict__", ())]
 
 
 def module_file(module: str, folder: Path) -> Path | None:
