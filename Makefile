@@ -24,9 +24,9 @@ play:  ## play a game yourself: make play ENV=grid-world
 	@py=$(call env,play)
 	$$py -m turnwise play $(ENV)
 
-# What takes long and says more of the examples and docs than of the code that they use.
-LENGTHY := tests/docs/test_examples.py tests/models/test_smollm2.py tests/trainer/test_notebook.py \
-	tests/trainer/test_turn_credit.py
+# The pages of the docs, and runs that take long.
+LENGTHY := tests/docs tests/models/test_smollm2.py tests/runs/test_doctor_real_runs.py \
+	tests/trainer/test_notebook.py tests/trainer/test_turn_credit.py
 
 test:  ## install, then run the tests
 	@py=$(call env,dev)
@@ -46,7 +46,7 @@ test-ray:  ## episode workers and learners on a real Ray cluster, and sharded le
 	OMP_NUM_THREADS=1 $$py -m pytest tests/scale -n 2 --dist loadfile
 
 .PHONY: test-examples
-test-examples:  ## examples/ in their quick mode, the code of the docs, a notebook, SmolLM2
+test-examples:  ## examples/ in their quick mode, the docs, a notebook, SmolLM2, sick runs
 	@py=$(call env,dev)
 	export TURNWISE_THOROUGH=1 OMP_NUM_THREADS=1
 	$$py -m pytest tests/examples $(LENGTHY) -n 2
