@@ -234,10 +234,10 @@ def compare_modes(args: argparse.Namespace) -> None:
 
 def kill_workers(trainer: Trainer, usual: float) -> None:
     """How much longer a step takes in which a worker has to be replaced."""
-    learner = trainer.machinery.learner
+    learner = trainer.components.learner
     assert isinstance(learner, RemoteLearner)
     pools: dict[str, Any] = {
-        "an episode worker": trainer.machinery.engine.pool,  # type: ignore[attr-defined]
+        "an episode worker": trainer.components.engine.pool,  # type: ignore[attr-defined]
         "a learner": learner.group,
     }
     for who, pool in pools.items():

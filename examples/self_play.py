@@ -97,7 +97,7 @@ def settings(quick):
 
 def games_won(trainer, num_games):
     """The share of games that the model wins against chance, as it is now."""
-    games = EpisodeCollector(trainer.machinery.engine, NimAgainstChance).collect_sync(num_games)
+    games = EpisodeCollector(trainer.components.engine, NimAgainstChance).collect_sync(num_games)
     return sum(game.agent.trajectory.success for game in games) / num_games
 
 

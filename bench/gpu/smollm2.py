@@ -134,7 +134,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
     """How many steps of imitation bring the success into this range, or the last below it."""
     training, stop = config.training, StopRequest(print)
     with Trainer(config, resume="never") as trainer:
-        parts = trainer.machinery
+        parts = trainer.components
         rollout = trainer._rollout()
         num_steps, last = 0, (1, 0.0)
         for batch in imitation_batches(

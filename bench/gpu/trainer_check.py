@@ -133,7 +133,7 @@ def time_step(
         ) as trainer,
     ):
         # A sampled end token ends nothing.
-        chat = trainer.machinery.collector.setup.chat
+        chat = trainer.components.collector.setup.chat
         chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         history = trainer.fit(1, num_steps)
     allocated, reserved = device.peak_gib

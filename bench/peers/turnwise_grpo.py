@@ -119,7 +119,7 @@ def main() -> None:
         ) as trainer,
     ):
         # A sampled end token ends nothing.
-        chat = trainer.machinery.collector.setup.chat
+        chat = trainer.components.collector.setup.chat
         chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         trainer.fit(1, order.num_steps)
     report.print()

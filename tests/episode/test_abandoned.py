@@ -11,7 +11,7 @@ from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, tool
 from turnwise.deadlines import abandon
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.tools import ToolCall, ToolFailure, get_parser
-from turnwise.trainer.figures import episode_figures
+from turnwise.trainer.episode_metrics import episode_metrics
 
 CALL = get_parser("json").render(ToolCall("search", {}))
 SHORT = EpisodeLimits(
@@ -105,7 +105,7 @@ def test_the_others_go_on(place, caplog):
             others = [result for result in collection if not result.abandoned_calls]
             assert [result.status for result in others] == [EpisodeStatus.DONE] * 2
         expected = 12 if place == "tool" else 2
-        assert episode_figures(collection)["abandoned_calls"] == expected
+        assert episode_metrics(collection)["abandoned_calls"] == expected
     said = [r.getMessage() for r in caplog.records if "was abandoned after" in r.getMessage()]
     assert len(said) == 1
     assert f"{__file__}:" in said[0]

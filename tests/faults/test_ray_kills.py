@@ -53,7 +53,7 @@ def test_workers_die_in_every_step_and_the_run_is_the_same(tmp_path):
 
     def watch(trainer):
         before(trainer)
-        lost.append(trainer.machinery.engine.pool._failures)
+        lost.append(trainer.components.engine.pool._failures)
 
     run = train(
         tmp_path / "run",
@@ -82,9 +82,9 @@ def test_killed_from_outside_at_any_moment(tmp_path, monkeypatch):
 
     class Killer(Listener):
         def step(self, metrics):
-            machinery = trainers[0].machinery
-            os.kill(machinery.engine.pool.pids()[metrics["step"] % 2], signal.SIGKILL)
-            os.kill(machinery.learner.group.pids()[metrics["step"] % 2], signal.SIGKILL)
+            components = trainers[0].components
+            os.kill(components.engine.pool.pids()[metrics["step"] % 2], signal.SIGKILL)
+            os.kill(components.learner.group.pids()[metrics["step"] % 2], signal.SIGKILL)
 
     run = train(tmp_path / "run", Memory, *ON_RAY, before=trainers.append, reporter=Killer())
     assert [m["num_episodes"] for m in metrics_of(run[2])] == [6, 6, 6]

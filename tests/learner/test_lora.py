@@ -146,7 +146,7 @@ def test_dropout_changes_the_update_and_nothing_else():
         batch = with_targets(random_batch(), learner)
         before, state = learner.score(batch).log_probs, torch.get_rng_state()
         gaps.append(learner.update(batch)["gap_max"])
-        torch.testing.assert_close(learner.seen_log_probs, before.float())
+        torch.testing.assert_close(learner.log_probs_before_update, before.float())
         learner.update(batch)
         assert torch.equal(torch.get_rng_state(), state)
         assert torch.equal(learner.score(batch).log_probs, learner.score(batch).log_probs)

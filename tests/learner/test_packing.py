@@ -63,7 +63,7 @@ def test_what_is_spread_stands_where_it_came_from(both, budget):
     present, sampled = both
     values = torch.arange(1.0, present.numel() + 1).view(present.shape)
     for pack in make_packs(present, sampled, torch.arange(len(present)), budget):
-        grid = pack.spread(pack.take(values)[pack.targets], present.shape[1])
+        grid = pack.scatter_to_rows(pack.take(values)[pack.targets], present.shape[1])
         assert torch.equal(grid, torch.where(sampled, values, 0.0)[pack.rows])
         # What predicts a token is the one before it, of the same episode.
         assert torch.equal(pack.row_of[pack.sources], pack.row_of[pack.targets])

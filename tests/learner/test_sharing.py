@@ -34,7 +34,7 @@ def grouped_batch(num_groups=3, size=3, prompt=6, width=15, seed=0, left_padded=
 
 
 def without_sharing(learner):
-    learner.model.__class__ = type("Plain", (PolicyValueModel,), {"shares_openings": False})
+    learner.model.__class__ = type("Plain", (PolicyValueModel,), {"shares_prefixes": False})
     return learner
 
 
@@ -43,7 +43,7 @@ def without_sharing(learner):
 def test_scores_are_the_same(family, left_padded):
     batch = grouped_batch(left_padded=left_padded)
     learner = Learner(double_model(family))
-    if not learner.model.shares_openings:
+    if not learner.model.shares_prefixes:
         pytest.skip("this family is computed padded")
     shared = learner.score(batch)
     plain = without_sharing(learner).score(batch)

@@ -114,7 +114,7 @@ def test_the_log_probs_that_are_kept_are_those_before_the_update(size, epochs, i
     expected = torch.where(batch.response_mask, learner.score(batch).log_probs, 0.0)
     gap = (batch.sampler_log_probs - expected)[batch.response_mask].abs()
     figures = learner.update(batch)
-    assert torch.allclose(learner.seen_log_probs.double(), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(learner.log_probs_before_update.double(), expected, rtol=0, atol=1e-6)
     assert figures["gap_max"] == pytest.approx(float(gap.max()), abs=1e-6)
     assert figures["gap_mean"] == pytest.approx(float(gap.mean()), abs=1e-6)
 

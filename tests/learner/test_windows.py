@@ -90,7 +90,7 @@ def test_log_probs_and_gradients_past_the_window(name):
     model = windowed_model(name)
     learner = PolicyValueModel(model, None)
     assert learner.layout == ("packed" if name in PACKED else "padded")
-    shared = ids if learner.shares_openings else None
+    shared = ids if learner.shares_prefixes else None
     packs = make_packs(present, sampled, torch.arange(4), 80, shared)
     got = torch.zeros_like(expected)
     for pack in packs:

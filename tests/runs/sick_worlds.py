@@ -97,7 +97,7 @@ def speaking_model(environment=Echo, who="random", **options):
         small_trainer(folder, environment, *slow, *steps, **options) as trainer,
     ):
         trainer.fit()
-        return trainer.machinery.learner.model.policy
+        return trainer.components.learner.model.policy
 
 
 def train(folder, environment, *overrides, steps=6, model=None, prepare=None, **options):

@@ -128,7 +128,7 @@ def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):
 
 def keep_old_weights(trainer):
     """An engine with a model of its own, as a server has, that no update reaches."""
-    parts = trainer.machinery
+    parts = trainer.components
     model = copy.deepcopy(parts.learner.model.policy)
     parts.engine.close()
     parts.engine = create_inference_engine(model, "local", tokenizer=parts.tokenizer)

@@ -85,7 +85,7 @@ def train(folder, environment, *overrides, before=lambda trainer: None, **option
     with small_trainer(folder, environment, *PPO, *overrides, **options) as trainer:
         before(trainer)
         history = trainer.fit()
-        model = trainer.machinery.learner.model
+        model = trainer.components.learner.model
         weights = {name: x.detach().clone() for name, x in model.named_parameters()}
     return history, weights, trainer.run_folder
 
@@ -99,7 +99,7 @@ def arm(fuses):
     """For `train`: learners die of these fuses."""
 
     def before(trainer):
-        learner = trainer.machinery.learner
+        learner = trainer.components.learner
         learner.options = dataclasses.replace(learner.options, policy_loss=deadly_loss(fuses))
 
     return before

@@ -13,7 +13,7 @@ from inference.tiny_models import make_model
 from learner.episodes import ALL_TERMS, double_model, random_batch, with_targets
 from turnwise.learner import Learner, PolicyValueModel, add_lora
 from turnwise.learner.sharded import ShardedLearner
-from turnwise.learner.sharding import cut, own_part, own_parts
+from turnwise.learner.sharding import local_shard, local_shards, split_shards
 from turnwise.trainer.assembly import policy_weights
 from turnwise.trainer.state import trained_parameters
 
@@ -71,18 +71,18 @@ def learned(learner, batch, rows=slice(None)):
     )
     outcome["corrected"] = learner.update(dataclasses.replace(batch, sampler_is_exact=False))
     assert {"gap_max", "is_mean", "is_max", "is_ess"} <= set(outcome["corrected"])
-    outcome["seen"] = learner.seen_log_probs
+    outcome["seen"] = learner.log_probs_before_update
     learner.options = options
     return outcome
 
 
 def left_over(learner):
     """A copy of the learner's own part of all that is to be kept."""
-    rest = {name: own_part(x.detach()) for name, x in learner.state_tensors().items()}
+    rest = {name: local_shard(x.detach()) for name, x in learner.state_tensors().items()}
     kept = {
-        "weights": own_parts(trained_parameters(learner.model)),
+        "weights": local_shards(trained_parameters(learner.model)),
         "rest": rest,
-        "policy": own_parts(policy_weights(learner)),
+        "policy": local_shards(policy_weights(learner)),
     }
     return {
         kind: {name: x.clone() for name, x in tensors.items()} for kind, tensors in kept.items()
@@ -91,9 +91,9 @@ def left_over(learner):
 
 @torch.no_grad()
 def take(learner, whole, rank):
-    weights, rest = (cut(whole[kind], NUM_LEARNERS)[rank] for kind in ("weights", "rest"))
+    weights, rest = (split_shards(whole[kind], NUM_LEARNERS)[rank] for kind in ("weights", "rest"))
     for name, parameter in trained_parameters(learner.model).items():
-        own_part(parameter).copy_(weights[name])
+        local_shard(parameter).copy_(weights[name])
     learner.optimizer.refresh_masters()
     learner.load_state_tensors(rest)
 

@@ -13,7 +13,7 @@ from trainer.worlds import Memory
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, MissingExtraError
 from turnwise.inference import GenerationRequest
-from turnwise.learner.sharding import cut
+from turnwise.learner.sharding import split_shards
 from turnwise.scale.ray import assemble
 from turnwise.scale.ray.arrays import to_arrays
 from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, ModelSource, Weights
@@ -57,7 +57,7 @@ def test_an_engine_with_a_model_of_its_own_gets_the_weights_in_parts(folder, sgl
         assert await worker.prepare(spec_for(folder, "inference.backend=sglang")) > 0
         results = []
         for version, model in enumerate(models, 7):
-            parts = cut(model.state_dict(), 2)
+            parts = split_shards(model.state_dict(), 2)
             weights = Weights(version, tuple(asyncio.ensure_future(arrived(p)) for p in parts))
             results += [await worker.sample(request, weights) for _ in range(2)]
         worker._engine.close()

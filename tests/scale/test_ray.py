@@ -296,7 +296,7 @@ if __name__ == "__main__":
         "inference.max_turns=3", "training.adv_estimator=reinforce_plus_plus", *sys.argv[2:]])
     with Trainer(config, Coin, reward, tools=[toss], parser=Eager()) as trainer:
         (metrics,) = trainer.fit()
-        pids = trainer.machinery.engine.pool.pids()
+        pids = trainer.components.engine.pool.pids()
         print("pids", os.getpid(), *pids)
         assert metrics["num_episodes"] == 2 and metrics["reward"] > 0
     import ray
@@ -387,7 +387,7 @@ def test_a_users_file_is_imported_at_most_once_by_each_process(tmp_path, monkeyp
     )
     with small_trainer(tmp_path, None, *settings) as trainer:
         (metrics,) = trainer.fit()
-        workers = set(trainer.machinery.engine.pool.pids())
+        workers = set(trainer.components.engine.pool.pids())
     assert metrics["reward"] == 1.0  # scored by workers, with the file's own function
     pids, names = zip(*(line.split() for line in log.read_text().splitlines()), strict=True)
     assert len(set(pids)) == len(pids), pids

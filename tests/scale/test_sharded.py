@@ -14,7 +14,7 @@ from hypothesis import given
 import turnwise
 from scale.sharded_child import CASES, NUM_LEARNERS, learned, left_over, prepared
 from turnwise.learner.sharded import share_of
-from turnwise.learner.sharding import cut, joined
+from turnwise.learner.sharding import join_shards, split_shards
 from turnwise.scale.ray.arrays import from_arrays, to_arrays
 
 TESTS = Path(__file__).parents[1]
@@ -88,13 +88,13 @@ def test_two_learners_with_half_of_the_model_do_what_one_does(runs, case):
             part["seen"].double(), alone["seen"].double(), 0.0, tolerance
         )
     for what in ("weights", "rest", "policy"):
-        assert_close(joined([part[what] for part in parts]), alone[what], tolerance)
+        assert_close(join_shards([part[what] for part in parts]), alone[what], tolerance)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_learners_go_on_from_what_one_left(runs, case):
     alone, parts = runs[case]
-    further = joined([part["further"] for part in parts])
+    further = join_shards([part["further"] for part in parts])
     assert_close(further, alone["further"], TOLERANCES.get(case, 1e-6))
 
 
@@ -123,9 +123,9 @@ def test_each_keeps_half_of_weights_and_optimiser(runs, case):
 )
 def test_parts_are_put_together_again(shapes, num_parts):
     tensors = {str(n): torch.randn(shape) for n, shape in enumerate(shapes)}
-    parts = [sent(part) for part in cut(tensors, num_parts)]
+    parts = [sent(part) for part in split_shards(tensors, num_parts)]
     assert len(parts) == num_parts
-    whole = joined(parts)
+    whole = join_shards(parts)
     assert whole.keys() == tensors.keys()
     assert all(torch.equal(whole[name], tensors[name]) for name in tensors)
 

@@ -166,9 +166,9 @@ def test_a_run_goes_on_from_steps_by_hand_and_not_from_the_folder(tmp_path):
 
 def test_any_episodes_can_be_learned_from_unless_their_estimator_needs_more(tmp_path):
     with small_trainer(tmp_path / "a", Echo, *QUICK) as trainer:
-        episodes = trainer.machinery.collector.collect_sync(6)
+        episodes = trainer.components.collector.collect_sync(6)
         assert trainer.train_step(episodes)["num_episodes"] == 6
     with small_trainer(tmp_path / "b", Echo, *QUICK, "training.adv_estimator=remax") as trainer:
-        episodes = trainer.machinery.collector.collect_sync(6)
+        episodes = trainer.components.collector.collect_sync(6)
         with pytest.raises(ConfigError, match=r"what the last rollout\(\) gave"):
             trainer.train_step(episodes)

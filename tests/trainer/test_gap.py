@@ -14,9 +14,9 @@ SHORT = (*NO_WARM_START, "training.steps_per_epoch=2")
 
 def sample_from(trainer, model):
     """Let the trainer's episodes be played by a real engine on another model."""
-    engine = create_inference_engine(model, "local", tokenizer=trainer.machinery.tokenizer)
-    trainer.machinery.engine.close()
-    trainer.machinery.engine = trainer.machinery.collector.setup.engine = engine
+    engine = create_inference_engine(model, "local", tokenizer=trainer.components.tokenizer)
+    trainer.components.engine.close()
+    trainer.components.engine = trainer.components.collector.setup.engine = engine
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])

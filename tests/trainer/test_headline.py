@@ -114,10 +114,10 @@ def test_a_checkpoint_that_was_trained_on_all_rows_is_continued_so(tmp_path):
         saved = trainer.save_checkpoint(tmp_path / "saved")
     listener = Listener()
     with small_trainer(tmp_path, Given, *SETTINGS, dataset=ROWS, reporter=listener) as trainer:
-        assert trainer._parts.evaluates_on == "16 held-out rows"
+        assert trainer._user.evaluates_on == "16 held-out rows"
         trainer.load_checkpoint(saved)
-        assert trainer._parts.evaluates_on == "training rows"
-        assert len(trainer._parts.train_rows) == 64
+        assert trainer._user.evaluates_on == "training rows"
+        assert len(trainer._user.train_rows) == 64
     assert any("continues so" in line for line in listener.said)
 
 

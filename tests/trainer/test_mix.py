@@ -10,7 +10,7 @@ import pytest
 from trainer.runs import Listener, assert_same_run, episodes, fit_to_the_end, metrics_of
 from trainer.worlds import LETTERS, Echo, Memory, small_trainer
 from turnwise import ConfigError, ConfigStore, Levels
-from turnwise.trainer.part_figures import weighted_mean
+from turnwise.trainer.episode_metrics import weighted_mean
 
 SETTINGS = (
     "training.adv_estimator=grpo",
@@ -185,11 +185,11 @@ def test_python_takes_what_yaml_takes(tmp_path):
     with small_trainer(
         tmp_path, None, environments=[part, Echo], system_prompt="Play.", tools=[]
     ) as trainer:
-        asked, echo = trainer._parts.mix
-        assert asked.parts.dataset[0]["letter"] == "a"
-        assert asked.parts.reward_fn.__name__ == "twice"
-        assert (asked.parts.system_prompt, echo.parts.system_prompt) == ("", "Play.")
-        collector = trainer.machinery.collector
+        asked, echo = trainer._user.mix
+        assert asked.components.dataset[0]["letter"] == "a"
+        assert asked.components.reward_fn.__name__ == "twice"
+        assert (asked.components.system_prompt, echo.components.system_prompt) == ("", "Play.")
+        collector = trainer.components.collector
         assert [len(collector.part(name).setup.tools) for name in ("Asked", "Echo")] == [1, 0]
 
 

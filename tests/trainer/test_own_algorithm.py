@@ -52,7 +52,7 @@ def fit(folder, *settings, **given):
     SEEN.clear()
     with small_trainer(folder, Echo, *QUICK, *settings, **given) as trainer:
         (metrics,) = trainer.fit()
-        has_critic = trainer.machinery.learner.model.has_critic
+        has_critic = trainer.components.learner.model.has_critic
     recorded = yaml.safe_load((trainer.run_folder / "config.yaml").read_text())["training"]
     return metrics, has_critic, recorded
 

@@ -16,7 +16,7 @@ def test_plain_and_fast_runs_are_the_same(tmp_path):
         with plain_mode(plain):
             trainer = small_trainer(tmp_path / str(plain), Memory, *SMALL, reporter=None)
             history = trainer.fit(1, 2)
-            learner = trainer.machinery.learner
+            learner = trainer.components.learner
             weights = torch.cat([p.detach().flatten() for p in learner.model.parameters()])
             outcomes.append((history, weights))
     (plain_steps, plain_weights), (fast_steps, fast_weights) = outcomes

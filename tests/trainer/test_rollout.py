@@ -75,7 +75,7 @@ class TestGroups:
             "training.resample=8",
         )
         with small_trainer(tmp_path, Coin, *settings) as trainer:
-            rollout = Rollout(trainer.machinery.collector, trainer.config)
+            rollout = Rollout(trainer.components.collector, trainer.config)
             stop = StopRequest(lambda text: None)
             played = rollout.play(0, stop)
             assert rollout.num_resampled > 0
@@ -88,7 +88,9 @@ class TestGroups:
     def test_the_same_step_gives_the_same_episodes(self, tmp_path):
         with small_trainer(tmp_path, Echo, *QUICK) as trainer:
             stop = StopRequest(lambda text: None)
-            first, second = (Rollout(trainer.machinery.collector, trainer.config) for _ in range(2))
+            first, second = (
+                Rollout(trainer.components.collector, trainer.config) for _ in range(2)
+            )
             one, same, other = first.play(3, stop), second.play(3, stop), second.play(4, stop)
         assert [r.trajectory.actions for r in one] == [r.trajectory.actions for r in same]
         assert not {r.seed for r in one} & {r.seed for r in other}
@@ -158,7 +160,7 @@ class TestDatasets:
         )
         seeds = []
         with small_trainer(tmp_path, Echo, *settings, dataset=openings) as trainer:
-            engine = trainer.machinery.engine
+            engine = trainer.components.engine
             sample = engine.sample
 
             async def recording(request):

@@ -14,7 +14,7 @@ SMALL = ("training.batch_size=4", "training.num_epochs=3", "training.steps_per_e
 def test_a_run_whose_engine_is_silent_is_saved_and_stops(tmp_path, caplog):
     with small_trainer(tmp_path, Memory, *SMALL, "inference.stall_timeout=0.5") as trainer:
         trainer.fit(num_epochs=1)
-        engine = trainer.machinery.engine
+        engine = trainer.components.engine
 
         async def say_nothing(request):
             await asyncio.Event().wait()

@@ -27,7 +27,7 @@ LONG = (*QUICK, "training.num_epochs=9")
 
 
 def weights(trainer):
-    return {name: x.clone() for name, x in trainer.machinery.learner.model.named_parameters()}
+    return {name: x.clone() for name, x in trainer.components.learner.model.named_parameters()}
 
 
 def have_changed(before, after):
@@ -81,7 +81,7 @@ class TestNotFinite:
         listener = Listener()
         with small_trainer(tmp_path, Several, *LONG, reporter=listener) as trainer:
             before = weights(trainer)
-            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter = next(trainer.components.learner.model.parameters())
             parameter.register_hook(lambda gradient: gradient * math.nan)
             with pytest.raises(TrainingStopped, match=r"5 steps in a row.*not a finite number"):
                 trainer.fit()
@@ -99,7 +99,7 @@ class TestNotFinite:
                 num_left[0] -= 1
                 return gradient * math.nan if num_left[0] >= 0 else gradient
 
-            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter = next(trainer.components.learner.model.parameters())
             parameter.register_hook(poison)
             history = trainer.fit()
             assert all(bool(x.isfinite().all()) for x in weights(trainer).values())
@@ -119,7 +119,7 @@ class TestNotFinite:
             trainer.fit()
             good = newest_files(trainer.run_folder)
             with torch.no_grad():
-                next(trainer.machinery.learner.model.parameters())[0] = math.inf
+                next(trainer.components.learner.model.parameters())[0] = math.inf
             with pytest.raises(CheckpointError, match=r"weights are not finite .*: not saved"):
                 trainer.save_checkpoint(tmp_path / "mine")
             assert not (tmp_path / "mine").exists()
@@ -319,7 +319,7 @@ class TestCheckpoints:
     def test_what_was_loaded_is_not_replaced_by_a_run_that_could_be_resumed(self, tmp_path):
         with small_trainer(tmp_path, Several, *LONG) as trainer:
             untouched = trainer.save_checkpoint(tmp_path / "untouched")
-            parameter = next(trainer.machinery.learner.model.parameters())
+            parameter = next(trainer.components.learner.model.parameters())
             parameter.register_hook(lambda gradient: gradient * math.nan)
             with pytest.raises(TrainingStopped):
                 trainer.fit()

@@ -34,7 +34,7 @@ TALK = [
 
 
 def policy_weights(trainer):
-    return [x.clone() for x in trainer.machinery.learner.model.policy.parameters()]
+    return [x.clone() for x in trainer.components.learner.model.policy.parameters()]
 
 
 class TestPlayers:
@@ -42,7 +42,7 @@ class TestPlayers:
     def test_the_streams_are_those_of_an_engine_that_says_the_same(self, tmp_path, world):
         trainer = small_trainer(tmp_path, world, *QUICK, system_prompt="Play well.")
         tasks = [EpisodeTask(seed) for seed in range(6)]
-        streams = played_streams(trainer.machinery.collector, "expert", tasks, STOP)
+        streams = played_streams(trainer.components.collector, "expert", tasks, STOP)
         letters = {seed: iter(self.expert_words(world, seed)) for seed in range(6)}
         for seed, stream in enumerate(streams):
             engine = ScriptedEngine(
@@ -64,7 +64,7 @@ class TestPlayers:
 
     def test_only_what_was_said_is_learned(self, tmp_path):
         trainer = small_trainer(tmp_path, Memory, *QUICK)
-        parts = trainer.machinery
+        parts = trainer.components
         tasks = [EpisodeTask(seed) for seed in range(8)]
         for who in ("expert", "random"):
             for stream in played_streams(parts.collector, who, tasks, STOP):
@@ -137,7 +137,7 @@ class TestPlayers:
 
     def test_a_loss_that_is_no_number(self, tmp_path):
         trainer = small_trainer(tmp_path, Echo, *QUICK)
-        parameter = next(trainer.machinery.learner.model.parameters())
+        parameter = next(trainer.components.learner.model.parameters())
         parameter.register_hook(lambda gradient: gradient * torch.nan)
         with pytest.raises(TrainingStopped, match="loss of the warm start is not a finite number"):
             trainer.fit()

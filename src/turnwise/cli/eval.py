@@ -338,7 +338,7 @@ def _report_mix(
     show: int,
 ) -> None:
     """Each part by itself, and the mean over them, each counted with its weight in the mix."""
-    from turnwise.trainer.part_figures import weighted_mean
+    from turnwise.trainer.episode_metrics import weighted_mean
 
     scored = {name: _scored(played, plan, facts["seed"]) for name, played in parts.items()}
     firsts = {name: scores[plan.who] for name, (scores, _) in scored.items()}

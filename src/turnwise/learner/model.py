@@ -111,10 +111,10 @@ class PolicyValueModel(nn.Module):
         return self._trunk.layout
 
     @property
-    def shares_openings(self) -> bool:
+    def shares_prefixes(self) -> bool:
         """Whether episodes that open with the same tokens can share their computation."""
         trunks = [self._trunk, self._critic_trunk]
-        return all(trunk.shares_openings for trunk in trunks if trunk is not None)
+        return all(trunk.shares_prefixes for trunk in trunks if trunk is not None)
 
     def train(self, mode: bool = True) -> PolicyValueModel:
         """Stays as it is: dropout is off while learning, see `trunk`."""
@@ -142,11 +142,14 @@ class PolicyValueModel(nn.Module):
                 hidden = self._critic_trunk.hidden(ids, pack, everywhere)
             kept = hidden[everywhere]
             found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
-            values = pack.spread(found[: pack.num_policy_tokens], width)
+            values = pack.scatter_to_rows(found[: pack.num_policy_tokens], width)
             # Not a view: those are refused by the hooks of a model that is kept in parts.
             last_values = found[pack.num_policy_tokens :].clone()
         return Outputs(
-            pack.spread(log_probs, width), pack.spread(entropy, width), values, last_values
+            pack.scatter_to_rows(log_probs, width),
+            pack.scatter_to_rows(entropy, width),
+            values,
+            last_values,
         )
 
     @torch.no_grad()
@@ -158,7 +161,7 @@ class PolicyValueModel(nn.Module):
         sums = sum_squared_probs(
             hidden[pack.sources], self._trunk.head, temperature=self.temperature
         )
-        return pack.spread(sums, width)
+        return pack.scatter_to_rows(sums, width)
 
     def forward(
         self,

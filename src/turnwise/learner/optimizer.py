@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from turnwise.errors import ConfigError
-from turnwise.learner.sharding import is_in_parts, own_part
+from turnwise.learner.sharding import is_sharded, local_shard
 
 Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
@@ -71,12 +71,12 @@ class MasterAdamW:
         self._narrow: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
-            part = own_part(parameter.detach())
+            part = local_shard(parameter.detach())
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 self._narrow.append(name)
                 self._masters[name] = nn.Parameter(part.float())
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
-            elif is_in_parts(parameter):
+            elif is_sharded(parameter):
                 self._masters[name] = nn.Parameter(part)
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             else:
@@ -140,13 +140,13 @@ class MasterAdamW:
             group["lr"] = learning_rate
         self._adam.step()
         for name in self._narrow:
-            own_part(self._parameters[name]).copy_(self._masters[name])
+            local_shard(self._parameters[name]).copy_(self._masters[name])
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
         """Take over weights that somebody else has put into the modules."""
         for name in self._narrow:
-            self._masters[name].copy_(own_part(self._parameters[name]))
+            self._masters[name].copy_(local_shard(self._parameters[name]))
 
     def forget(self) -> None:
         """As if no step had been made; the weights stay."""
@@ -204,7 +204,7 @@ def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
 
     def add(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
-        gradient = own_part(parameter.grad)
+        gradient = local_shard(parameter.grad)
         if master.grad is None:
             master.grad = gradient.to(master.dtype)
         else:

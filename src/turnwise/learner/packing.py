@@ -61,7 +61,7 @@ class Pack:
         """The tokens' values of a batch's [B, T] tensor: [N]."""
         return grid[self.rows[self.row_of], self.columns]
 
-    def spread(self, values: torch.Tensor, width: int) -> torch.Tensor:
+    def scatter_to_rows(self, values: torch.Tensor, width: int) -> torch.Tensor:
         """Values of the policy tokens [M] in the rows of these episodes: [b, T], 0 elsewhere."""
         grid = values.new_zeros(len(self.lengths), width)
         return grid.index_put((self.row_of[self.targets], self.columns[self.targets]), values)

@@ -144,9 +144,9 @@ class PPOTrainer:
         ratio: dict[str, float] = {}
         for _ in range(num_epochs):
             epochs.append(self.learner.update(data))
-            assert self.learner.seen_log_probs is not None
+            assert self.learner.log_probs_before_update is not None
             ratio = _ratio_metrics(
-                data.behaviour_log_probs, self.learner.seen_log_probs, data.response_mask
+                data.behaviour_log_probs, self.learner.log_probs_before_update, data.response_mask
             )
         return {**_over_epochs(epochs), **ratio}
 

@@ -75,7 +75,7 @@ class Scorer:
             batch.response_mask.cpu(),
             rows,
             self.options.micro_batch_tokens or self._fitting_tokens,
-            batch.input_ids if self.model.shares_openings else None,
+            batch.input_ids if self.model.shares_prefixes else None,
         )
 
     def _paced(

@@ -38,12 +38,12 @@ def shard(model: PolicyValueModel) -> None:
         register_fsdp_forward_method(model, method)
 
 
-def is_in_parts(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether other processes keep parts of it."""
     return isinstance(tensor, DTensor)
 
 
-def own_part(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this process keeps of a tensor, in the same memory; of a plain one all of it."""
     if not isinstance(tensor, DTensor):
         return tensor
@@ -53,7 +53,7 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     return part
 
 
-def own_parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What this process is to tell of tensors that all processes have, so that `joined` gives them.
 
     All must ask together: some may have to be exchanged.
@@ -62,17 +62,19 @@ def own_parts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     rank = 0 if is_alone else torch.distributed.get_rank()
     number = 1 if is_alone else torch.distributed.get_world_size()
     return {
-        name: own_part(tensor.detach())
-        if is_in_parts(tensor)
-        else cut({name: tensor.detach()}, number)[rank][name]
+        name: local_shard(tensor.detach())
+        if is_sharded(tensor)
+        else split_shards({name: tensor.detach()}, number)[rank][name]
         for name, tensor in tensors.items()
     }
 
 
-def cut(tensors: Mapping[str, torch.Tensor], num_parts: int) -> list[dict[str, torch.Tensor]]:
+def split_shards(
+    tensors: Mapping[str, torch.Tensor], num_parts: int
+) -> list[dict[str, torch.Tensor]]:
     """What each process keeps of whole tensors; single numbers are kept by all.
 
-    >>> cut({"w": torch.arange(3), "step": torch.tensor(7)}, 2)
+    >>> split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2)
     [{'w': tensor([0, 1]), 'step': tensor(7)}, {'w': tensor([2]), 'step': tensor(7)}]
     """
     parts: list[dict[str, torch.Tensor]] = [{} for _ in range(num_parts)]
@@ -86,10 +88,10 @@ def cut(tensors: Mapping[str, torch.Tensor], num_parts: int) -> list[dict[str, t
     return parts
 
 
-def joined(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+def join_shards(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The whole tensors of which each process keeps a part.
 
-    >>> joined(cut({"w": torch.arange(3), "step": torch.tensor(7)}, 2))
+    >>> join_shards(split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2))
     {'w': tensor([0, 1, 2]), 'step': tensor(7)}
     """
     if len(parts) == 1:

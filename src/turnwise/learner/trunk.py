@@ -107,7 +107,7 @@ class Trunk:
         return list(lists[0]) if lists else []
 
     @property
-    def shares_openings(self) -> bool:
+    def shares_prefixes(self) -> bool:
         """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
         return self.layout == "packed" and self.model.device.type == "cpu"
 

@@ -32,7 +32,7 @@ from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, fitting_tokens
 from turnwise.learner.scoring import Scorer
 from turnwise.learner.selection import select_tokens, selects_tokens
-from turnwise.learner.sharding import own_part
+from turnwise.learner.sharding import local_shard
 from turnwise.learner.workers import SingleProcess
 
 _REFERENCE = "reference."
@@ -66,7 +66,7 @@ class Learner(Scorer):
         self._fitting_tokens = fitting_tokens(model.policy)
         self._has_dropout = has_adapter_dropout(model)
         self.num_updates = 0
-        self.seen_log_probs: torch.Tensor | None = None
+        self.log_probs_before_update: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
         self._first_pass: torch.Tensor | None = None
         """The log-probs of the first pass, while it is under way."""
@@ -103,7 +103,7 @@ class Learner(Scorer):
         for epoch in range(self.options.update_epochs):
             has_ended = not self._run_epoch(epoch, batch, weights, accumulator, measured)
             if epoch == 0:
-                self.seen_log_probs, self._first_pass = self._whole_grid(before), None
+                self.log_probs_before_update, self._first_pass = self._whole_grid(before), None
             if has_ended:
                 break
         accumulator.include(self._whole(measured))
@@ -190,7 +190,7 @@ class Learner(Scorer):
         if self._reference is not None and self._has_own_reference:
             with torch.no_grad():
                 for name, parameter in self._reference.policy.named_parameters():
-                    own_part(parameter).copy_(tensors[_REFERENCE + name])
+                    local_shard(parameter).copy_(tensors[_REFERENCE + name])
 
     def _run_epoch(
         self,

@@ -25,13 +25,16 @@ from turnwise.user_code import require_model_code, require_use
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
-SHARING = ("local", "transformers")
+SHARED_MODEL_BACKENDS = ("local", "transformers")
 """Engines that sample from a Hugging Face model, such as the learner's own."""
 
 
 @dataclass
-class Machinery:
-    """What a run works with: the things themselves in one process, stand-ins on a cluster."""
+class RunComponents:
+    """The model, learner, engine and collector of a run; on Ray, proxies of those in the workers.
+
+    The trainer owns them and closes them in `cleanup`.
+    """
 
     tokenizer: Any
     learner: Learner
@@ -42,10 +45,10 @@ class Machinery:
     """Whether the engine takes the learner's weights by itself: it samples from its modules."""
     rollout: type[Rollout] = Rollout
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """What ends with the run besides the engine: servers of tools."""
+    """Closes what ends with the run besides the engine: MCP servers of tools."""
 
     def publish_weights(self) -> None:
-        """The engine samples from the learner's weights as they are now."""
+        """Make the engine sample from the learner's current weights."""
         self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
 
     def close(self) -> None:
@@ -54,34 +57,34 @@ class Machinery:
 
 
 def assemble(
-    config: ConfigStore, parts: UserComponents, total_steps: int | None = None
-) -> Machinery:
+    config: ConfigStore, user: UserComponents, total_steps: int | None = None
+) -> RunComponents:
     """Build everything that a run needs, in the order in which it depends on each other."""
     check_settings(config)
-    check_components(parts)
-    algorithm = parts.algorithm(config)
+    check_components(user)
+    algorithm = user.algorithm(config)
     if config.ray.use_ray:
         if config.ray.address is not None:
             require_use(f"the Ray cluster {config.ray.address}")
-        # By name: that room is built on this one, and Ray is not to be imported without need.
+        # By name: that package is built on this one, and Ray is imported only where it is used.
         on_ray = importlib.import_module("turnwise.scale.ray")
-        found: Machinery = on_ray.assemble(config, parts, total_steps)
+        found: RunComponents = on_ray.assemble(config, user, total_steps)
         return found
-    factory = parts.factory(config)
-    model, tokenizer = parts.model_and_tokenizer(config)
+    factory = user.factory(config)
+    model, tokenizer = user.model_and_tokenizer(config)
     # The learner first: adapters change the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
     closing = contextlib.ExitStack()
-    options = parts.episode_options(config, closing)
-    kinds = parts.mix_kinds(options, closing)
+    options = user.episode_options(config, closing)
+    kinds = user.mix_kinds(options, closing)
     collector = make_collector(EpisodeCollector, engine, factory, options, kinds)
     is_exact = samples_exactly(config, learner)
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
-    shares = config.inference.backend in SHARING
-    return Machinery(tokenizer, learner, engine, collector, advantages, shares, closing=closing)
+    shares = config.inference.backend in SHARED_MODEL_BACKENDS
+    return RunComponents(tokenizer, learner, engine, collector, advantages, shares, closing=closing)
 
 
 def make_collector(
@@ -92,18 +95,18 @@ def make_collector(
     kinds: Mapping[str, EpisodeKind],
 ) -> Collector:
     """A collector of one kind of episodes, or of the kinds of a mix."""
-    parts: dict[str, EpisodeCollector] = {}
+    collectors: dict[str, EpisodeCollector] = {}
     chat: dict[str, Any] = {}  # one format for all: it is made from the tokenizer alone
     for name, kind in kinds.items():
-        parts[name] = EpisodeCollector(engine, kind.factory, **chat, **kind.options)
-        chat = {"chat_format": parts[name].setup.chat}
-    return make(engine, factory, parts=parts, **chat, **options)
+        collectors[name] = EpisodeCollector(engine, kind.factory, **chat, **kind.options)
+        chat = {"chat_format": collectors[name].setup.chat}
+    return make(engine, factory, parts=collectors, **chat, **options)
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
     """Whether the engine's log-probs are those that the learner would compute."""
     return (
-        config.inference.backend in SHARING
+        config.inference.backend in SHARED_MODEL_BACKENDS
         and config.inference.top_p == 1.0
         and learner.model.policy.dtype == torch.float32
     )
@@ -112,7 +115,7 @@ def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
 def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenceEngine:
     """The engine that the settings name; not all of them need the model itself."""
     backend = config.inference.backend
-    if backend in SHARING:
+    if backend in SHARED_MODEL_BACKENDS:
         return create_inference_engine(model, backend, tokenizer=tokenizer)
     path = config.model.local_path or config.model.model_name
     if config.model.trust_remote_code:
@@ -128,7 +131,7 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 def check_settings(config: ConfigStore) -> None:
     """Refuse what cannot be trained, before a model is loaded."""
     num_split = config.model.tensor_parallel_size
-    if num_split > 1 and config.inference.backend in SHARING:
+    if num_split > 1 and config.inference.backend in SHARED_MODEL_BACKENDS:
         raise ConfigError(
             f"model.tensor_parallel_size got {num_split}, and the {config.inference.backend} "
             "engine runs on one device, on the modules that are trained. Set it to 1, or "

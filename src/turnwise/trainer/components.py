@@ -54,7 +54,7 @@ class UserComponents:
     limits: EpisodeLimits | None = None
     adv_estimator: EstimatorChoice | None = None
     policy_loss: LossChoice | None = None
-    mix: tuple[MixPart, ...] = ()
+    mix: tuple[MixEnvironment, ...] = ()
     """The environments of a mix, instead of the one above; each has its own rows."""
     eval_fraction: float | None = None
     """The share of the dataset that is held out, where there is no dataset for evaluation."""
@@ -109,7 +109,7 @@ class UserComponents:
     def evaluates_on(self) -> str:
         """What evaluations are on, in words: `held-out seeds`, `16 held-out rows` ..."""
         if self.mix:
-            kinds = dict.fromkeys(part.parts.evaluates_on for part in self.mix)
+            kinds = dict.fromkeys(part.components.evaluates_on for part in self.mix)
             return " and ".join(kinds)
         if self.eval_dataset is not None:
             return f"{len(self.eval_dataset):,} rows of the evaluation dataset"
@@ -121,7 +121,8 @@ class UserComponents:
     def without_held_out(self) -> UserComponents:
         """The same, with all rows to train on, as runs of older versions have it."""
         mix = tuple(
-            dataclasses.replace(part, parts=part.parts.without_held_out()) for part in self.mix
+            dataclasses.replace(part, components=part.components.without_held_out())
+            for part in self.mix
         )
         return dataclasses.replace(self, eval_fraction=None, mix=mix)
 
@@ -201,7 +202,7 @@ class EpisodeKind:
 
 
 @dataclass(frozen=True)
-class MixPart:
+class MixEnvironment:
     """One environment of a mix, with what it has of its own."""
 
     name: str
@@ -210,42 +211,42 @@ class MixPart:
     """The settings of a run in which it is the only environment."""
     given: UserComponents
     """What Python gave for it alone."""
-    parts: UserComponents
+    components: UserComponents
     """What its episodes are made of, whether its own or shared by all."""
     has_own_tools: bool = False
     curriculum: Curriculum | None = None
 
     def factory(self) -> EnvironmentFactory:
-        return self.parts.factory(self.config)
+        return self.components.factory(self.config)
 
     def kind(
         self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
     ) -> EpisodeKind:
         """How its episodes are played; tools that all share are those of `options`."""
         own: dict[str, Any] = {
-            "reward_fn": self.parts.reward_fn,
-            "system_prompt": self.parts.system_prompt,
+            "reward_fn": self.components.reward_fn,
+            "system_prompt": self.components.system_prompt,
         }
         if self.has_own_tools:
-            own["tools"] = self.parts.registry(self.config, closing)
+            own["tools"] = self.components.registry(self.config, closing)
         return EpisodeKind(self.factory(), {**options, **own})
 
     @property
     def source(self) -> TaskSource:
         """Where the tasks of its training episodes come from."""
-        return TaskSource(self.name, self.weight, self.parts.train_rows, self.curriculum)
+        return TaskSource(self.name, self.weight, self.components.train_rows, self.curriculum)
 
     @property
     def eval_rows(self) -> Rows | None:
         """The rows of its evaluation, if it has rows."""
-        return self.parts.eval_rows
+        return self.components.eval_rows
 
 
-def environment_of(parts: UserComponents, config: ConfigStore) -> EnvironmentSource:
+def environment_of(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
     """The environment that was given or named; a dataset alone is one of prompts."""
-    if parts.environment is not None:
-        return parts.environment
-    has_rows = parts.dataset is not None or config.dataset.path is not None
+    if user.environment is not None:
+        return user.environment
+    has_rows = user.dataset is not None or config.dataset.path is not None
     is_named = config.environment.name != EnvironmentConfig().name
     return PROMPTS if has_rows and not is_named else config.environment.name
 
@@ -273,19 +274,19 @@ def _rows(
     return found
 
 
-def check_components(parts: UserComponents) -> None:
+def check_components(user: UserComponents) -> None:
     """Refuse what no episode could be played with, before a model is loaded."""
-    if parts.reward_fn is not None and batch_type(parts.reward_fn) is None:
-        RewardFunction.of(parts.reward_fn)
-    if isinstance(parts.parser, str) and parts.parser != "auto":
-        get_parser(parts.parser)
-    check_parser(parts.parser)
-    check_system_prompt(parts.system_prompt)
-    check_model_and_tokenizer(parts.model, parts.tokenizer)
-    for part in parts.mix:
-        check_components(part.parts)
-    if parts.limits is not None and not isinstance(parts.limits, EpisodeLimits):
+    if user.reward_fn is not None and batch_type(user.reward_fn) is None:
+        RewardFunction.of(user.reward_fn)
+    if isinstance(user.parser, str) and user.parser != "auto":
+        get_parser(user.parser)
+    check_parser(user.parser)
+    check_system_prompt(user.system_prompt)
+    check_model_and_tokenizer(user.model, user.tokenizer)
+    for part in user.mix:
+        check_components(part.components)
+    if user.limits is not None and not isinstance(user.limits, EpisodeLimits):
         raise ConfigError(
-            f"limits got {type(parts.limits).__name__}, expected turnwise.EpisodeLimits. Write "
+            f"limits got {type(user.limits).__name__}, expected turnwise.EpisodeLimits. Write "
             "limits=EpisodeLimits(max_turns=5), or set limits.max_turns in the settings."
         )

@@ -11,9 +11,8 @@ from turnwise.episode import Collection, EpisodeCollector
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import held_out_seed
 from turnwise.inference import SamplingParams
-from turnwise.trainer.components import MixPart
-from turnwise.trainer.figures import episode_figures
-from turnwise.trainer.part_figures import of_part, weighted_mean
+from turnwise.trainer.components import MixEnvironment
+from turnwise.trainer.episode_metrics import episode_metrics, episodes_of, weighted_mean
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import OnEpisode, Rows, run_tasks, seed_of
@@ -67,12 +66,12 @@ def evaluate(
 
 
 def _figures(played: Collection) -> Metrics:
-    figures = episode_figures(played)
+    figures = episode_metrics(played)
     kept = (*_KEPT, _NUM_TASKS) if figures[_NUM_TASKS] < figures["num_episodes"] else _KEPT
     return {name: figures[name] for name in kept if name in figures}
 
 
-def held_out_mix(mix: Sequence[MixPart], num_episodes: int, seed: int) -> list[EpisodeTask]:
+def held_out_mix(mix: Sequence[MixEnvironment], num_episodes: int, seed: int) -> list[EpisodeTask]:
     """So many held-out episodes of each part of a mix."""
     return [
         dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)
@@ -90,7 +89,7 @@ class Evaluator:
         config: ConfigStore,
         rows: Rows | None,
         reporter: Reporter,
-        mix: Sequence[MixPart] = (),
+        mix: Sequence[MixEnvironment] = (),
     ) -> None:
         self._collector = collector
         self._training = config.training
@@ -142,7 +141,7 @@ class Evaluator:
         """
         if not self._mix:
             return {"": figures}
-        found = {part.name: _figures(of_part(played, part.name)) for part in self._mix}
+        found = {part.name: _figures(episodes_of(played, part.name)) for part in self._mix}
         weights = {part.name: part.weight for part in self._mix}
         whole = weighted_mean(found, weights)
         whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())

@@ -15,7 +15,7 @@ from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.older_runs import is_older, with_what_is_given
 from turnwise.runs.run_folder import Resume, RunFolder
-from turnwise.trainer.assembly import Machinery, assemble
+from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import Epochs, FitPlan
@@ -56,8 +56,8 @@ class RunLifecycle:
         self.step = 0
         """Steps that are done."""
         self._given = given
-        self._parts = given.filled_from(config)
-        self._name = self._parts.environment_name if not given.mix else config.environment_name
+        self._user = given.filled_from(config)
+        self._name = self._user.environment_name if not given.mix else config.environment_name
         if curriculum is not None and given.mix:
             raise ConfigError(
                 "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
@@ -67,7 +67,7 @@ class RunLifecycle:
         self._curriculum = curriculum
         self._reporter, self._display = choose_reporter(reporter)
         self._resume: Resume = resume
-        self._machinery: Machinery | None = None
+        self._components: RunComponents | None = None
         self._is_older = False
         """Whether the run that is resumed began in a version that recorded less."""
         self._is_loaded = False
@@ -82,11 +82,16 @@ class RunLifecycle:
         """The metrics of a finished step whose evaluation is still missing; None: there is none."""
 
     @property
-    def machinery(self) -> Machinery:
-        """Model, learner, engine and episodes; built when they are first needed."""
-        if self._machinery is None:
-            self._machinery = assemble(self.config, self._parts, self._planned_steps())
-        return self._machinery
+    def components(self) -> RunComponents:
+        """The model, learner, engine and collector, built when they are first needed."""
+        if self._components is None:
+            self._components = assemble(self.config, self._user, self._planned_steps())
+        return self._components
+
+    @property
+    def machinery(self) -> RunComponents:
+        """The earlier name of `components`."""
+        return self.components
 
     def _steps_per_epoch(self) -> int:
         raise NotImplementedError
@@ -96,8 +101,8 @@ class RunLifecycle:
 
     def _train_on_all_rows(self) -> None:
         """For a run that began in a version that held no rows out: it has trained on them."""
-        before, self._parts = self._parts, self._parts.without_held_out()
-        if before.evaluates_on != self._parts.evaluates_on:
+        before, self._user = self._user, self._user.without_held_out()
+        if before.evaluates_on != self._user.evaluates_on:
             self._reporter.say(
                 "this run began with all rows of its dataset as training rows, and continues so: "
                 "its evaluations are on training rows. A new run holds rows out "
@@ -110,7 +115,7 @@ class RunLifecycle:
 
         Made anew by each `fit`, since settings may change between two of them.
         """
-        return record_run(self.config, self._given, self._parts, self._identity, self._curriculum)
+        return record_run(self.config, self._given, self._user, self._identity, self._curriculum)
 
     @functools.cached_property
     def _recorded(self) -> ConfigStore:
@@ -120,13 +125,13 @@ class RunLifecycle:
     @functools.cached_property
     def _identity(self) -> dict[str, str]:
         """What environment, reward, tools and dataset do, as hashes."""
-        return identity(self._parts, self.config)
+        return identity(self._user, self.config)
 
     def _curricula(self) -> Iterator[tuple[str, Curriculum]]:
         """Each curriculum, after what stands before the metrics that it observes."""
         if self._curriculum is not None:
             yield "", self._curriculum
-        for part in self._parts.mix:
+        for part in self._user.mix:
             if part.curriculum is not None:
                 yield f"{part.name}/", part.curriculum
 
@@ -138,7 +143,7 @@ class RunLifecycle:
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._display)
-            _ = self.machinery  # what cannot be used is reported before there is a folder
+            _ = self.components  # what cannot be used is reported before there is a folder
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
                 folder, resumes = self._folder()
                 folder.path.mkdir(parents=True, exist_ok=True)
@@ -169,7 +174,7 @@ class RunLifecycle:
                 is_waiting=self._pending_metrics is not None,
             )
             self._num_fits += 1
-            records.add_facts({"evaluation": self._parts.evaluates_on})
+            records.add_facts({"evaluation": self._user.evaluates_on})
             records.num_steps = plan.num_steps
             self._reporter.begin(
                 RunInfo(
@@ -179,7 +184,7 @@ class RunLifecycle:
                     plan.num_steps,
                     self.step,
                     tuple(self.metrics_history),
-                    self._parts.evaluates_on,
+                    self._user.evaluates_on,
                 )
             )
             try:
@@ -232,7 +237,7 @@ class RunLifecycle:
             before = with_what_is_given(before, self._recorded)
         changes = records.note_changes(self.step, before)
         if any(change.name == "training.kl_coef" for change in changes):
-            self.machinery.advantages.kl_controller.value = self.config.training.kl_coef
+            self.components.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history = records.rewind(self.step)
         records.report_missing(
             self.metrics_history, self.step - (self._pending_metrics is not None)
@@ -244,24 +249,24 @@ class RunLifecycle:
         progress: dict[str, Any] = {
             "step": self.step,
             "epochs": self._epochs.state_dict(),
-            "weight_version": self.machinery.engine.weight_version,
-            "kl_controller": self.machinery.advantages.kl_controller.state_dict(),
+            "weight_version": self.components.engine.weight_version,
+            "kl_controller": self.components.advantages.kl_controller.state_dict(),
             "num_broken_steps": self._broken_steps.num_in_a_row,
             "num_imitated": self._num_imitated,
             "unwritten": self._pending_metrics,
-            "holds_rows_out": self._parts.eval_fraction is not None,
+            "holds_rows_out": self._user.eval_fraction is not None,
         }
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
-        write_state(folder, self.machinery.learner, self._recorded, progress)
+        write_state(folder, self.components.learner, self._recorded, progress)
 
     def _take(self, checkpoint: Checkpoint, steps_per_epoch: int | None = None) -> None:
-        parts = self.machinery
-        progress = read_state(checkpoint, parts.learner)
-        parts.publish_weights()
-        parts.engine.weight_version = int(progress["weight_version"])
+        components = self.components
+        progress = read_state(checkpoint, components.learner)
+        components.publish_weights()
+        components.engine.weight_version = int(progress["weight_version"])
         self.step = int(progress["step"])
-        parts.advantages.kl_controller.load_state_dict(progress["kl_controller"])
+        components.advantages.kl_controller.load_state_dict(progress["kl_controller"])
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]

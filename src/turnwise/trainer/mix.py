@@ -12,7 +12,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.tools import ToolRegistry
-from turnwise.trainer.components import MixPart, UserComponents
+from turnwise.trainer.components import MixEnvironment, UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.wrong_types import check_curriculum
 from turnwise.user_code import reference_to
@@ -138,7 +138,7 @@ def with_mix(
 
 def mix_of(
     config: ConfigStore, given: Sequence[GivenPart], shared: UserComponents
-) -> tuple[MixPart, ...]:
+) -> tuple[MixEnvironment, ...]:
     """The parts of a mix, each with what is its own and what all of them share.
 
     `given` is what Python gave for each; without it the settings alone say what they are.
@@ -160,7 +160,7 @@ def mix_of(
             ),
         )
         found.append(
-            MixPart(
+            MixEnvironment(
                 name,
                 item.weight,
                 settings,

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 
 from turnwise.config import ConfigStore
-from turnwise.trainer.assembly import Machinery
+from turnwise.trainer.assembly import RunComponents
 
 _MOST_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
 _SAMPLED = 4096
 
 
-def model_facts(machinery: Machinery, config: ConfigStore, *, is_start: bool) -> dict[str, Any]:
+def model_facts(
+    components: RunComponents, config: ConfigStore, *, is_start: bool
+) -> dict[str, Any]:
     """Return the facts; the hash of the weights only where they are those of the start."""
-    policy = machinery.learner.model.policy
+    policy = components.learner.model.policy
     model: dict[str, Any] = {
         "name": config.model.local_path or config.model.model_name,
         "class": type(policy).__name__,
@@ -30,14 +32,14 @@ def model_facts(machinery: Machinery, config: ConfigStore, *, is_start: bool) ->
         model |= weights_hash(policy)
     engine = {
         "backend": config.inference.backend,
-        "class": type(machinery.engine).__name__,
-        "shares_weights": machinery.shares_weights,
+        "class": type(components.engine).__name__,
+        "shares_weights": components.shares_weights,
         "temperature": config.inference.temperature,
         "top_p": config.inference.top_p,
         "stall_timeout": config.inference.stall_timeout,
-        **machinery.engine.options,
+        **components.engine.options,
     }
-    return {"model": model, "tokenizer": tokenizer_facts(machinery.tokenizer), "engine": engine}
+    return {"model": model, "tokenizer": tokenizer_facts(components.tokenizer), "engine": engine}
 
 
 def weights_hash(model: torch.nn.Module) -> dict[str, str]:

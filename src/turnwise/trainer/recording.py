@@ -36,7 +36,7 @@ from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
-from turnwise.trainer.components import MixPart, UserComponents, environment_of
+from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
 from turnwise.trainer.labels import algorithm_label, callable_label, is_made_alone, object_label
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
 from turnwise.trainer.recorded_tools import tool_entries, tools_description
@@ -86,7 +86,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     return found
 
 
-def _record_part(item: EnvironmentItem, part: MixPart) -> None:
+def _record_part(item: EnvironmentItem, part: MixEnvironment) -> None:
     """Write what Python gave for an environment of a mix into its settings."""
     own = recorded(part.config, part.given)
     item.environment = own.environment.name
@@ -131,23 +131,23 @@ def _named_code(config: ConfigStore) -> list[str]:
     ]
 
 
-def identity(parts: UserComponents, config: ConfigStore) -> dict[str, str]:
+def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     """Return a hash of what each piece of a run does, by its name in the settings.
 
     Of a mix, what an environment has of its own is named after it: `environment of maze`.
     """
     found = {
-        "reward": _reward_code(parts.reward_fn),
-        "system_prompt": _hash(parts.system_prompt or ""),
-        "tools": _hash(tools_description(parts.tools, config)),
+        "reward": _reward_code(user.reward_fn),
+        "system_prompt": _hash(user.system_prompt or ""),
+        "tools": _hash(tools_description(user.tools, config)),
     }
-    if not parts.mix:
-        found = {"environment": _code_of(parts.environment), **found}
-    found |= _algorithm_code(parts, config)
-    if parts.dataset is not None:
-        found["dataset"] = dataset_hash(parts.dataset)
-    for part in parts.mix:
-        own = identity(part.parts, part.config)
+    if not user.mix:
+        found = {"environment": _code_of(user.environment), **found}
+    found |= _algorithm_code(user, config)
+    if user.dataset is not None:
+        found["dataset"] = dataset_hash(user.dataset)
+    for part in user.mix:
+        own = identity(part.components, part.config)
         found |= {
             f"{name} of {part.name}": value
             for name, value in own.items()
@@ -156,11 +156,11 @@ def identity(parts: UserComponents, config: ConfigStore) -> dict[str, str]:
     return found
 
 
-def _algorithm_code(parts: UserComponents, config: ConfigStore) -> dict[str, str]:
+def _algorithm_code(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     """Hashes of a user's own estimator and policy loss; those of turnwise have their names."""
     training = config.training
-    estimator = parts.adv_estimator or training.adv_estimator
-    loss = parts.policy_loss or training.policy_loss
+    estimator = user.adv_estimator or training.adv_estimator
+    loss = user.policy_loss or training.policy_loss
     found = {}
     if estimator not in ADVANTAGE_ESTIMATORS:
         found["adv_estimator"] = fingerprint(get_advantage_estimator(estimator).function)

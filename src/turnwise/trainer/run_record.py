@@ -32,7 +32,7 @@ class RunRecord:
     """For `config.yaml`: every setting, and what Python gave by name."""
     files: dict[str, bytes]
     """Rows of datasets that were given in memory, by the name of their file in the folder."""
-    parts: UserComponents
+    user: UserComponents
     """What the run consists of, filled from the settings."""
     datasets: Mapping[str, Any]
     """Facts about the rows of each dataset."""
@@ -65,7 +65,7 @@ class RunRecord:
         facts: dict[str, Any] = {
             "identity": dict(self.identity),
             "agent": "the policy that is trained",
-            "code": _code(self.parts, config),
+            "code": _code(self.user, config),
             "datasets": {
                 name: {**rows, "path": paths[name]} if "path" in rows else rows
                 for name, rows in self.datasets.items()
@@ -77,15 +77,15 @@ class RunRecord:
             label = object_label(self.curriculum)
             facts["code"]["curriculum"] = _code_facts(label, self.curriculum)
             facts["unrecorded"]["curriculum"] = label
-        if self.parts.limits is not None:
-            facts["limits"] = dataclasses.asdict(self.parts.limits)
+        if self.user.limits is not None:
+            facts["limits"] = dataclasses.asdict(self.user.limits)
         return facts
 
 
 def record_run(
     config: ConfigStore,
     given: UserComponents,
-    parts: UserComponents,
+    user: UserComponents,
     identity: Mapping[str, str],
     curriculum: Curriculum | None = None,
 ) -> RunRecord:
@@ -94,7 +94,7 @@ def record_run(
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
     trained_on: dict[str, Any] = {}
-    for name, setting, source, rows in _datasets(found, given, parts):
+    for name, setting, source, rows in _datasets(found, given, user):
         trained_on[name] = rows
         datasets[name] = facts = rows_facts(setting, source, rows)
         if name.startswith("eval_"):
@@ -108,7 +108,7 @@ def record_run(
         else:
             files[f"{name}.jsonl"] = content
             setting.path = facts["path"] = [f"{RUN}/{name}.jsonl"]
-    return RunRecord(found, files, parts, datasets, identity, curriculum)
+    return RunRecord(found, files, user, datasets, identity, curriculum)
 
 
 def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
@@ -121,10 +121,10 @@ def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
 
 
 def _datasets(
-    config: ConfigStore, given: UserComponents, parts: UserComponents
+    config: ConfigStore, given: UserComponents, user: UserComponents
 ) -> Iterator[tuple[str, DatasetConfig, Any, Any]]:
     """Each dataset of a run: its name, its setting, what Python gave, and its rows."""
-    owners = [(given, parts), *((part.given, part.parts) for part in parts.mix)]
+    owners = [(given, user), *((part.given, part.components) for part in user.mix)]
     sources = [
         (getattr(own, kind), getattr(filled, kind))
         for own, filled in owners
@@ -135,27 +135,27 @@ def _datasets(
             yield name, setting, source, rows
 
 
-def _code(parts: UserComponents, config: ConfigStore) -> dict[str, Any]:
+def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
     """Where environment, reward and tools are defined, and hashes of what they do."""
-    if parts.mix:
+    if user.mix:
         settings = config.parts()
-        return {part.name: _code(part.parts, settings[part.name]) for part in parts.mix}
+        return {part.name: _code(part.components, settings[part.name]) for part in user.mix}
     found: dict[str, Any] = {}
-    if parts.environment is not None:
-        source = _source_of(parts.environment)
+    if user.environment is not None:
+        source = _source_of(user.environment)
         found["environment"] = _code_facts(config.environment.name, source)
     names = _reward_names(config)
-    if isinstance(parts.reward_fn, WeightedReward):
-        functions = parts.reward_fn.functions
+    if isinstance(user.reward_fn, WeightedReward):
+        functions = user.reward_fn.functions
         if len(names) != len(functions):  # one name for the whole
             names = [None] * len(functions)
         found["reward"] = [
             {"part": part, "weight": weight, **_code_facts(name or callable_label(fn), fn)}
             for name, (part, (fn, weight)) in zip(names, functions.items(), strict=True)
         ]
-    elif parts.reward_fn is not None:
+    elif user.reward_fn is not None:
         name = names[0] if names else None
-        found["reward"] = _code_facts(name or callable_label(parts.reward_fn), parts.reward_fn)
+        found["reward"] = _code_facts(name or callable_label(user.reward_fn), user.reward_fn)
     found["tools"] = config.tools
     return found
 

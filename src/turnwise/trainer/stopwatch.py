@@ -12,7 +12,7 @@ import torch
 
 from turnwise.episode import Collection
 from turnwise.runs.episode_store import Phase
-from turnwise.trainer.figures import split_seconds
+from turnwise.trainer.episode_metrics import split_seconds
 from turnwise.trainer.reporter import Metrics
 
 

@@ -23,13 +23,13 @@ from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
+from turnwise.trainer.episode_metrics import step_metrics
 from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.evaluation import Evaluator
 from turnwise.trainer.failures import FailureReport
 from turnwise.trainer.lifecycle import RunLifecycle
 from turnwise.trainer.mix import GivenEnvironment, with_mix
 from turnwise.trainer.model_facts import model_facts
-from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
 from turnwise.trainer.rollout import Rollout
@@ -112,7 +112,7 @@ class Trainer(RunLifecycle):
         """What `rollout` played last."""
 
     def _steps_per_epoch(self) -> int:
-        training, rows = self.config.training, self._parts.train_rows
+        training, rows = self.config.training, self._user.train_rows
         return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
 
     # ---- the loop ----
@@ -134,10 +134,10 @@ class Trainer(RunLifecycle):
         ):
             records, stop, plan = run
             stop.can_save = True
-            learner = self.machinery.learner
-            records.keep_tokenizer(self.machinery.tokenizer)
+            learner = self.components.learner
+            records.keep_tokenizer(self.components.tokenizer)
             is_start = self.step == 0 and not self._num_imitated
-            records.add_facts(model_facts(self.machinery, self.config, is_start=is_start))
+            records.add_facts(model_facts(self.components, self.config, is_start=is_start))
             learner.options = dataclasses.replace(learner.options, total_steps=plan.num_steps)
             self._warm_start(rollout, records, stop)
             while not (stop.is_wanted or self._is_over(plan)):
@@ -167,15 +167,15 @@ class Trainer(RunLifecycle):
         return self.metrics_history
 
     def _rollout(self, plan: FitPlan | None = None) -> Rollout:
-        parts = self.machinery
-        return parts.rollout(
-            parts.collector,
+        components = self.components
+        return components.rollout(
+            components.collector,
             self.config,
-            self._parts.train_rows,
+            self._user.train_rows,
             self._curriculum,
-            estimator=parts.advantages.estimator,
+            estimator=components.advantages.estimator,
             plan=plan,
-            mix=[part.source for part in self._parts.mix],
+            mix=[part.source for part in self._user.mix],
         )
 
     def _train_step(
@@ -194,14 +194,14 @@ class Trainer(RunLifecycle):
             self._episode_progress,
             self._failures,
             nothing_learned=self.step == self._broken_steps.num_in_a_row,
-            needs_baselines=self.machinery.advantages.estimator.needs_greedy_episode,
+            needs_baselines=self.components.advantages.estimator.needs_greedy_episode,
         )
         return step
 
     def _learn(
         self, step: PlayedStep, clock: Stopwatch
     ) -> tuple[Metrics, Collection, Mapping[str, torch.Tensor]]:
-        figures, columns = learn_from(step, self.machinery, self.config, clock)
+        figures, columns = learn_from(step, self.components, self.config, clock)
         changes_nothing = self._broken_steps.look(figures)
         self._why_stop = self._why_stop or changes_nothing
         for prefix, curriculum in self._curricula():
@@ -219,7 +219,7 @@ class Trainer(RunLifecycle):
 
     def rollout(self) -> Collection:
         """Play the episodes of the next step; they are scored, and not yet learned from."""
-        if self._machinery is None and not self._is_loaded:
+        if self._components is None and not self._is_loaded:
             seed_generators(self.config.training.seed)
         with self._rollout() as rollout:
             self._by_hand = self._play_step(rollout, StopRequest(self._reporter.say))
@@ -238,13 +238,13 @@ class Trainer(RunLifecycle):
                 episodes = self.rollout()
         step = self._by_hand
         if step is None or step.played is not episodes:
-            estimator = self.machinery.advantages.estimator
+            estimator = self.components.advantages.estimator
             if estimator.needs_greedy_episode:
                 raise ConfigError(
                     f"the advantage estimator {estimator.name} needs the greedy episodes that "
                     "rollout() plays in addition to the others. Pass what the last rollout() gave."
                 )
-            step = PlayedStep(episodes, step_figures(episodes))
+            step = PlayedStep(episodes, step_metrics(episodes))
         figures, _, _ = self._learn(step, clock)
         self._stop_if_hopeless()
         # What was learned here is not to be replaced by a run that lies in the folder.
@@ -261,7 +261,7 @@ class Trainer(RunLifecycle):
 
     def _warm_start(self, rollout: Rollout, records: Records, stop: StopRequest) -> None:
         """Learn to play as the expert, or chance, or a file does."""
-        training, parts = self.config.training, self.machinery
+        training, components = self.config.training, self.components
         num_steps = training.warm_start_steps
         if training.warm_start is None or self.step or self._num_imitated >= num_steps:
             return
@@ -271,9 +271,9 @@ class Trainer(RunLifecycle):
             self._reporter.progress("warm start", self._num_imitated, num_steps)
 
         steps = range(self._num_imitated, num_steps)
-        loss = imitate(training, parts, rollout.imitation_tasks, steps, stop, on_step)
-        parts.learner.restart()
-        parts.publish_weights()
+        loss = imitate(training, components, rollout.imitation_tasks, steps, stop, on_step)
+        components.learner.restart()
+        components.publish_weights()
         self._reporter.say(
             f"warm start on {training.warm_start}: {num_steps} steps, loss {loss:.3f}"
         )
@@ -282,8 +282,8 @@ class Trainer(RunLifecycle):
     def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
         """Play on held-out seeds with the model as it is now: reward, success and so on.
 
-        Of a mix each part plays so many episodes; `maze/reward` is the reward of the part `maze`,
-        `reward` the mean over the parts, each counted with its weight.
+        Each environment of a mix plays that many episodes; `maze/reward` is the reward of `maze`,
+        `reward` the mean over the environments, each counted with its weight.
         """
         number = num_episodes or self.config.training.eval_episodes or 32
         evaluator = self._evaluator()
@@ -295,9 +295,9 @@ class Trainer(RunLifecycle):
         }
 
     def _evaluator(self) -> Evaluator:
-        parts = self.machinery
+        components = self.components
         return Evaluator(
-            parts.collector, self.config, self._parts.eval_rows, self._reporter, self._parts.mix
+            components.collector, self.config, self._user.eval_rows, self._reporter, self._user.mix
         )
 
     def _episode_progress(self, done: int, total: int) -> None:
@@ -326,9 +326,9 @@ class Trainer(RunLifecycle):
 
     def cleanup(self) -> None:
         """Free the model and the engine. May be called twice."""
-        if self._machinery is not None:
-            self._machinery.close()
-            self._machinery = None
+        if self._components is not None:
+            self._components.close()
+            self._components = None
             if uses_gpu():
                 torch.cuda.empty_cache()
 

@@ -9,12 +9,11 @@ import torch
 
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection
-from turnwise.trainer.assembly import Machinery
+from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.batches import kept_columns, make_batch, trained_rows
+from turnwise.trainer.episode_metrics import staleness, step_metrics
 from turnwise.trainer.failures import MOST_FAILED_STEPS, FailureReport
-from turnwise.trainer.figures import staleness
 from turnwise.trainer.gap import GapLimit
-from turnwise.trainer.part_figures import step_figures
 from turnwise.trainer.reporter import Metrics
 from turnwise.trainer.rollout import OnEpisode, Rollout
 from turnwise.trainer.stopping import StopRequest
@@ -48,7 +47,7 @@ def play_step(
     played = rollout.play(step, stop, on_episode)
     why_stop = failures.look(played, is_first_step=nothing_learned)
     baselines = rollout.baselines(stop) if needs_baselines and why_stop is None else None
-    figures = step_figures(played)
+    figures = step_metrics(played)
     if rollout.zero_variance:
         figures |= {
             f"{name}/zero_variance" if name else "zero_variance": share
@@ -59,31 +58,31 @@ def play_step(
 
 
 def learn_from(
-    step: PlayedStep, parts: Machinery, config: ConfigStore, clock: Stopwatch
+    step: PlayedStep, components: RunComponents, config: ConfigStore, clock: Stopwatch
 ) -> tuple[Metrics, Mapping[str, torch.Tensor]]:
     """Score, update, publish; the metrics, and what was computed for each token."""
     played, figures = step.played, dict(step.figures)
-    figures |= staleness(played, parts.engine.weight_version)
+    figures |= staleness(played, components.engine.weight_version)
     rows = trained_rows(played)
     columns: Mapping[str, torch.Tensor] = {}
     if rows:
         batch = make_batch(rows)
         with clock.timing("log_probs"):
-            figures |= parts.advantages.fill(batch, rows, step.baselines)
+            figures |= components.advantages.fill(batch, rows, step.baselines)
         with clock.timing("update"):
-            figures |= parts.learner.update(batch)
-            _check_gap(figures, parts, config)
-            parts.publish_weights()
+            figures |= components.learner.update(batch)
+            _check_gap(figures, components, config)
+            components.publish_weights()
         every = [*played, *played.dropped]
-        columns = kept_columns(every, rows, batch, parts.learner.seen_log_probs)
+        columns = kept_columns(every, rows, batch, components.learner.log_probs_before_update)
     return figures, columns
 
 
-def _check_gap(figures: Metrics, parts: Machinery, config: ConfigStore) -> None:
+def _check_gap(figures: Metrics, components: RunComponents, config: ConfigStore) -> None:
     """Episodes of another model than the learner's teach it nothing of its own."""
-    limit = GapLimit.of(config.training.max_log_prob_gap, parts.advantages.sampler_is_exact)
+    limit = GapLimit.of(config.training.max_log_prob_gap, components.advantages.sampler_is_exact)
     if limit is not None:
-        limit.check(figures, parts.collector.setup.sampling)
+        limit.check(figures, components.collector.setup.sampling)
 
 
 @dataclass

@@ -22,7 +22,7 @@ from turnwise.episode.player_engine import player_episode
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
-from turnwise.trainer.assembly import Machinery
+from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.state import undone_if_interrupted
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
@@ -157,7 +157,7 @@ def imitation_batches(
 
 def imitate(
     training: TrainingConfig,
-    parts: Machinery,
+    components: RunComponents,
     tasks: Callable[[int], Sequence[EpisodeTask]],
     steps: range,
     stop: StopRequest,
@@ -167,7 +167,7 @@ def imitate(
     assert training.warm_start is not None
     batches = imitation_batches(
         training.warm_start,
-        collector=parts.collector,
+        collector=components.collector,
         tasks=tasks,
         steps=steps,
         batch_size=training.batch_size,
@@ -175,7 +175,7 @@ def imitate(
         stop=stop,
     )
     for step, batch in zip(steps, batches, strict=True):
-        figures = parts.learner.imitate(batch, training.warm_start_learning_rate)
+        figures = components.learner.imitate(batch, training.warm_start_learning_rate)
         on_step()
         if stop.is_wanted and step + 1 < steps.stop:
             raise Interrupted

@@ -25,7 +25,7 @@ from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.trainer.assembly import (
-    Machinery,
+    RunComponents,
     check_settings,
     make_collector,
     samples_exactly,
@@ -38,14 +38,14 @@ __all__ = ["assemble"]
 
 
 def assemble(
-    config: ConfigStore, parts: UserComponents, total_steps: int | None = None
-) -> Machinery:
+    config: ConfigStore, user: UserComponents, total_steps: int | None = None
+) -> RunComponents:
     """Start the workers, and build what stands for them in this process."""
     check_settings(config)
-    algorithm = parts.algorithm(config)
-    factory = parts.factory(config)
-    options = parts.episode_options(config)
-    kinds = parts.mix_kinds(options)
+    algorithm = user.algorithm(config)
+    factory = user.factory(config)
+    options = user.episode_options(config)
+    kinds = user.mix_kinds(options)
     gpus = config.ray.gpus_per_worker
     num_split = config.model.tensor_parallel_size
     if num_split > max(1, gpus):
@@ -53,9 +53,9 @@ def assemble(
             f"model.tensor_parallel_size got {num_split}, and each worker has {gpus:g} GPUs. Its "
             f"engine needs them all: ray.gpus_per_worker={num_split}"
         )
-    model, tokenizer = parts.model_and_tokenizer(_placed(config, "cpu"))
+    model, tokenizer = user.model_and_tokenizer(_placed(config, "cpu"))
     source = ModelSource(
-        _placed(config, "cuda" if gpus else "cpu"), None if parts.model is None else _on_cpu(model)
+        _placed(config, "cuda" if gpus else "cpu"), None if user.model is None else _on_cpu(model)
     )
     num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
     with contextlib.ExitStack() as stack:
@@ -81,7 +81,7 @@ def assemble(
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
         rollout = Rollout if config.ray.mode == "sync" else AheadRollout
         engine.when_closed(stack.pop_all().close)
-        return Machinery(tokenizer, learner, engine, collector, advantages, True, rollout)
+        return RunComponents(tokenizer, learner, engine, collector, advantages, True, rollout)
 
 
 def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:

@@ -15,10 +15,10 @@ from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
-from turnwise.learner.sharding import joined
+from turnwise.learner.sharding import join_shards
 from turnwise.scale.ray.arrays import Arrays, from_arrays
 from turnwise.scale.ray.worker_log import Lines, WorkerLog
-from turnwise.trainer.assembly import SHARING, make_collector, make_engine
+from turnwise.trainer.assembly import SHARED_MODEL_BACKENDS, make_collector, make_engine
 from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import load_configured_model, seed_generators
 
@@ -86,7 +86,7 @@ class EpisodeWorker:
     def _prepare(self, spec: EpisodeSpec) -> int:
         self._log = WorkerLog(spec.config.logging.level)
         seed_generators(derive_seed(spec.config.training.seed, "worker", self._number))
-        shares = spec.config.inference.backend in SHARING
+        shares = spec.config.inference.backend in SHARED_MODEL_BACKENDS
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.config, model, spec.tokenizer)
         # Groups may be spread over workers: who sees all of them drops them.
@@ -152,4 +152,4 @@ class EpisodeWorker:
         self._engine.weight_version = weights.version
 
     def _put_together(self, parts: Sequence[Arrays]) -> None:
-        self._engine.update_weights(joined([from_arrays(part) for part in parts]))
+        self._engine.update_weights(join_shards([from_arrays(part) for part in parts]))

@@ -109,7 +109,7 @@ class RemoteLearner(Learner):
             log_for(f"learner {rank}", lines)
         # The workers agree on all figures: they are those of the whole batch.
         figures, seen, _ = told[0]
-        self.seen_log_probs = torch.from_numpy(seen)
+        self.log_probs_before_update = torch.from_numpy(seen)
         whole: dict[str, float] = figures
         return whole
 

@@ -16,7 +16,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.errors import import_extra
 from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.sharded import ShardedLearner
-from turnwise.learner.sharding import cut, joined, own_part, own_parts
+from turnwise.learner.sharding import join_shards, local_shard, local_shards, split_shards
 from turnwise.scale.ray.arrays import Arrays, from_arrays, to_arrays
 from turnwise.scale.ray.episode_worker import ModelSource
 from turnwise.scale.ray.worker_log import WorkerLog
@@ -96,9 +96,9 @@ class LearnerWorker:
 
     def _outcome(self, figures: dict[str, float]) -> Any:
         learner = self._learner
-        assert learner.seen_log_probs is not None
-        told = (figures, learner.seen_log_probs.cpu().numpy(), self._log.take())
-        return told, to_arrays(own_parts(policy_weights(learner)))
+        assert learner.log_probs_before_update is not None
+        told = (figures, learner.log_probs_before_update.cpu().numpy(), self._log.take())
+        return told, to_arrays(local_shards(policy_weights(learner)))
 
     def state(self) -> State:
         """This one's part of all that there is to know of the learner."""
@@ -119,10 +119,10 @@ class LearnerWorker:
 
 def learner_states(learner: Learner, num_parts: int) -> list[State]:
     """What a learner holds, or its own part of it, cut further into so many."""
-    own_weights = own_parts(trained_parameters(learner.model))
+    own_weights = local_shards(trained_parameters(learner.model))
     # What the optimiser keeps of a model in parts are parts already.
-    own_rest = {name: own_part(x.detach()) for name, x in learner.state_tensors().items()}
-    weights, rest = cut(own_weights, num_parts), cut(own_rest, num_parts)
+    own_rest = {name: local_shard(x.detach()) for name, x in learner.state_tensors().items()}
+    weights, rest = split_shards(own_weights, num_parts), split_shards(own_rest, num_parts)
     return [(to_arrays(w), to_arrays(r)) for w, r in zip(weights, rest, strict=True)]
 
 
@@ -130,10 +130,10 @@ def learner_states(learner: Learner, num_parts: int) -> list[State]:
 def load_learner_state(learner: Learner, parts: Sequence[State]) -> None:
     """Put together what the parts say, and take it."""
     weights, rest = (
-        joined([from_arrays(arrays) for arrays in kind]) for kind in zip(*parts, strict=True)
+        join_shards([from_arrays(arrays) for arrays in kind]) for kind in zip(*parts, strict=True)
     )
     own = trained_parameters(learner.model)
     for name, tensor in weights.items():
-        own_part(own[name]).copy_(tensor)
+        local_shard(own[name]).copy_(tensor)
     learner.optimizer.refresh_masters()
     learner.load_state_tensors(rest)

@@ -7,7 +7,7 @@ import pytest
 from episode.worlds import Recording
 from trainer.worlds import Echo
 from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
-from turnwise.trainer.figures import episode_figures, split_seconds
+from turnwise.trainer.episode_metrics import episode_metrics, split_seconds
 
 
 class Counted(BaseEnvironment):
@@ -47,7 +47,7 @@ def figures_of(*scripts, on_error="retry", **options):
         results += collection.results
         dropped += collection.dropped
     collection.results, collection.dropped = results, dropped
-    return episode_figures(collection), collection
+    return episode_metrics(collection), collection
 
 
 def test_rewards_lengths_and_endings():
@@ -129,5 +129,5 @@ def test_a_world_that_says_nothing_of_success():
             return "", 1.0, True, {}
 
     engine = Recording(lambda text: "a")
-    found = episode_figures(EpisodeCollector(engine, Silent).collect_sync([1, 2]))
+    found = episode_metrics(EpisodeCollector(engine, Silent).collect_sync([1, 2]))
     assert found["success"] == 0.0
