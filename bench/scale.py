@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import os
@@ -110,16 +111,15 @@ class Players:
         self.loaded = load_model("tiny", device="cpu")
         parts = UserComponents(Sleeper)
         self.factory = parts.factory(self.config)
-        self.options = parts.episode_options(self.config) | {
-            "max_concurrency": at_once,
-            "environment_calls": "thread",
-        }
+        self.options = dataclasses.replace(
+            parts.episode_options(self.config), max_concurrency=at_once, environment_calls="thread"
+        )
 
     def here(self, tasks: Sequence[EpisodeTask]) -> tuple[float, list[EpisodeResult]]:
         """Seconds that the episodes took, and what came of them."""
         engine = make_engine(self.config, self.loaded.model, self.loaded.tokenizer)
         try:
-            collector = EpisodeCollector(engine, self.factory, **self.options)
+            collector = EpisodeCollector(engine, self.factory, self.options)
             run_sync(collector.play(tasks[:4]))
             started = time.perf_counter()
             played = list(run_sync(collector.play(tasks)))

@@ -86,8 +86,8 @@ def play_held_out(
     with contextlib.ExitStack() as closing, _engine(player) as engine:
         options = parts.episode_options(config, closing)
         if plan.is_greedy:
-            options["sampling"] = GREEDY
-        collector = EpisodeCollector(engine, factory, **options)
+            options = dataclasses.replace(options, sampling=GREEDY)
+        collector = EpisodeCollector(engine, factory, options)
 
         def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
             many = 1 if name in SCRIPTED else _AGENT_CONCURRENCY

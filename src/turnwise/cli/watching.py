@@ -60,8 +60,8 @@ def watch(
         )
         options = parts.episode_options(config, closing)
         if watched.is_greedy:
-            options["sampling"] = GREEDY
-        collector = EpisodeCollector(engine, factory, **options)
+            options = dataclasses.replace(options, sampling=GREEDY)
+        collector = EpisodeCollector(engine, factory, options)
         rules = dataclasses.replace(rules, tools=collector.setup.tools)
         closing.enter_context(stop.listening())
         for seed in seeds:

@@ -5,7 +5,6 @@ from turnwise.episode.collector import (
     EpisodeCollector,
     EpisodeFailed,
     EpisodeTask,
-    ErrorPolicy,
     collect,
     collect_async,
 )
@@ -17,6 +16,7 @@ from turnwise.episode.multi_turn import (
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
 )
+from turnwise.episode.options import CollectorOptions, EpisodeOptions, ErrorPolicy
 from turnwise.episode.run import run_episode, run_episode_async
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
@@ -26,10 +26,12 @@ from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
 __all__ = [
     "AgentRecord",
     "Collection",
+    "CollectorOptions",
     "Episode",
     "EpisodeCollector",
     "EpisodeFailed",
     "EpisodeLimits",
+    "EpisodeOptions",
     "EpisodeReport",
     "EpisodeResult",
     "EpisodeSetup",

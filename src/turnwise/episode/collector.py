@@ -5,39 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import dataclasses
 import gc
 import logging
 import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, overload
 
-from turnwise.chat import ChatFormat
 from turnwise.config import EnvironmentConfig
 from turnwise.deadlines import contained, is_interrupt, mark_called_off, run_sync
 from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
-from turnwise.episode.actions import ParserChoice
 from turnwise.episode.batch_reward import BatchReward
 from turnwise.episode.episode import Episode
-from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.options import CollectorOptions
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import EpisodeResult
 from turnwise.episode.waiting import Watchdog
-from turnwise.episode.world import EnvironmentCalls
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
-from turnwise.reward import RewardFn
-from turnwise.tools import Tool, ToolRegistry
 from turnwise.types import RolloutData, Trajectory
-
-ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
-"""What to do with an episode that failed: play it again with a fresh environment (and keep the
-failure if it fails each time), leave out its whole group, or stop."""
 
 _NUMBERING = threading.Lock()
 _GARBAGE = threading.Lock()
@@ -110,6 +102,7 @@ class EpisodeCollector:
     """Plays episodes of one kind of environment, many at a time.
 
     `environment` is a name, a class, a factory or an instance: each episode gets a fresh one.
+    Options can also be given by name: `EpisodeCollector(engine, Game, max_concurrency=64)`.
     Two runs with the same seeds give the same episodes, however many run at once and however long
     their environments take, if the engine is deterministic.
 
@@ -122,58 +115,16 @@ class EpisodeCollector:
         self,
         engine: Engine,
         environment: EnvironmentSource,
+        options: CollectorOptions | None = None,
         *,
         config: EnvironmentConfig | dict[str, Any] | None = None,
-        chat_format: ChatFormat | None = None,
-        limits: EpisodeLimits | None = None,
-        sampling: SamplingParams | None = None,
-        tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-        parser: ParserChoice = "auto",
-        system_prompt: str | None = None,
-        reward_fn: RewardFn | None = None,
-        seed: int = 0,
-        max_concurrency: int = 512,
-        reward_concurrency: int | None = None,
-        on_error: ErrorPolicy = "retry",
-        num_retries: int = 2,
-        environment_calls: EnvironmentCalls = "auto",
-        report_after: float = 30.0,
-        stall_timeout: float | None = 900.0,
         parts: Mapping[str, EpisodeCollector] | None = None,
+        **more: Any,
     ) -> None:
-        if on_error not in typing.get_args(ErrorPolicy):
-            raise ConfigError(
-                f"on_error got {on_error!r}, expected 'retry', 'drop_group' or 'fail'"
-            )
-        if max_concurrency < 1 or num_retries < 0 or report_after <= 0:
-            raise ConfigError(
-                f"got max_concurrency={max_concurrency}, num_retries={num_retries}, "
-                f"report_after={report_after}; expected at least 1, at least 0, and more than 0"
-            )
-        if stall_timeout is not None and stall_timeout <= 0:
-            raise ConfigError(
-                f"stall_timeout got {stall_timeout}, expected seconds, or None for no limit"
-            )
-        self.setup = make_setup(
-            engine,
-            chat_format=chat_format,
-            limits=limits,
-            sampling=sampling,
-            tools=tools,
-            parser=parser,
-            system_prompt=system_prompt,
-            seed=seed,
-            reward_fn=reward_fn,
-            environment_calls=environment_calls,
-        )
-        self._batch_reward = BatchReward.of(reward_fn, self.setup)
+        self.options = dataclasses.replace(options or CollectorOptions(), **more)
+        self.setup = make_setup(engine, self.options)
+        self._batch_reward = BatchReward.of(self.options.reward_fn, self.setup)
         self.make_environment: EnvironmentFactory = environment_factory(environment, config)
-        self._max_concurrency = max_concurrency
-        self._reward_concurrency = reward_concurrency
-        self._on_error = on_error
-        self._num_tries = 1 + (num_retries if on_error == "retry" else 0)
-        self._report_after = report_after
-        self._stall_timeout = stall_timeout
         self._num_groups = 0
         self._parts = dict(parts or {})
 
@@ -217,10 +168,10 @@ class EpisodeCollector:
 
     def _setups_in_this_loop(self) -> dict[str, EpisodeSetup]:
         """The setup of each part; what episodes wait for is watched over all of them."""
-        shared = self.setup.in_this_loop(self._reward_concurrency)
+        shared = self.setup.in_this_loop(self.options.reward_concurrency)
         setups = {"": shared}
         for name, part in self._parts.items():
-            own = setups[name] = part.setup.in_this_loop(self._reward_concurrency)
+            own = setups[name] = part.setup.in_this_loop(self.options.reward_concurrency)
             own.sampling, own.seed, own.waits = shared.sampling, shared.seed, shared.waits
         return setups
 
@@ -248,13 +199,19 @@ class EpisodeCollector:
 
         with (
             _patient_garbage_collector(),
-            Watchdog(setups[""].waits, self._report_after, self._stall_timeout),
+            Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout),
         ):
-            await together(work() for _ in range(min(self._max_concurrency, len(asked))))
+            await together(work() for _ in range(min(self.options.max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
         assert len(played) == len(asked), f"{len(asked)} were asked for, {len(played)} came back"
+        return await self._finish(played)
+
+    async def _finish(self, played: list[EpisodeResult]) -> Collection:
+        """Scores the episodes by a reward function of batches, and applies the error policy."""
         await self.score_together(played)
-        return Collection(played) if self._on_error != "drop_group" else without_failed(played)
+        if self.options.on_error == "drop_group":
+            return without_failed(played)
+        return Collection(played)
 
     async def score_together(self, results: Sequence[EpisodeResult]) -> None:
         """Score these by a reward function of batches; any other has scored each at its end.
@@ -269,13 +226,13 @@ class EpisodeCollector:
             return
         await self._batch_reward.score(results)
         failed = next((result for result in results if result.status.is_error), None)
-        if failed is not None and self._on_error == "fail":
+        if failed is not None and self.options.on_error == "fail":
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
     async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
         """One episode, as often as the policy allows."""
         num_abandoned = 0
-        for attempt in range(1, self._num_tries + 1):
+        for attempt in range(1, self.options.num_attempts + 1):
             episode = Episode(
                 setup,
                 self.make_environment,
@@ -291,13 +248,13 @@ class EpisodeCollector:
             result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
             if not result.status.is_error:
                 break
-            if self._on_error == "fail":
+            if self.options.on_error == "fail":
                 raise EpisodeFailed(
                     f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
                 )
             _LOG.info(
                 "try %d of %d with seed %d failed: %s: %s",
-                *(attempt, self._num_tries, task.seed, result.status, result.error),
+                *(attempt, self.options.num_attempts, task.seed, result.status, result.error),
             )
         return result
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
-from turnwise.chat import ChatFormat, Message
+from turnwise.chat import Message
 from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
@@ -80,7 +80,8 @@ class MultiTurnInferenceEngine:
     """A conversation with a model, by hand or with an environment.
 
     With `enable_tools` the calls in an answer are carried out by the `tool_manager`'s tools, and
-    their results are what the model reads next.
+    their results are what the model reads next. `options` are fields of `EpisodeOptions`, such as
+    `sampling` and `limits`.
     """
 
     def __init__(
@@ -90,11 +91,7 @@ class MultiTurnInferenceEngine:
         system_prompt: str | None = None,
         tool_manager: MultiTurnManager | None = None,
         enable_tools: bool = False,
-        *,
-        sampling: SamplingParams | None = None,
-        chat_format: ChatFormat | None = None,
-        limits: EpisodeLimits | None = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         if enable_tools and tool_manager is None:
             raise ConfigError(
@@ -106,13 +103,10 @@ class MultiTurnInferenceEngine:
         self._manager = tool_manager if enable_tools else None
         self._setup = make_setup(
             engine,
-            chat_format=chat_format,
-            limits=limits,
-            sampling=sampling,
             tools=None if self._manager is None else self._manager.registry,
             parser="auto" if self._manager is None else self._manager.parser,
             system_prompt=system_prompt,
-            seed=seed,
+            **options,
         )
         self._agent: Agent | None = None
         self._actions: Actions | None = None
@@ -218,7 +212,8 @@ class MultiTurnInferenceEngine:
 class MultiTurnChatHarness:
     """Plays episodes of one environment, each from a prompt.
 
-    `engine` is another name for `inference_engine`. A trajectory's `prompts` is the list of the
+    `engine` is another name for `inference_engine`, and `options` are fields of
+    `CollectorOptions`. A trajectory's `prompts` is the list of the
     prompt that the episode began with.
     """
 
@@ -231,8 +226,7 @@ class MultiTurnChatHarness:
         engine: BaseInferenceEngine | None = None,
         sampling: SamplingParams | None = None,
         limits: EpisodeLimits | None = None,
-        chat_format: ChatFormat | None = None,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
         chosen = inference_engine if engine is None else engine
         if chosen is None or environment is None or None not in (inference_engine, engine):
@@ -246,10 +240,9 @@ class MultiTurnChatHarness:
         self._collector = EpisodeCollector(
             chosen,
             environment,
-            chat_format=chat_format,
             limits=_with_turns(limits or EpisodeLimits(max_tokens_per_turn=128), max_turns),
             sampling=sampling or SamplingParams(temperature=0.7),
-            seed=seed,
+            **options,
         )
         self._num_episodes = 0
 

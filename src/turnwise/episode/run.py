@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from turnwise.chat import ChatFormat
 from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
-from turnwise.episode.actions import ParserChoice
 from turnwise.episode.episode import Episode
-from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.setup import make_setup
 from turnwise.episode.types import EpisodeResult
-from turnwise.episode.world import EnvironmentCalls
-from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
-from turnwise.reward import RewardFn
-from turnwise.tools import Tool, ToolRegistry
 
 
 async def run_episode_async(
@@ -28,27 +21,13 @@ async def run_episode_async(
     seed: int = 0,
     prompt: str = "",
     task: Mapping[str, Any] | None = None,
-    chat_format: ChatFormat | None = None,
-    limits: EpisodeLimits | None = None,
-    sampling: SamplingParams | None = None,
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-    parser: ParserChoice = "auto",
-    system_prompt: str | None = None,
-    reward_fn: RewardFn | None = None,
-    environment_calls: EnvironmentCalls = "auto",
+    **options: Any,
 ) -> EpisodeResult:
-    """Play one episode. An environment that is given as an object is played on, and left open."""
-    setup = make_setup(
-        engine,
-        chat_format=chat_format,
-        limits=limits,
-        sampling=sampling,
-        tools=tools,
-        parser=parser,
-        system_prompt=system_prompt,
-        reward_fn=reward_fn,
-        environment_calls=environment_calls,
-    )
+    """Play one episode. An environment that is given as an object is played on, and left open.
+
+    `options` are fields of `EpisodeOptions`; `seed` is the environment's.
+    """
+    setup = make_setup(engine, **options)
     return await Episode(setup, source_of(environment), seed=seed, prompt=prompt, task=task).run()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,15 +17,16 @@ from turnwise.env import BaseEnvironment
 from turnwise.episode.actions import ParserChoice
 from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.opening import Abilities
+from turnwise.episode.options import EpisodeOptions
 from turnwise.episode.waiting import Waits
-from turnwise.episode.world import CallStyle, EnvironmentCalls, same_process
+from turnwise.episode.world import CallStyle, same_process
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
-from turnwise.reward import Reward, RewardFn
+from turnwise.reward import Reward
 from turnwise.reward.function import RewardFunction, step_rewards
 from turnwise.reward.limit import RewardLimit
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools import ToolRegistry
 from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
 from turnwise.types import Trajectory
 
@@ -93,35 +94,21 @@ class EpisodeSetup:
             return await self.reward.score(trajectory, environment, timeout=timeout)
 
 
-def make_setup(
-    engine: Engine,
-    *,
-    chat_format: ChatFormat | None = None,
-    limits: EpisodeLimits | None = None,
-    sampling: SamplingParams | None = None,
-    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None,
-    parser: ParserChoice = "auto",
-    system_prompt: str | None = None,
-    seed: int = 0,
-    reward_fn: RewardFn | None = None,
-    environment_calls: EnvironmentCalls = "auto",
-) -> EpisodeSetup:
-    """A setup from what a user says."""
-    if environment_calls not in ("auto", "thread", "inline"):
-        raise ConfigError(
-            f"environment_calls got {environment_calls!r}, expected 'auto', 'thread' or 'inline'"
-        )
+def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: Any) -> EpisodeSetup:
+    """Returns the setup for these options; `more` are fields of `EpisodeOptions`, by name."""
+    options = dataclasses.replace(options or EpisodeOptions(), **more)
+    tools = options.tools
     return EpisodeSetup(
         engine,
-        chat_format or format_for(engine),
-        limits or EpisodeLimits(),
-        sampling or SamplingParams(),
+        options.chat_format or format_for(engine),
+        options.limits or EpisodeLimits(),
+        options.sampling or SamplingParams(),
         tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
-        parser,
-        system_prompt or "",
-        seed,
-        _guarded(RewardFunction.of(reward_fn)),
-        style=CallStyle(environment_calls),
+        options.parser,
+        options.system_prompt or "",
+        options.seed,
+        _guarded(RewardFunction.of(options.reward_fn)),
+        style=CallStyle(options.environment_calls),
     )
 
 
@@ -155,4 +142,4 @@ def _guarded(reward: RewardFunction) -> RewardFunction:
         with same_process():
             return await function(*args, **kwargs)
 
-    return replace(reward, function=run_async if is_async(function) else run)
+    return dataclasses.replace(reward, function=run_async if is_async(function) else run)

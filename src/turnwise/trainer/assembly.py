@@ -14,7 +14,7 @@ import torch
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import EpisodeCollector
+from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
@@ -91,16 +91,16 @@ def make_collector(
     make: Callable[..., Collector],
     engine: BaseInferenceEngine,
     factory: EnvironmentFactory,
-    options: Mapping[str, Any],
+    options: CollectorOptions,
     kinds: Mapping[str, EpisodeKind],
 ) -> Collector:
     """A collector of one kind of episodes, or of the kinds of a mix."""
     collectors: dict[str, EpisodeCollector] = {}
     chat: dict[str, Any] = {}  # one format for all: it is made from the tokenizer alone
     for name, kind in kinds.items():
-        collectors[name] = EpisodeCollector(engine, kind.factory, **chat, **kind.options)
+        collectors[name] = EpisodeCollector(engine, kind.factory, kind.options, **chat)
         chat = {"chat_format": collectors[name].setup.chat}
-    return make(engine, factory, parts=collectors, **chat, **options)
+    return make(engine, factory, options, parts=collectors, **chat)
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:

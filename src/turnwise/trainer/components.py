@@ -18,7 +18,7 @@ from turnwise.data.by_name import dataset_by_name
 from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
-from turnwise.episode import EpisodeLimits
+from turnwise.episode import CollectorOptions, EpisodeLimits
 from turnwise.episode.actions import ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -172,22 +172,22 @@ class UserComponents:
 
     def episode_options(
         self, config: ConfigStore, closing: contextlib.ExitStack | None = None
-    ) -> dict[str, Any]:
-        """How episodes are played: the options of an `EpisodeCollector`."""
-        return {
-            "limits": self.limits,
-            "sampling": SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
-            "tools": self.registry(config, closing),
-            "parser": self.parser or "auto",
-            "system_prompt": self.system_prompt,
-            "reward_fn": self.reward_fn,
-            "seed": config.training.seed,
-            "on_error": config.training.on_error,
-            "stall_timeout": config.inference.stall_timeout,
-        }
+    ) -> CollectorOptions:
+        """Returns how episodes are played; `closing` ends the tool servers that this starts."""
+        return CollectorOptions(
+            limits=self.limits,
+            sampling=SamplingParams(config.inference.temperature, top_p=config.inference.top_p),
+            tools=self.registry(config, closing),
+            parser=self.parser or "auto",
+            system_prompt=self.system_prompt,
+            reward_fn=self.reward_fn,
+            seed=config.training.seed,
+            on_error=config.training.on_error,
+            stall_timeout=config.inference.stall_timeout,
+        )
 
     def mix_kinds(
-        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
+        self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
     ) -> dict[str, EpisodeKind]:
         """How the episodes of each part of a mix are played; `options` are those of the whole."""
         return {part.name: part.kind(options, closing) for part in self.mix}
@@ -195,10 +195,10 @@ class UserComponents:
 
 @dataclass(frozen=True)
 class EpisodeKind:
-    """What makes a kind of episodes: the environment, and the options of an `EpisodeCollector`."""
+    """What makes a kind of episodes: the environment, and how its episodes are played."""
 
     factory: EnvironmentFactory
-    options: Mapping[str, Any]
+    options: CollectorOptions
 
 
 @dataclass(frozen=True)
@@ -220,16 +220,18 @@ class MixEnvironment:
         return self.components.factory(self.config)
 
     def kind(
-        self, options: Mapping[str, Any], closing: contextlib.ExitStack | None = None
+        self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
     ) -> EpisodeKind:
         """How its episodes are played; tools that all share are those of `options`."""
-        own: dict[str, Any] = {
-            "reward_fn": self.components.reward_fn,
-            "system_prompt": self.components.system_prompt,
-        }
-        if self.has_own_tools:
-            own["tools"] = self.components.registry(self.config, closing)
-        return EpisodeKind(self.factory(), {**options, **own})
+        own = dataclasses.replace(
+            options,
+            reward_fn=self.components.reward_fn,
+            system_prompt=self.components.system_prompt,
+            tools=self.components.registry(self.config, closing)
+            if self.has_own_tools
+            else options.tools,
+        )
+        return EpisodeKind(self.factory(), own)
 
     @property
     def source(self) -> TaskSource:

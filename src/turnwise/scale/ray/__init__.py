@@ -86,9 +86,10 @@ def assemble(
 
 def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:
     """A reward function of batches is called here, with the episodes of all workers."""
-    if batch_type(kind.options["reward_fn"]) is None:
+    if batch_type(kind.options.reward_fn) is None:
         return kind
-    return dataclasses.replace(kind, options={**kind.options, "reward_fn": None})
+    options = dataclasses.replace(kind.options, reward_fn=None)
+    return dataclasses.replace(kind, options=options)
 
 
 def _placed(config: ConfigStore, device: str) -> ConfigStore:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask, without_failed
+from turnwise.episode.collector import EpisodeTask
 from turnwise.errors import import_extra
 from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
 from turnwise.scale.ray.arrays import to_arrays
@@ -67,8 +67,8 @@ class RemoteEngine(BaseInferenceEngine):
 class RemoteCollector(EpisodeCollector):
     """Has its episodes played by the workers. What it is told about sampling goes with them."""
 
-    def __init__(self, engine: RemoteEngine, environment: Any, **options: Any) -> None:
-        super().__init__(engine, environment, **options)
+    def __init__(self, engine: RemoteEngine, *args: Any, **options: Any) -> None:
+        super().__init__(engine, *args, **options)
         self._remote = engine
         self._weights: Weights | None = None
 
@@ -87,5 +87,4 @@ class RemoteCollector(EpisodeCollector):
         played = await self._remote.pool.play(
             list(tasks), setup.sampling, setup.seed, weights, on_result
         )
-        await self.score_together(played)
-        return Collection(played) if self._on_error != "drop_group" else without_failed(played)
+        return await self._finish(played)

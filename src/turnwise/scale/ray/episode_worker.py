@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.episode import EpisodeCollector, EpisodeResult
+from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
@@ -61,8 +61,7 @@ class EpisodeSpec:
     source: ModelSource
     tokenizer: Any
     factory: EnvironmentFactory
-    options: Mapping[str, Any]
-    """Those of the collector."""
+    options: CollectorOptions
     parts: Mapping[str, EpisodeKind] = field(default_factory=dict)
     """The environments of a mix."""
 

@@ -1,0 +1,87 @@
+"""The options of episodes and of the collector that plays many of them."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from turnwise.chat import ChatFormat
+from turnwise.episode.actions import ParserChoice
+from turnwise.episode.limits import EpisodeLimits
+from turnwise.episode.world import EnvironmentCalls
+from turnwise.errors import ConfigError
+from turnwise.inference import SamplingParams
+from turnwise.reward import RewardFn
+from turnwise.tools import Tool, ToolRegistry
+
+ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
+"""What to do with an episode that failed: play it again with a fresh environment (and keep the
+failure if it fails each time), leave out its whole group, or stop."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """How each episode is played."""
+
+    chat_format: ChatFormat | None = None
+    """None takes the chat template of the engine's tokenizer."""
+    limits: EpisodeLimits | None = None
+    sampling: SamplingParams | None = None
+    tools: ToolRegistry | Iterable[Tool | Callable[..., Any]] | None = None
+    parser: ParserChoice = "auto"
+    system_prompt: str | None = None
+    """Precedes the environment's own system prompt."""
+    reward_fn: RewardFn | None = None
+    """None takes the sum of the step rewards."""
+    seed: int = 0
+    """Seed of the sampling; the seed of the episode is mixed in."""
+    environment_calls: EnvironmentCalls = "auto"
+
+    def __post_init__(self) -> None:
+        _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions(EpisodeOptions):
+    """How each episode is played, how many at a time, and what happens to those that fail."""
+
+    max_concurrency: int = 512
+    reward_concurrency: int | None = None
+    """Rewards computed at the same time; None chooses by the kind of the reward function."""
+    on_error: ErrorPolicy = "retry"
+    num_retries: int = 2
+    """Used by the error policy `retry`."""
+    report_after: float = 30.0
+    """Seconds without any progress after which the log says what the episodes wait for."""
+    stall_timeout: float | None = 900.0
+    """Seconds without a result from the engine after which the collection fails."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_choice("on_error", self.on_error, ErrorPolicy)
+        if self.max_concurrency < 1 or self.num_retries < 0 or self.report_after <= 0:
+            raise ConfigError(
+                f"got max_concurrency={self.max_concurrency}, num_retries={self.num_retries}, "
+                f"report_after={self.report_after}; expected at least 1, at least 0, and more "
+                "than 0"
+            )
+        if self.stall_timeout is not None and self.stall_timeout <= 0:
+            raise ConfigError(
+                f"stall_timeout got {self.stall_timeout}, expected seconds, or None for no limit"
+            )
+
+    @property
+    def num_attempts(self) -> int:
+        """How often an episode is played at most, until it does not fail."""
+        return 1 + (self.num_retries if self.on_error == "retry" else 0)
+
+
+def _check_choice(name: str, value: object, choices: Any) -> None:
+    expected = typing.get_args(choices)
+    if value not in expected:
+        raise ConfigError(
+            f"{name} got {value!r}, expected {', '.join(map(repr, expected[:-1]))} or "
+            f"{expected[-1]!r}"
+        )
