@@ -10,8 +10,15 @@ import time
 
 import pytest
 
-from turnwise.deadlines import Deadline, call_with_deadline, is_async, run_sync
+from turnwise.deadlines import call_with_deadline, is_async, run_sync, time_limit
 from turnwise.errors import DeadlineExceeded
+from turnwise.plain_mode import plain_mode
+
+
+@pytest.fixture(autouse=True, params=[True, False], ids=["plain", "fast"])
+def plain(request):
+    with plain_mode(request.param):
+        yield
 
 
 def call(function, *args, timeout=5.0, **kwargs):
@@ -301,7 +308,7 @@ def test_run_sync_raises_what_the_coroutine_raises():
 async def ends(seconds, work=None):
     """How a wait with this deadline ends."""
     try:
-        with Deadline(seconds):
+        async with time_limit(seconds):
             await (asyncio.Event().wait() if work is None else work)
     except TimeoutError:
         return "cut"
@@ -340,10 +347,10 @@ def test_a_deadline_obeys_a_cancellation_from_outside(seconds):
 
 def test_an_inner_deadline_leaves_the_outer_one_alone():
     async def main():
-        with Deadline(5.0) as outer:
+        async with time_limit(5.0) as outer:
             assert await ends(0.01) == "cut"
             await asyncio.sleep(0)
-        assert not outer.expired
+        assert not outer.expired()
         assert asyncio.current_task().cancelling() == 0
         return await ends(0.03, ends(5.0))
 

@@ -120,10 +120,12 @@ def test_an_engine_that_fails(what, says):
     assert len(engine.ended) == 1
 
 
-def test_an_engine_that_hangs_is_left(monkeypatch):
+@pytest.mark.parametrize("what", ["hangs", "hangs and ignores its cancellation"])
+def test_an_engine_that_hangs_is_left(what, monkeypatch):
     monkeypatch.setattr("turnwise.episode.agent._GRACE_SECONDS", 0.05)
+    monkeypatch.setattr("turnwise.deadlines.abandon.GRACE_SECONDS", 0.05)
     limits = EpisodeLimits(generation_timeout=0.05)
-    result = run_episode(Broken("hangs"), Counting, limits=limits)
+    result = run_episode(Broken(what), Counting, limits=limits)
     assert result.status is EpisodeStatus.ENGINE_ERROR
     assert "longer than 0.1 s" in result.error
 

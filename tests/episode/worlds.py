@@ -1,6 +1,7 @@
 """Environments and engines for the tests of episodes."""
 
 import asyncio
+import contextlib
 import gc
 import random
 from functools import cache
@@ -140,6 +141,9 @@ class Broken(Recording):
             raise ConnectionError("the server is away")
         if self.what == "hangs":
             await asyncio.Event().wait()
+        while self.what == "hangs and ignores its cancellation":
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
         if self.what == "says nothing":
             return GenerationResult([], [], FinishReason.STOP, 0)
         if self.what == "not finite":

@@ -1,30 +1,35 @@
-"""Run other people's code, sync or async, with a deadline.
+"""Run user code, sync or async, with a time limit.
 
 A user's function may block, so it never runs on the event loop: sync code gets a daemon thread
-of its own. Python cannot kill a thread; one that overruns is left behind, named after what it
+of its own. Python cannot kill a thread; one that overruns is left running, named after what it
 was doing, and cannot keep the process alive (an executor's threads would). Async code runs on
 the loop, in the task of its caller: it is cancelled when it overruns, and abandoned if it ignores
-that (`abandon.py`); but one that blocks instead of awaiting holds up all.
+that (`abandon.py`); but async code that blocks instead of awaiting blocks all episodes.
 
-Whatever other people's code raises is its failure, also what is no `Exception`. Only what is
-addressed to us passes through as it is (`is_interrupt`).
+Whatever user code raises is its failure, even if it is no `Exception`. Only interrupts of the
+caller propagate as they are (`is_interrupt`).
 """
 
-from turnwise.deadlines.abandon import call_off, mark_called_off, num_abandoned
-from turnwise.deadlines.calls import call_with_deadline, is_async, result_within
+from turnwise.deadlines.abandon import (
+    Abandonable,
+    allow_abandoning,
+    cancel_or_abandon,
+    num_abandoned,
+)
+from turnwise.deadlines.calls import call_with_deadline, is_async, result_within, time_limit
 from turnwise.deadlines.failures import contained, is_interrupt
-from turnwise.deadlines.limit import Deadline
 from turnwise.deadlines.running import run_sync
 
 __all__ = [
-    "Deadline",
-    "call_off",
+    "Abandonable",
+    "allow_abandoning",
     "call_with_deadline",
+    "cancel_or_abandon",
     "contained",
     "is_async",
     "is_interrupt",
-    "mark_called_off",
     "num_abandoned",
     "result_within",
     "run_sync",
+    "time_limit",
 ]

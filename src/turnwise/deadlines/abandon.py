@@ -1,9 +1,9 @@
-"""Leave async user code where it waits, if it ignores that it was cancelled.
+"""Async user code that ignores its cancellation is abandoned where it waits.
 
-A task that swallows its cancellation cannot be ended from outside. So user code does not get a
-task: its coroutine is resumed from here, step by step, in the task of its caller (where cancel
+A task that swallows its cancellation cannot be ended from outside. So user code gets no task of its
+own: its coroutine is resumed from here, step by step, in the task of its caller (where cancel
 scopes that it opens in one call and closes in another expect it). Code that still waits a while
-after it was called off is not resumed any more: it holds up nothing, and never runs again.
+after its cancellation is not resumed any more: it blocks nothing, and never runs again.
 """
 
 from __future__ import annotations
@@ -15,45 +15,46 @@ import weakref
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 
 GRACE_SECONDS = 5.0
-"""For cleaning up after a cancellation, which may take awaiting."""
+"""The time for cleaning up after a cancellation, which may itself await something."""
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
 _LOG = logging.getLogger("turnwise")
-_called_off: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+_abandonable_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _count: contextvars.ContextVar[int] = contextvars.ContextVar("abandoned_calls", default=0)
 _logged: set[CodeType | str] = set()
 
 
-def mark_called_off(task: asyncio.Task[Any]) -> None:
-    """Nobody waits for what the task does any more: user code in it may be abandoned.
+class TimeLimit(Protocol):
+    """What `asyncio.timeout` and its faster form give to their blocks."""
 
-    A cancellation alone does not say so: user code cancels the task itself, and takes that back,
-    where it uses `asyncio.timeout`.
+    def expired(self) -> bool: ...
+
+
+def allow_abandoning(task: asyncio.Task[Any]) -> None:
+    """Allow user code in a task to be abandoned if it ignores the task's cancellation.
+
+    A cancellation alone does not allow it: user code that uses `asyncio.timeout` cancels the task
+    itself, and takes that back.
     """
-    _called_off[task] = _called_off.get(task, 0) + 1
+    _abandonable_tasks.add(task)
 
 
-def unmark_called_off(task: asyncio.Task[Any]) -> None:
-    """The part of the task that was called off is over."""
-    _called_off[task] -= 1
-
-
-def call_off(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, and abandon user code in it that ignores that."""
-    mark_called_off(task)
+def cancel_or_abandon(task: asyncio.Task[Any]) -> None:
+    """Cancel a task; user code in it that ignores the cancellation is abandoned."""
+    allow_abandoning(task)
     task.cancel()
 
 
 def keep_for_ever(left: object) -> None:
-    """Take care that a coroutine or task that ignores its end is never finalized.
+    """Prevent a coroutine or task that ignores its end from ever being finalized.
 
-    Python ends a coroutine once more before it frees it. Code that ignores that as well would go on
-    then, perhaps while the process ends and no loop runs that it could wait in: for ever.
+    Python closes a coroutine before it frees it. Code that ignores that as well would continue
+    then, perhaps at the exit of the process, when no loop runs that it could wait in: for ever.
     """
     import ctypes  # seldom needed
 
@@ -61,27 +62,28 @@ def keep_for_ever(left: object) -> None:
 
 
 def num_abandoned() -> int:
-    """How many calls were abandoned so far in the current context, such as a task's."""
+    """Return how many calls were abandoned so far in the current context, such as a task's."""
     return _count.get()
 
 
 class Abandonable(Generic[T]):
-    """`await Abandonable(coroutine, what)`: as `await coroutine`, but it always ends.
+    """`await Abandonable(coroutine, what, limit)`: as `await coroutine`, but it always ends.
 
-    When the task is called off, the coroutine is cancelled as usual. If it still waits after
-    `GRACE_SECONDS`, it is cancelled once more; if it waits even then, it is abandoned, and the
-    cancellation is raised here.
+    When the limit expires or the task is cancelled for good, the coroutine is cancelled as usual.
+    If it still waits after `GRACE_SECONDS`, it is cancelled once more; if it waits even then, it is
+    abandoned, and the cancellation is raised here.
     """
 
-    __slots__ = ("_coroutine", "_is_last", "_until", "_was_called_off", "_what")
+    __slots__ = ("_coroutine", "_is_final", "_limit", "_until", "_was_given_up", "_what")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], what: str) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, T], what: str, limit: TimeLimit) -> None:
         self._coroutine = coroutine
         self._what = what
+        self._limit = limit
         self._until: float | None = None
-        """When it is cancelled for the last time, on the loop's clock; None: it was not yet."""
-        self._was_called_off = False
-        self._is_last = False
+        """When it is cancelled for the last time, on the loop's clock; None before the first."""
+        self._was_given_up = False
+        self._is_final = False
 
     def __await__(self) -> Generator[Any, Any, T]:
         resume: Any = self._coroutine.send
@@ -92,7 +94,7 @@ class Abandonable(Generic[T]):
             except StopIteration as end:
                 result: T = end.value
                 return result
-            if self._is_last:
+            if self._is_final:
                 self._abandon()
                 raise asyncio.CancelledError
             try:
@@ -108,11 +110,11 @@ class Abandonable(Generic[T]):
                 resume, value = self._coroutine.throw, error
 
     def _wait(self, awaited: Any) -> Generator[Any, Any, Any]:
-        """Wait for what the coroutine waits for, with an eye on the clock."""
+        """Wait for what the coroutine waits for, at most until the grace is over."""
         loop = asyncio.get_running_loop()
         is_future = asyncio.isfuture(awaited) and awaited.get_loop() is loop
         if awaited is not None and not is_future:
-            return (yield awaited)  # the task says what is wrong with it
+            return (yield awaited)  # the task reports what is wrong with it
         if awaited is not None:
             awaited._asyncio_future_blocking = False  # the task does not see this one
         while not self._is_time_up(loop.time()):
@@ -125,21 +127,24 @@ class Abandonable(Generic[T]):
             else:
                 if awaited is None or awaited.done():
                     return None
-        self._is_last = True
+        self._is_final = True
         raise asyncio.CancelledError
 
     def _begin_grace(self) -> None:
-        if not self._was_called_off:
-            self._was_called_off = _is_called_off()
+        if not self._was_given_up:
+            self._was_given_up = self._is_given_up()
             self._until = asyncio.get_running_loop().time() + GRACE_SECONDS
 
     def _is_time_up(self, now: float) -> bool:
         if self._until is None or now < self._until:
             return False
-        if not _is_called_off():  # it was a timeout of its own, which does not concern us
+        if not self._is_given_up():  # the code's own timeout cancelled it: it may take its time
             self._until = now + GRACE_SECONDS
             return False
         return True
+
+    def _is_given_up(self) -> bool:
+        return self._limit.expired() or asyncio.current_task() in _abandonable_tasks
 
     def _abandon(self) -> None:
         _count.set(_count.get() + 1)
@@ -165,7 +170,7 @@ class Abandonable(Generic[T]):
 def _first_of(
     awaited: Any, until: float | None, loop: asyncio.AbstractEventLoop
 ) -> Generator[Any, Any, None]:
-    """Until it is done or the time has come; for None, until the others had their turn."""
+    """Wait until `awaited` is done or the time has come; None: until the next loop iteration."""
     relay: asyncio.Future[None] = loop.create_future()
 
     def wake(_: object = None) -> None:
@@ -186,17 +191,11 @@ def _first_of(
             awaited.remove_done_callback(wake)
 
 
-def _is_called_off() -> bool:
-    task = asyncio.current_task()
-    return task is not None and _called_off.get(task, 0) > 0
-
-
 def _frame_of_user(coroutine: Any) -> FrameType | None:
-    """The outermost frame that is not of this package: what the user wrote, where it waits."""
+    """Return the outermost frame outside this package: where the code that the user wrote waits."""
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
         if frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
             return frame  # type: ignore[no-any-return]
-        following = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
-        coroutine = following
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
     return None

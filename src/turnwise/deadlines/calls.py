@@ -1,4 +1,4 @@
-"""Call a function of the user, plain or async, with a deadline."""
+"""Call a user's function, sync or async, with a time limit."""
 
 from __future__ import annotations
 
@@ -13,10 +13,19 @@ from typing import Any, TypeVar
 
 from turnwise.deadlines.abandon import Abandonable
 from turnwise.deadlines.failures import contained, is_interrupt
-from turnwise.deadlines.limit import Deadline
+from turnwise.deadlines.fast import FastTimeout
 from turnwise.errors import DeadlineExceeded
+from turnwise.plain_mode import is_plain
 
 T = TypeVar("T")
+
+
+def time_limit(seconds: float | None) -> asyncio.Timeout | FastTimeout:
+    """`async with time_limit(seconds) as limit`: cancels what the block awaits when time is up.
+
+    The block then raises `TimeoutError`, and `limit.expired()` is true. None: no limit.
+    """
+    return asyncio.timeout(seconds) if is_plain() else FastTimeout(seconds)
 
 
 async def call_with_deadline(
@@ -29,19 +38,19 @@ async def call_with_deadline(
 ) -> Any:
     """Call `function`, awaiting it if it is async; `DeadlineExceeded` after `timeout` seconds.
 
-    What it raises is an `Exception` in any case. `limit_name` is the setting that holds the limit.
+    Whatever it raises arrives as an `Exception`. `limit_name` is the setting that holds the limit.
     """
     try:
-        with Deadline(timeout) as limit:
+        async with time_limit(timeout) as limit:
             if is_async(function):
                 result = function(*args, **kwargs)
             else:
                 result = await _in_thread(lambda: function(*args, **kwargs), waiting_for)
             if inspect.isawaitable(result):
                 coroutine = result if inspect.iscoroutine(result) else _wait(result)
-                result = await Abandonable(coroutine, waiting_for)
+                result = await Abandonable(coroutine, waiting_for, limit)
     except TimeoutError:
-        if not limit.expired:
+        if not limit.expired():
             raise  # the function's own, such as a socket's
     except BaseException as error:
         if isinstance(error, Exception) or is_interrupt(error):
@@ -49,7 +58,7 @@ async def call_with_deadline(
         raise contained(error, waiting_for) from error
     else:
         # A bare `except:` in the function can swallow the cancellation and still return.
-        if not limit.expired:
+        if not limit.expired():
             return result
     raise DeadlineExceeded(
         f"{waiting_for} took longer than {timeout:g} s. "
@@ -64,18 +73,18 @@ async def _wait(result: Awaitable[T]) -> T:
 def result_within(
     future: concurrent.futures.Future[T], seconds: float, waiting_for: str, fix: str
 ) -> T:
-    """What another thread works out; `DeadlineExceeded` after so many seconds."""
+    """Wait for the result of another thread's work; `DeadlineExceeded` after `seconds`."""
     try:
         return future.result(seconds)
     except TimeoutError:
-        if future.done():  # the work's own, such as a socket's; or it has just ended
+        if future.done():  # the work itself raised it, or has just ended
             return future.result()
     future.cancel()
     raise DeadlineExceeded(f"{waiting_for} took longer than {seconds:g} s. {fix}")
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling `function` gives a coroutine: also for partials and callable objects."""
+    """Return whether calling `function` gives a coroutine, partials and objects included."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
@@ -87,7 +96,7 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
-    def settle(result: Any, error: BaseException | None) -> None:
+    def finish(result: Any, error: BaseException | None) -> None:
         if future.done():
             return
         if error is None:
@@ -103,8 +112,8 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
         except BaseException as raised:  # sys.exit in user code must not end our thread silently
             error = contained(raised, name)
         try:
-            loop.call_soon_threadsafe(settle, result, error)
-        except RuntimeError:  # the loop closed while an overrunning call was still at work
+            loop.call_soon_threadsafe(finish, result, error)
+        except RuntimeError:  # the loop closed while an overrunning call was still running
             return
 
     context = contextvars.copy_context()

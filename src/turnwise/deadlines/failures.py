@@ -1,4 +1,4 @@
-"""Which exceptions are addressed to us, and which are a failure of the code that was called."""
+"""Which exceptions interrupt the caller, and which are failures of the code that was called."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from turnwise.errors import describe_error
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether an exception is addressed to whoever runs here, not raised by what they called.
+    """Return whether an exception interrupts the caller itself, and so is no failure of user code.
 
-    That is a cancellation of this very task, the user's Ctrl-C (which only the main thread gets),
-    and the end of a coroutine that nobody runs any more.
+    Such are the cancellation of this very task, the user's Ctrl-C (which only the main thread
+    receives), and the `GeneratorExit` of a coroutine that is closed while no task runs it.
     """
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
@@ -28,12 +28,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def contained(error: BaseException, what: str) -> Exception:
-    """What a call raised, as something that ends neither a loop nor a thread."""
+    """Return what a call raised as an exception that ends neither an event loop nor a thread."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     words = f"raised {describe_error(error)}"
     if isinstance(error, asyncio.CancelledError):
-        words = "was cancelled from within"  # something that it waited for was
+        words = "was cancelled from within"  # something it awaited was cancelled
     failure = RuntimeError(f"{what} {words}")
     failure.__cause__ = error
     return failure

@@ -1,4 +1,4 @@
-"""Run a coroutine from ordinary code, and end with it whatever it leaves behind."""
+"""Run a coroutine from sync code, and end the tasks that it leaves behind."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from turnwise.deadlines.abandon import call_off, keep_for_ever
+from turnwise.deadlines.abandon import cancel_or_abandon, keep_for_ever
 from turnwise.deadlines.failures import contained
 
 T = TypeVar("T")
 
 _ENDING_SECONDS = 5.0
-"""For the tasks that are left when a loop ends; those that ignore their cancellation are left."""
+"""The time for tasks that still run when the loop ends; those that ignore it are abandoned."""
 _LOG = logging.getLogger("turnwise")
 
 
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from ordinary code, also inside a notebook's running loop."""
+    """Run a coroutine to its end from sync code, also inside a notebook's running loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -50,7 +50,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, which waits for ever for what ignores its cancellation."""
+    """As `asyncio.run`, which would wait for ever for a task that ignores its cancellation."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(_DaemonExecutor())
     task = loop.create_task(coroutine)
@@ -77,7 +77,7 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
                 return
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:  # goes to whoever waits for it
+            except BaseException as error:  # raised where the result is awaited
                 future.set_exception(contained(error, "a call in a thread"))
             else:
                 future.set_result(result)
@@ -90,26 +90,26 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
 def _cancelled_by_ctrl_c(
     task: asyncio.Task[Any], loop: asyncio.AbstractEventLoop
 ) -> Iterator[None]:
-    """The first Ctrl-C cancels the task, so that it cleans up; a second one leaves at once."""
+    """The first Ctrl-C cancels the task, so that it cleans up; a second one raises at once."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
         return
-    num_heard = 0
+    num_signals = 0
 
-    def hear(number: int, frame: FrameType | None) -> None:
-        nonlocal num_heard
-        num_heard += 1
-        if num_heard > 1 or task.done():
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal num_signals
+        num_signals += 1
+        if num_signals > 1 or task.done():
             raise KeyboardInterrupt
-        call_off(task)
-        loop.call_soon_threadsafe(lambda: None)  # it may be asleep
+        cancel_or_abandon(task)
+        loop.call_soon_threadsafe(lambda: None)  # wakes the loop up
 
-    signal.signal(signal.SIGINT, hear)
+    signal.signal(signal.SIGINT, on_signal)
     try:
         yield
     except asyncio.CancelledError:
-        if num_heard:
+        if num_signals:
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -124,7 +124,7 @@ async def _end_tasks() -> None:
     if left:
         _, left = await asyncio.wait(left, timeout=_ENDING_SECONDS)
     for task in left:
-        _LOG.warning("%s ignores its cancellation, and is left", task.get_coro())
+        _LOG.warning("%s ignores its cancellation, and is abandoned", task.get_coro())
         keep_for_ever(task)
     closing = asyncio.ensure_future(loop.shutdown_asyncgens())
     await asyncio.wait({closing}, timeout=_ENDING_SECONDS)

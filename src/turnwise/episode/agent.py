@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
-from turnwise.deadlines import Deadline
+from turnwise.deadlines import Abandonable, time_limit
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, TurnRecord
@@ -123,14 +123,14 @@ class Agent:
 async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
     try:
-        with Deadline(limit) as deadline:
+        async with time_limit(limit) as deadline:
             try:
-                return await setup.engine.sample(request)
+                return await Abandonable(setup.engine.sample(request), "the engine", deadline)
             finally:
-                if not deadline.expired:
+                if not deadline.expired():
                     setup.waits.silence.end()
     except TimeoutError:
-        if not deadline.expired:
+        if not deadline.expired():
             raise  # the engine's own, such as a socket's
     setup.waits.silence.give_up()
     raise too_slow(limit)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, overload
 
 from turnwise.config import EnvironmentConfig
-from turnwise.deadlines import contained, is_interrupt, mark_called_off, run_sync
+from turnwise.deadlines import allow_abandoning, contained, is_interrupt, run_sync
 from turnwise.env import environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.batch_reward import BatchReward
@@ -303,7 +303,7 @@ async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             finally:  # those that are not done are cancelled by the group
                 for task in tasks:
-                    mark_called_off(task)
+                    allow_abandoning(task)
     except BaseExceptionGroup as errors:
         failure = errors.exceptions[0]
     if failure is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from turnwise.deadlines import call_off, run_sync
+from turnwise.deadlines import cancel_or_abandon, run_sync
 
 T = TypeVar("T")
 
@@ -105,6 +105,6 @@ class EpisodeCall(Generic[T]):
         self._is_cancelled = True
         if self._task is not None:
             try:
-                self._task.get_loop().call_soon_threadsafe(call_off, self._task)
+                self._task.get_loop().call_soon_threadsafe(cancel_or_abandon, self._task)
             except RuntimeError:  # its loop has closed: it is over
                 return
