@@ -1,11 +1,11 @@
-"""How fast the algorithms are, beside VERL's where that is installed.
+"""Times the algorithms, and VERL's where that is installed.
 
-    python bench/algo.py [--device cuda] [--quick] [--repeats 15] [--only gae grpo]
+    python bench/algo.py [--device cuda] [--quick] [--repeats 15] [--only gae grpo] [--record]
 
-Times are medians of runs in turns (ours, VERL's, ours, ...), so that noise hits both. Where VERL
-has several forms of an estimator its fastest counts. Each side gets the kind of mask that it is
-made for: ours bool, VERL's int64 (`--int64` gives both that). Memory is the peak of what a loss,
-forward and backward, allocates on top of its inputs.
+Times are medians of alternating runs (ours, VERL's, ours, ...), so that noise affects both. Where
+VERL has several implementations of an estimator, its fastest counts. Each side gets the mask dtype
+that it is written for: ours bool, VERL's int64 (`--int64` gives int64 to both). Memory is the peak
+that a loss, forward and backward, allocates on top of its inputs.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import os
-import platform
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -31,6 +30,7 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from results import add_record_option, describe_machine, record
 from turnwise import algo
 
 GROUP_SIZE = 8
@@ -42,13 +42,13 @@ Step = Callable[[], object]
 
 
 def make_batch(num_rows: int, length: int, turns: str, device: str) -> dict[str, Any]:
-    """What estimators and losses take, by the names of their arguments."""
+    """Returns the inputs of estimators and losses by the names of their arguments."""
     random = torch.Generator().manual_seed(0)
     shape = (num_rows, length)
     lengths = torch.randint(length // 8, length + 1, (num_rows, 1), generator=random)
     mask = torch.arange(length) < lengths
     if turns == "several turns":
-        # What the agent says and what it reads last some 50 tokens each.
+        # Turns and observations are about 50 tokens long each.
         mask &= (torch.rand(shape, generator=random) < 0.02).cumsum(1) % 2 == 0
         mask[:, 0] = True
     starts = mask.clone()
@@ -75,7 +75,8 @@ def make_batch(num_rows: int, length: int, turns: str, device: str) -> dict[str,
 
 
 def estimator_step(estimator: Callable[..., object], batch: Mapping[str, Any]) -> Step:
-    parameters = inspect.signature(estimator).parameters
+    # Ours are records of a function and what it needs; VERL's are plain functions.
+    parameters = inspect.signature(getattr(estimator, "function", estimator)).parameters
     return partial(estimator, **{name: batch[name] for name in batch if name in parameters})
 
 
@@ -100,7 +101,7 @@ def verl_estimators(batch: Mapping[str, Any], turns: str) -> dict[str, list[Step
     forms["rloo"].append("rloo_vectorized")
     forms["optimal_token_baseline"].append("tir_optimal_token_baseline")
     if turns == "several turns":
-        # Here VERL's first form compares other tokens with each other than we do.
+        # On several turns VERL's first form compares tokens at other positions than ours does.
         forms["optimal_token_baseline"].remove("optimal_token_baseline")
     batch = {**batch, "config": AlgoConfig(gamma=GAMMA, lam=LAM)}
     registry = {form: ADV_ESTIMATOR_REGISTRY[form] for some in forms.values() for form in some}
@@ -127,7 +128,7 @@ def verl_losses(batch: Mapping[str, Any]) -> dict[str, list[Step]]:
 
 
 def time_in_turns(steps: list[Step], repeats: int, device: str) -> list[list[float]]:
-    """Milliseconds of each step, each time."""
+    """Returns the milliseconds of every run of each step."""
     times: list[list[float]] = [[] for _ in steps]
     num_warm_up = 2
     for repeat in range(num_warm_up + repeats):
@@ -142,7 +143,7 @@ def time_in_turns(steps: list[Step], repeats: int, device: str) -> list[list[flo
 
 
 def peak_mebibytes(step: Step, device: str) -> float:
-    """The most that the step held at once, less what was there before."""
+    """Returns the peak memory of the step on top of what was allocated before it."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -159,12 +160,16 @@ def peak_mebibytes(step: Step, device: str) -> float:
 
 @dataclass(frozen=True)
 class Table:
-    """Prints a line for each algorithm as it is measured."""
+    """Prints a line for each algorithm as it is measured, and keeps its figures."""
 
     device: str
     repeats: int
     judges: bool
     """Whether the bars apply."""
+    figures: dict[str, dict[str, list[float]]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(list))
+    )
+    """By work and name: the values for one turn and for several turns."""
 
     def head(self, title: str) -> None:
         columns = ["ours ms", "VERL ms", "speed-up", "ours MiB", "VERL MiB", "bar"]
@@ -179,39 +184,39 @@ class Table:
         cells += [""] * (6 - len(cells))
         if all_verl_ms:
             verl_ms = min(all_verl_ms, key=median)
-            # Of neighbours in time: a machine that slows down for a while slows both.
+            # Ratios of adjacent runs: a slow phase of the machine affects both.
             speed_up = median(v / o for v, o in zip(verl_ms, ours_ms, strict=True))
             cells[1:3] = [f"{median(verl_ms):.2f}", f"{speed_up:.2f}x"]
+            kind = "losses" if is_loss else "advantages"
+            kept = self.figures[f"algo/{self.device}/{kind}/{name}"]
+            kept["ours ms"].append(median(ours_ms))
+            kept["VERL ms"].append(median(verl_ms))
+            kept["speed-up"].append(speed_up)
+            if is_loss:
+                kept["ours MiB"] = [memory[0]]
+                kept["VERL MiB"] = [memory[1]]
             if bar is not None and self.judges:
                 passed = speed_up >= bar and (not is_loss or memory[0] <= memory[1])
                 cells[5] = f"{bar:.0f}x {'pass' if passed else 'FAIL'}"
         print(f"  {name:<30}" + "".join(f"{cell:>10}" for cell in cells).rstrip(), flush=True)
 
 
-def describe_machine(device: str) -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    chip = torch.cuda.get_device_name() if device == "cuda" else (models or ["CPU"])[0]
-    return (
-        f"{date.today()}, {chip}, {os.cpu_count()} CPUs, {torch.get_num_threads()} threads, "
-        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}, "
-        f"torch {torch.__version__}"
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time the algorithms, beside VERL's if installed.")
+    parser = argparse.ArgumentParser(description="Time the algorithms, and VERL's if installed.")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--quick", action="store_true", help="small sizes; bars are not judged")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--only", nargs="+", default=[], help="names of algorithms")
-    parser.add_argument("--int64", action="store_true", help="our functions get int64 masks too")
+    parser.add_argument("--int64", action="store_true", help="give int64 masks to ours too")
+    add_record_option(parser)
     args = parser.parse_args()
     shape = (64, 256) if args.quick else (1024, 2048)
     has_verl = find_spec("verl") is not None
     table = Table(args.device, args.repeats, judges=not args.quick)
-    print(describe_machine(args.device))
+    print(
+        f"{date.today()}, {describe_machine(args.device)}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
+    )
     print(f"{shape[0]} x {shape[1]}, float32" + ("" if has_verl else "; VERL is not installed"))
     for turns in ("one turn", "several turns"):
         batch = make_batch(*shape, turns, args.device)
@@ -231,6 +236,10 @@ def main() -> None:
             if not args.only or name in args.only:
                 ours = loss_step(loss, own_batch)
                 table.line(name, ours, verls.get(name, []), loss_bar, is_loss=True)
+    if args.record and not args.quick:
+        for work, figures in table.figures.items():
+            single = {name: v if len(v) > 1 else v[0] for name, v in figures.items()}
+            record(work, single, args.device)
 
 
 if __name__ == "__main__":

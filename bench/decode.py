@@ -1,12 +1,11 @@
-"""Decoding, side by side in one run: the local engine against transformers' own.
+"""Times sampling: the local engine, transformers' `generate`, and vLLM, alternating in one run.
 
-    python bench/decode.py                                   tiny model, CPU, one and many turns
+    python bench/decode.py                                   tiny model, CPU, one turn and six
     python bench/decode.py --model smollm2 --batches 8 32    the shape of SmolLM2-135M
     python bench/decode.py --device cuda --model smollm2 --batches 64 256
 
-Weights are random: speed does not depend on them, and no text ends early. Each engine samples the
-same number of tokens at temperature 1; local's and vLLM's log-probs are kept, generate's are not
-asked for.
+Weights are random: speed does not depend on them, and no turn ends early. Each engine samples the
+same number of tokens at temperature 1. `local` and vLLM return log-probs, `generate` does not.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from results import add_record_option, record
 from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
 from turnwise.inference.local import LocalEngine
 
@@ -47,11 +47,13 @@ SHAPES = {
     },
 }
 NUM_TURNS, OBSERVATION, ANSWER = 6, 40, 12
+BATCH_INVARIANT = "batch-invariant"
+"""The label of the local engine in its deterministic mode."""
 
 
 @dataclass
 class Work:
-    """What every engine is asked to do."""
+    """The conversations that every engine samples."""
 
     prompts: list[list[int]]
     num_new: int
@@ -64,7 +66,7 @@ class Work:
 
     @property
     def mean_length(self) -> float:
-        """Tokens that a sampled token sees, on average."""
+        """The mean context length of a sampled token."""
         per_turn = self.num_new + self.observation
         return len(self.prompts[0]) + (self.num_turns - 1) * per_turn / 2 + self.num_new / 2
 
@@ -82,7 +84,7 @@ def observation(turn: int, row: int, length: int) -> list[int]:
 
 
 def run_engine(engine: BaseInferenceEngine, work: Work) -> list[tuple[list[int], GenerationResult]]:
-    """Every conversation by itself, none waiting for another; the last turn's prompt and result."""
+    """Plays all conversations concurrently; returns the last prompt and result of each."""
 
     async def converse(row: int, prompt: list[int]) -> tuple[list[int], GenerationResult]:
         ids, result = list(prompt), None
@@ -103,7 +105,7 @@ def run_engine(engine: BaseInferenceEngine, work: Work) -> list[tuple[list[int],
 
 @torch.no_grad()
 def run_generate(model: Any, work: Work) -> None:
-    """All rows in step; every turn computes the whole history again."""
+    """Samples all rows in lockstep; every turn computes the whole history again."""
     rows = [list(prompt) for prompt in work.prompts]
     for turn in range(work.num_turns):
         if turn:
@@ -124,7 +126,7 @@ def run_generate(model: Any, work: Work) -> None:
 
 @torch.no_grad()
 def run_generate_batch(model: Any, work: Work) -> None:
-    """transformers' own continuous batching."""
+    """Samples with the continuous batching of transformers."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     config = GenerationConfig(  # type: ignore[no-untyped-call]
@@ -145,9 +147,9 @@ def run_generate_batch(model: Any, work: Work) -> None:
 
 
 def seconds(functions: dict[str, Callable[[], Any]], device: str, repeats: int) -> dict[str, float]:
-    """The quickest of a few runs of each, after one that warms up.
+    """Returns the fastest run of each function, after one for warm-up.
 
-    They take turns, so that a slow minute of the machine is slow for all.
+    The runs alternate, so that a slow phase of the machine affects all of them.
     """
     taken: dict[str, list[float]] = {label: [] for label in functions}
     for _ in range(repeats + 1):
@@ -161,7 +163,7 @@ def seconds(functions: dict[str, Callable[[], Any]], device: str, repeats: int) 
 
 
 def runs_here(label: str, function: Callable[[], Any]) -> bool:
-    """Another's engine may not run everywhere; say so and go on without it."""
+    """Tries an engine of another library once; prints why if it fails."""
     try:
         function()
     except Exception as error:
@@ -170,8 +172,8 @@ def runs_here(label: str, function: Callable[[], Any]) -> bool:
     return True
 
 
-def roof(model: Any, work: Work, device: str) -> float:
-    """Tokens/s if a step only read the weights and the cache, at this machine's copying speed."""
+def bandwidth_bound(model: Any, work: Work, device: str) -> float:
+    """Returns the tokens/s of a step that only reads weights and cache, at copy bandwidth."""
     block = torch.empty(2**28, dtype=torch.uint8, device=device)
     target = torch.empty_like(block)
     taken = seconds({"copy": lambda: target.copy_(block)}, device, 5)["copy"]
@@ -186,7 +188,7 @@ def roof(model: Any, work: Work, device: str) -> float:
 
 @torch.no_grad()
 def gap(model: Any, ids: list[int], result: GenerationResult) -> float:
-    """Largest distance between the kept log-probs and those of a plain forward."""
+    """Returns the largest difference between the engine's log-probs and a plain forward's."""
     whole = torch.tensor([[*ids, *result.ids]], device=model.device)
     log_probs = torch.log_softmax(model(whole).logits[0, len(ids) - 1 : -1].float(), -1)
     expected = log_probs.gather(1, whole[0, len(ids) :, None]).squeeze(1).cpu()
@@ -200,7 +202,7 @@ def compare(
     engines: dict[str, Callable[[], Any]] = {}
     locals_ = {"local": LocalEngine(model, deterministic=False)}
     if options.deterministic:
-        locals_["local, deterministic"] = LocalEngine(model, deterministic=True)
+        locals_[BATCH_INVARIANT] = LocalEngine(model, deterministic=True)
     for label, engine in locals_.items():
         engines[label] = partial(run_engine, engine, work)
     if not options.only_local:
@@ -213,22 +215,31 @@ def compare(
         engines["vllm"] = partial(run_engine, vllm, work)
     taken = seconds(engines, device, repeats)
     speeds = {label: work.num_sampled / time for label, time in taken.items()}
-    most = roof(model, work, device)
-    turns = f"{work.num_turns} turns" if work.num_turns > 1 else "1 turn"
+    bound = bandwidth_bound(model, work, device)
+    turns = "six turns" if work.num_turns > 1 else "one turn"
     for label, speed in speeds.items():
         ratio = f"{speed / speeds['generate']:6.2f}x" if "generate" in speeds else ""
-        text = f"{name:8} {len(work.prompts):5} x {turns:8} {label:22} {speed:10,.0f} tokens/s"
-        text += f" {ratio}  {100 * speed / most:5.1f} % of the memory roof"
+        text = f"{name:8} {len(work.prompts):5} x {turns:9} {label:22} {speed:10,.0f} tokens/s"
+        text += f" {ratio}  {100 * speed / bound:5.1f} % of the memory bandwidth bound"
         if label in locals_:
             distances = [gap(model, *row) for row in run_engine(locals_[label], work)[:8]]
             text += f"  gap {max(distances):.1e}"
         print(text, flush=True)
     for engine in locals_.values():
         engine.close()
+    if options.record:
+        place = "vllm" if vllm is not None else device
+        figures = {f"{label} tokens/s": speed for label, speed in speeds.items()}
+        if "generate" in speeds:
+            figures["speed-up"] = speeds["local"] / speeds["generate"]
+            if BATCH_INVARIANT in speeds:
+                speed_up = speeds[BATCH_INVARIANT] / speeds["generate"]
+                figures[f"{BATCH_INVARIANT} speed-up"] = speed_up
+        record(f"decode/{place}/{name}/{len(work.prompts)}, {turns}", figures, device)
 
 
 def start_vllm(model: Any) -> BaseInferenceEngine:
-    """vLLM on the same weights, in this process."""
+    """Starts vLLM on the same weights in this process."""
     from turnwise.inference.vllm import VLLMInferenceEngine
 
     with tempfile.TemporaryDirectory() as folder:
@@ -247,9 +258,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--only-local", action="store_true")
-    parser.add_argument("--deterministic", action="store_true", help="what that mode costs")
-    parser.add_argument("--generate-batch", action="store_true", help="continuous batching too")
-    parser.add_argument("--vllm", action="store_true", help="vLLM too, where it is installed")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="also time the batch-invariant mode"
+    )
+    parser.add_argument(
+        "--generate-batch", action="store_true", help="also time transformers' generate_batch"
+    )
+    parser.add_argument("--vllm", action="store_true", help="also time vLLM, if it is installed")
+    add_record_option(parser)
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""The demo on several seeds: where each starts, what it reaches, and how long that takes.
+"""Trains the demo on several seeds: success at the start and at the end, and the time it takes.
 
 python bench/learn.py                  five seeds of `turnwise train`
 python bench/learn.py --seeds 0 1 --set training.num_epochs=6
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import platform
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,30 +15,31 @@ from dataclasses import dataclass
 
 import torch
 
+from results import add_record_option, describe_machine, record
 from turnwise import ConfigStore, Trainer, expert_player, play_episode, random_player
 from turnwise.cli.train import DEMO
 from turnwise.env import environment_factory
 from turnwise.trainer.evaluation import held_out_tasks
 
 ENOUGH = 0.9
-"""Of the expert's success: the bar."""
+"""The share of the expert's success that every seed must reach."""
 MOST_MINUTES = 3.0
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What became of one seed."""
+    """The result of one seed."""
 
     start: float
-    """Success on held-out seeds after the warm start, as sampled."""
+    """Success in the first training step, after the warm start."""
     end: float
-    """The same at the end."""
+    """Sampled success on held-out seeds at the end."""
     greedy: float
     minutes: float
     minutes_to_bar: float | None
-    """Until an evaluation after an epoch was at the bar; None: never."""
+    """Minutes until an evaluation reached the bar; None if none did."""
     steps_to_bar: int | None
-    """The same in training steps, which do not depend on the machine."""
+    """Training steps until then, which do not depend on the machine."""
 
 
 def learn(config: ConfigStore, expert: float) -> Learned:
@@ -66,7 +66,7 @@ def learn(config: ConfigStore, expert: float) -> Learned:
 
 
 def scripted(config: ConfigStore, player: str) -> float:
-    """The success of a scripted player on the held-out seeds."""
+    """Returns the success of a scripted player on the held-out seeds."""
     make = environment_factory(config.environment.name, config.environment)
     tasks = held_out_tasks(config.training.eval_episodes, config.training.seed)
     plays = [
@@ -82,13 +82,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.NAME=VALUE")
+    add_record_option(parser)
     options = parser.parse_args(arguments)
     print(
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
+        f"{describe_machine()}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}, {datetime.date.today()}"
     )
     print("seed  expert  random   start     end  greedy  minutes  to the bar  steps")
-    is_enough = True
+    is_enough, results = True, []
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
             config = ConfigStore.load(DEMO, [f"training.seed={seed}", *options.set])
@@ -102,8 +103,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{found.steps_to_bar or 'never':>5}",
             flush=True,
         )
+        if options.record:
+            record(
+                f"learn/seed {seed}",
+                {
+                    "expert": expert,
+                    "random": chance,
+                    "first step": found.start,
+                    "end, sampled": found.end,
+                    "end, greedy": found.greedy,
+                    "minutes": found.minutes,
+                    **({"minutes to 0.9": found.minutes_to_bar} if found.minutes_to_bar else {}),
+                },
+            )
+            results.append(found)
         in_time = found.minutes_to_bar is not None and found.minutes_to_bar <= MOST_MINUTES
         is_enough &= in_time and found.end >= ENOUGH * expert
+    if results:
+        columns = {"first step": "start", "end, sampled": "end", "end, greedy": "greedy"}
+        columns["minutes"] = "minutes"
+        ranges = {
+            name: sorted({f(getattr(found, attribute) for found in results) for f in (min, max)})
+            for name, attribute in columns.items()
+        }
+        record("demo/5 seeds", ranges)
     print(f"{'PASS' if is_enough else 'FAIL'}: at least {ENOUGH} of the expert's success on each")
     print(f"seed at the end, and reached within {MOST_MINUTES:g} minutes")
     return 0 if is_enough else 1

@@ -1,15 +1,14 @@
-"""The framework's own time per turn: a script for a model, an environment that does nothing.
+"""Times the framework itself per turn: a script in place of the model, an empty environment.
 
 python bench/overhead.py [--turns 16] [--model tiny] [--sides turnwise skyrl verifiers]
 
-Everything else is real: the conversation, the template, the tokenizer, the token stream, the
-limits, the records, the rewards. What the script itself takes is measured and left out. All is the
-processor's time: there is nothing to wait for, and a busy machine counts less. The others play the
-same in environments of their own (bench/peers), which are made first if need be.
+Everything else is real: conversation, chat template, tokenizer, token stream, limits, records and
+rewards. The time of the script is measured and subtracted. All times are CPU time, which other
+processes on the machine affect less. SkyRL and verifiers play the same turns in Python environments
+of their own (bench/peers), which are created first if needed.
 
-TRL 1.16 is not among them. One of its loops (`GRPOTrainer._tool_call_loop`) is part of a trainer
-with a model, and no episode goes ahead of another in it; the other (`AsyncRolloutWorker`) does not
-start without vLLM.
+TRL 1.16 is not compared. One of its loops (`GRPOTrainer._tool_call_loop`) needs a trainer with a
+model and runs all episodes in lockstep; the other (`AsyncRolloutWorker`) needs vLLM.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from overhead_work import Measure, Order, Report, time_turns
 
+from results import add_record_option, record
 from turnwise import BaseEnvironment, EpisodeCollector, EpisodeLimits
 from turnwise.inference import GenerationRequest, GenerationResult, ScriptedEngine
 from turnwise.models import load_tokenizer
@@ -44,7 +44,7 @@ PEERS = ["skyrl", "verifiers"]
 
 
 class NullEnvironment(BaseEnvironment):
-    """Says the same each time, at no cost."""
+    """Returns the same observation every time."""
 
     max_steps = 2**31
     quick = True
@@ -60,7 +60,7 @@ class NullEnvironment(BaseEnvironment):
 
 
 class TimedScript(ScriptedEngine):
-    """A script that measures itself, and lets the others go first as a model would."""
+    """A scripted engine that times itself, and yields to other episodes as a model would."""
 
     seconds = 0.0
 
@@ -81,7 +81,7 @@ def our_measure(tokenizer: Any, num_turns: int) -> Measure:
             limits=EpisodeLimits(max_turns=num_turns),
             max_concurrency=num_episodes,
         )
-        collector.collect_sync(1)  # what is found out once
+        collector.collect_sync(1)  # fills the caches
         engine.seconds, start = 0.0, process_time()
         collection = collector.collect_sync(num_episodes)
         took = process_time() - start
@@ -92,7 +92,7 @@ def our_measure(tokenizer: Any, num_turns: int) -> Measure:
 
 
 def run_peer(name: str, order: Order) -> Report | None:
-    """None, with a word why, if it does not run here."""
+    """Times another framework; prints why and returns None if it does not run here."""
     made = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "environment.py"), name],
         stdout=subprocess.PIPE,
@@ -100,7 +100,7 @@ def run_peer(name: str, order: Order) -> Report | None:
         check=False,
     )
     if made.returncode:
-        print(f"{name}: its environment could not be made", file=sys.stderr)
+        print(f"{name}: its environment could not be created", file=sys.stderr)
         return None
     quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -127,18 +127,22 @@ def show(report: Report) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="time the framework without a model")
-    options.add_argument("--turns", type=int, default=16, help="turns of an episode")
-    options.add_argument("--model", default="tiny", help="whose tokenizer and template")
+    options = argparse.ArgumentParser(description="Time the framework without a model.")
+    options.add_argument("--turns", type=int, default=16, help="turns per episode")
+    options.add_argument(
+        "--model", default="tiny", help="the model whose tokenizer and template are used"
+    )
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument(
         "--sides", nargs="+", choices=["turnwise", *PEERS], default=["turnwise", *PEERS]
     )
+    add_record_option(options)
     args = options.parse_args()
+    figures: dict[str, dict[str, float]] = {}
     tokenizer = load_tokenizer(args.model)
-    print(f"one core, {args.turns} turns an episode, tokenizer of {args.model}")
-    print(f"bar: under {BAR_US:.0f} µs a turn with 1,024 episodes at once")
-    print("| framework | episodes at once | its µs a turn | best | the script's µs a turn | |")
+    print(f"one core, {args.turns} turns per episode, tokenizer of {args.model}")
+    print(f"bar: under {BAR_US:.0f} µs per turn with 1,024 concurrent episodes")
+    print("| framework | concurrent episodes | µs per turn | best | script, µs per turn | |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
@@ -151,6 +155,12 @@ def main() -> None:
                 report = time_turns(Report("turnwise"), order, measure)
             if report is not None:
                 show(report)
+                for number, times in report.times.items():
+                    typical = median(framework for framework, _ in times) * 1e6
+                    figures.setdefault(number, {})[f"{report.name.split()[0]} µs"] = typical
+    if args.record:
+        for number, values in figures.items():
+            record(f"overhead/{int(number):,} episodes", values)
 
 
 if __name__ == "__main__":

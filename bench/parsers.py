@@ -1,10 +1,10 @@
-"""Each parser under a million texts, under texts made to be slow, and on an ordinary turn.
+"""Fuzzes and times every parser: a million broken texts, adversarial texts, an ordinary turn.
 
     python bench/parsers.py [--inputs 1000000] [--only hermes glm]
 
-An exception anywhere ends the run with its text. A text that took long is timed again and its
-best time counts, so that what the machine does besides is not blamed on the parser. The bars: no
-text takes 10 ms, an ordinary turn takes less than 50 microseconds.
+An exception ends the run and prints the text that caused it. A slow text is timed again and its
+best time counts, so that other load on the machine is not blamed on the parser. The bars: no text
+takes 10 ms, an ordinary turn takes less than 50 microseconds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
 
+from results import add_record_option, record
 from turnwise.tools import PARSERS, ActionParser, ParseOutcome, ToolCall, get_parser
 
 WORST_BAR_MS, TYPICAL_BAR_US = 10.0, 50.0
 LONG = 100_000
-# What takes longer than this is timed again, so often.
+# A text that takes longer than this is timed again, REPEATS times.
 SUSPECT_SECONDS = 0.2e-3
 REPEATS = 20
 
@@ -55,7 +56,7 @@ PIECES = [
 
 @dataclass
 class Report:
-    """What came of one parser."""
+    """The outcomes and times of one parser."""
 
     outcomes: Counter[ParseOutcome] = field(default_factory=Counter)
     fuzz_worst: float = 0.0
@@ -73,7 +74,7 @@ class Report:
 
 
 def fuzz_texts(parser: ActionParser, num_texts: int, seed: str) -> Iterator[str]:
-    """Renderings with pieces cut out, doubled and put in, and pieces alone."""
+    """Yields rendered calls with pieces removed, doubled and inserted, and pieces alone."""
     rng = random.Random(seed)
     good = [parser.render(call) for call in CALLS]
     for _ in range(num_texts):
@@ -87,7 +88,7 @@ def fuzz_texts(parser: ActionParser, num_texts: int, seed: str) -> Iterator[str]
 
 
 def slow_texts(parser: ActionParser) -> Iterator[str]:
-    """Texts of 100 KB in which one piece is repeated, alone or inside of a call."""
+    """Yields texts of 100 KB in which one piece is repeated, alone or inside a call."""
     example = parser.render(ToolCall("f", {"x": [5]}))
     before, after = example.split("5]")
     wholes = [parser.render(call) for call in CALLS]
@@ -103,7 +104,7 @@ def seconds(parser: ActionParser, text: str) -> float:
 
 
 def check_again(parser: ActionParser, text: str, took: float) -> float:
-    """What a text takes when nothing else happens."""
+    """Returns the best time of a slow text over several runs."""
     if took < SUSPECT_SECONDS:
         return took
     return min(seconds(parser, text) for _ in range(REPEATS))
@@ -135,17 +136,31 @@ def measure(name: str, num_texts: int) -> Report:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="time the parsers and try to break them")
+    options = argparse.ArgumentParser(description="Time the parsers and try to break them.")
     options.add_argument("--inputs", type=int, default=1_000_000, help="texts for each parser")
-    options.add_argument("--only", nargs="+", choices=list(PARSERS), help="these parsers alone")
+    options.add_argument("--only", nargs="+", choices=list(PARSERS), help="only these parsers")
+    add_record_option(options)
     args = options.parse_args()
     names = args.only or [name for name in PARSERS if name != "qwen"]  # the same as hermes
     columns = ["parser", "texts", *(outcome.value for outcome in ParseOutcome)]
     columns += ["worst of them, ms", f"worst of {LONG // 1000} KB, ms", "typical, µs", "bars met"]
     print(f"bars: {WORST_BAR_MS:.0f} ms for the worst, {TYPICAL_BAR_US:.0f} µs for a typical turn")
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    reports = []
     for name in names:
-        print(f"| {' | '.join([name, *measure(name, args.inputs).row()])} |", flush=True)
+        reports.append(measure(name, args.inputs))
+        print(f"| {' | '.join([name, *reports[-1].row()])} |", flush=True)
+    if args.record:
+        typical = [report.typical * 1e6 for report in reports]
+        record(
+            "parsers/all",
+            {
+                "texts per parser": args.inputs,
+                "slowest broken text ms": 1e3 * max(report.fuzz_worst for report in reports),
+                "slowest 100 KB text ms": 1e3 * max(report.made_worst for report in reports),
+                "ordinary turn µs": [min(typical), max(typical)],
+            },
+        )
 
 
 if __name__ == "__main__":

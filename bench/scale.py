@@ -1,11 +1,11 @@
-"""Ray: do workers add up, what does it cost, what does playing ahead save, how fast is a recovery.
+"""Times Ray: throughput by number of workers, one step off-policy, recovery, memory of learners.
 
-    python bench/scale.py            # all of it, in three to four minutes
+    python bench/scale.py            # everything, in three to four minutes
     python bench/scale.py --parts play
 
-The environment sleeps, as one that waits for a browser or a server does, so two cores suffice to
-see whether workers add up. The first line is the same episodes in one process, without Ray; what
-the others fall short of that, per worker, is lost to coordination.
+The environment sleeps, like one that waits for a browser or a server, so two cores are enough to
+see whether throughput grows with the workers. The first line is the same episodes in one process
+without Ray; what a worker falls short of that is lost to coordination.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import ray
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.algo import Algorithm
 from turnwise.config import RayConfig
@@ -54,7 +55,7 @@ LONGEST = 600.0
 
 
 class Sleeper(BaseEnvironment):
-    """Answers after a while."""
+    """Sleeps in every step."""
 
     def reset(self) -> str:
         self._done = False
@@ -85,7 +86,7 @@ def settings(seconds: float, *overrides: str) -> ConfigStore:
 
 @contextlib.contextmanager
 def one_cluster(num_places: int) -> Iterator[None]:
-    """For all parts: starting one takes longer than what is measured on it."""
+    """Starts one Ray cluster for all measurements: starting takes longer than most of them."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
         with importable_there():
@@ -104,7 +105,7 @@ def one_cluster(num_places: int) -> Iterator[None]:
 
 
 class Players:
-    """The same episodes, in this process or by workers."""
+    """Plays the same episodes in this process or on workers."""
 
     def __init__(self, at_once: int, seconds: float) -> None:
         self.config = settings(seconds)
@@ -116,7 +117,7 @@ class Players:
         )
 
     def here(self, tasks: Sequence[EpisodeTask]) -> tuple[float, list[EpisodeResult]]:
-        """Seconds that the episodes took, and what came of them."""
+        """Returns the seconds that the episodes took, and their results."""
         engine = make_engine(self.config, self.loaded.model, self.loaded.tokenizer)
         try:
             collector = EpisodeCollector(engine, self.factory, self.options)
@@ -150,34 +151,42 @@ class Players:
 
 
 def compare_workers(args: argparse.Namespace) -> None:
-    """Episodes a second, and what of the workers' time Ray and this process cost."""
+    """Prints episodes per second, and the share of the workers' time that Ray costs."""
     players = Players(args.at_once, args.seconds)
     print(f"{'workers':>8} {'seconds':>8} {'episodes/s':>11} {'tokens/s':>9} {'lost':>6}")
     rate_here = 0.0
     for number in (0, *args.workers):
-        # As many for each worker: else the last ones of a few would be what is measured.
+        # The same number for each worker, or the last few episodes would dominate.
         tasks = [EpisodeTask(seed, seed) for seed in range(args.episodes * max(1, number))]
         took, played = players.by_workers(number, tasks) if number else players.here(tasks)
         num_tokens = sum(result.agent.num_sampled_tokens for result in played)
         rate = len(tasks) / took
         rate_here = rate_here or rate
-        lost = f"{1.0 - rate / (number * rate_here):.0%}" if number else ""
+        share_lost = 1.0 - rate / (number * rate_here) if number else 0.0
+        lost = f"{share_lost:.0%}" if number else ""
+        if args.record:
+            figures = {"episodes/s": rate, "tokens/s": num_tokens / took}
+            workers = f"{number} worker{'s' * (number > 1)}" if number else "one process, no Ray"
+            extra = {"lost %": 100 * share_lost} if number else {}
+            record(f"scale/play/{workers}", figures | extra)
         print(
             f"{number or 'none':>8} {took:>8.2f} {rate:>11.1f} {num_tokens / took:>9.0f} {lost:>6}",
             flush=True,
         )
 
-    measure_reading(played)
+    measure_reading(args, played)
 
 
-def measure_reading(played: Sequence[EpisodeResult]) -> None:
-    """How many episodes one core can take in: the trainer reads them all."""
+def measure_reading(args: argparse.Namespace, played: Sequence[EpisodeResult]) -> None:
+    """Prints how many episodes per second one core unpickles: the trainer reads them all."""
     packed = [pickle.dumps(result, protocol=5) for result in played]
     started = time.perf_counter()
     for data in packed:
         pickle.loads(data)
     rate = len(packed) / (time.perf_counter() - started)
     num_tokens = sum(len(result.agent.stream) for result in played)
+    if args.record:
+        record("scale/reading", {"episodes/s": rate})
     print(
         f"{'reading':>14}: {rate:.0f} episodes/s by one core, "
         f"{sum(map(len, packed)) / num_tokens:.0f} bytes a token, "
@@ -187,7 +196,7 @@ def measure_reading(played: Sequence[EpisodeResult]) -> None:
 
 
 class Clock:
-    """A reporter that notes when each step was done."""
+    """A reporter that keeps the time at the end of each step."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -206,13 +215,14 @@ class Clock:
 
     @property
     def seconds_a_step(self) -> float:
-        """Without the first, which nothing is played ahead of."""
+        """The median step, without the first, whose episodes were not played ahead."""
         steps = [end - start for start, end in zip(self.times[1:-1], self.times[2:], strict=True)]
         return statistics.median(steps)
 
 
 def compare_modes(args: argparse.Namespace) -> None:
-    """Seconds a step, synchronous and played ahead; and after a worker was killed."""
+    """Prints seconds per step, synchronous and one step off-policy, and after a kill."""
+    figures = {}
     for mode in ("sync", "one_step_off"):
         with tempfile.TemporaryDirectory() as folder:
             config = settings(
@@ -227,30 +237,37 @@ def compare_modes(args: argparse.Namespace) -> None:
             clock = Clock()
             with Trainer(config, Sleeper, reporter=clock) as trainer:
                 trainer.fit()
-                print(f"{mode:>14}: {clock.seconds_a_step:.2f} s a step", flush=True)
+                figures[f"{mode} s"] = clock.seconds_a_step
+                print(f"{mode:>14}: {clock.seconds_a_step:.2f} s per step", flush=True)
                 if mode == "sync":
-                    kill_workers(trainer, clock.seconds_a_step)
+                    kill_workers(args, trainer, clock.seconds_a_step)
+    if args.record:
+        record("scale/step", figures)
 
 
-def kill_workers(trainer: Trainer, usual: float) -> None:
-    """How much longer a step takes in which a worker has to be replaced."""
+def kill_workers(args: argparse.Namespace, trainer: Trainer, usual: float) -> None:
+    """Prints how much longer a step takes in which a worker is replaced."""
     learner = trainer.components.learner
     assert isinstance(learner, RemoteLearner)
     pools: dict[str, Any] = {
-        "an episode worker": trainer.components.engine.pool,  # type: ignore[attr-defined]
-        "a learner": learner.group,
+        "episode worker": trainer.components.engine.pool,  # type: ignore[attr-defined]
+        "learner": learner.group,
     }
+    figures = {}
     for who, pool in pools.items():
         os.kill(pool.pids()[0], signal.SIGKILL)
         started = time.perf_counter()
         trainer.fit(1, 1)
         took = time.perf_counter() - started - usual
-        print(f"{'recovery':>14}: {took:.1f} s after {who} was killed", flush=True)
+        figures[f"{who} s"] = took
+        print(f"{'recovery':>14}: {took:.1f} s after one {who} was killed", flush=True)
+    if args.record:
+        record("scale/recovery", figures)
 
 
 def measure_memory(args: argparse.Namespace) -> None:
-    """Memory of a learner after an update, by how many share the model."""
-    del args
+    """Prints the memory of a learner after an update, by the number that share the model."""
+    figures = {}
     shape = LlamaConfig(
         vocab_size=8192,
         hidden_size=512,
@@ -273,18 +290,21 @@ def measure_memory(args: argparse.Namespace) -> None:
             learner = make_learner(config, model, make=make)
             learner.imitate(batch)
             most = max(_own_megabytes(pid) for pid in group.pids())
+            figures["one learner MB" if number == 1 else "two learners MB"] = most
             print(
-                f"{'memory':>14}: {most:.0f} MB a learner, with {number} for "
+                f"{'memory':>14}: {most:.0f} MB per learner, with {number} for "
                 f"{num_weights / 1e6:.0f} million weights",
                 flush=True,
             )
             group.close()
         finally:
             cluster.close()
+    if args.record:
+        record("scale/memory", figures)
 
 
 def _own_megabytes(pid: int) -> float:
-    """A process's own memory, without files and what it shares with others."""
+    """Returns the anonymous memory of a process: without files and shared memory."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("RssAnon")]
     return int(line.split()[1]) / 1024
@@ -297,11 +317,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--episodes", type=int, default=64, help="for each worker")
-    parser.add_argument("--at-once", type=int, default=4, help="episodes at once in a worker")
-    parser.add_argument("--seconds", type=float, default=0.1, help="that a step sleeps")
+    parser.add_argument("--episodes", type=int, default=64, help="episodes per worker")
+    parser.add_argument("--at-once", type=int, default=4, help="concurrent episodes per worker")
+    parser.add_argument("--seconds", type=float, default=0.1, help="sleep in each step")
+    add_record_option(parser)
     args = parser.parse_args()
-    # Should it ever hang, it says where and ends.
+    # If it hangs, it prints all stacks and exits.
     faulthandler.dump_traceback_later(LONGEST, exit=True)
     with one_cluster(max(4, *args.workers) + 1):
         for name in args.parts:

@@ -1,16 +1,15 @@
-"""A training step, side by side in one run: ours, TRL's, AgileRL's.
+"""Times a GRPO training step of turnwise, TRL and AgileRL, alternating in one run.
 
     python bench/train_step.py                     tiny model, one turn and six turns
-    python bench/train_step.py --turns twelve      longer conversations: the more history, the more
-                                                   there is to save
+    python bench/train_step.py --turns twelve      longer conversations
     python bench/train_step.py --model smollm2     real weights, fewer episodes
-    python bench/train_step.py --quick             small sizes, to see that all of it runs
+    python bench/train_step.py --quick             small sizes, to see that everything runs
 
-GRPO in float32 on a CPU: the same weights, prompts, group size and number of tokens; turns have a
-fixed length, no sampled token ends one. A step is everything from the end of one to the end of the
-next: playing the episodes, scoring, the update, keeping records. Each side is a process in its own
-environment (see bench/peers); they take turns, so that a slow minute is slow for all. Speed is
-sampled tokens that enter the loss, a second: medians, with the quickest and the slowest step.
+GRPO in float32 on a CPU: the same weights, prompts, group size and number of tokens. Turns have a
+fixed length; no sampled token ends one. A step includes everything from the end of one to the end
+of the next: episodes, rewards, the update, records. Each side is a process in its own Python
+environment (see bench/peers). Processes alternate, so that a slow phase of the machine affects all
+sides. Speed is trained (sampled) tokens per second: medians, with the fastest and slowest step.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -33,8 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
 from measure import CHAT_TEMPLATE, Order, Report, Work
 
+from results import add_record_option, describe_machine, record
+
 ROOT = Path(__file__).resolve().parent.parent
-# No network, and no words that nobody asked for.
+# No network, and no output besides ours.
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -43,7 +43,7 @@ QUIET = {
     "TRANSFORMERS_VERBOSITY": "error",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
-# The least speed-up over TRL that we hold ourselves to; memory: no more than it takes.
+# The required speed-up over TRL. Memory must not exceed TRL's.
 BARS = {"one turn": 2.0, "six turns": 3.0, "twelve turns": 3.0}
 WORKS = {
     "tiny": [
@@ -73,7 +73,7 @@ MODELS = {"tiny": "tiny", "smollm2": "smollm2-135m"}
 
 @dataclass
 class Side:
-    """One of those that are compared, and what was measured of it."""
+    """One trainer that is compared, and its measurements."""
 
     key: str
     script: str
@@ -88,7 +88,7 @@ class Side:
         return self.reports[0].name + self.suffix
 
     def steady(self, what: str) -> list[float]:
-        """A figure of every step after the warm-up."""
+        """Returns a measurement of every step after the warm-up."""
         return [x for report in self.reports for x in getattr(report, what)[self.num_warm_up :]]
 
     @property
@@ -102,7 +102,7 @@ class Side:
 
     @property
     def added_mib(self) -> float:
-        """Over what was resident after the imports."""
+        """Peak memory on top of what was resident after the imports."""
         return max(report.peak_mib - report.imported_mib for report in self.reports)
 
 
@@ -124,7 +124,7 @@ def sides_for(chosen: list[str]) -> list[Side]:
 
 
 def python_of(environment: str) -> str:
-    """Made first if need be; ours is the one that runs this."""
+    """Returns the Python of an environment, created if needed; `dev` is the running one."""
     if environment == "dev":
         return sys.executable
     script = str(ROOT / "scripts" / "environment.py")
@@ -133,7 +133,7 @@ def python_of(environment: str) -> str:
 
 
 def run_side(side: Side, order: Order) -> Report | None:
-    """One process of a side; None, with a word why, if it does not run here."""
+    """Runs one process of a side; prints why and returns None if it does not run here."""
     environment = {
         **os.environ,
         **QUIET,
@@ -156,7 +156,7 @@ def run_side(side: Side, order: Order) -> Report | None:
 
 
 def measure(sides: list[Side], work: Work, model: str, options: argparse.Namespace) -> list[Side]:
-    """All sides in turns; those that ran."""
+    """Runs the processes of all sides alternately; returns the sides that ran."""
     num_steps = options.warm_up + options.steps
     running = list(sides)
     for _ in range(options.rounds):
@@ -190,7 +190,7 @@ def show(sides: list[Side], work: Work) -> None:
         f"{work.prompt_tokens} + {turns} sampled tokens{between}; "
         f"{work.num_sampled:,} tokens a step are trained on"
     )
-    heads = ["tokens/s", "spread", "step s", "generate s", "rest s", "peak MiB", "imports MiB"]
+    heads = ["tokens/s", "range", "step s", "play s", "update s", "peak MiB", "imports MiB"]
     print(f"  {'':<26}" + "".join(f"{head:>14}" for head in heads))
     for side in sides:
         speeds, step, play = side.speeds, median(side.steady("step")), side.steady("generate")
@@ -208,7 +208,7 @@ def show(sides: list[Side], work: Work) -> None:
 
 
 def judge(sides: list[Side], work: Work, has_bars: bool) -> None:
-    """Our speed and memory over the others'; the bars are of TRL's quickest settings."""
+    """Prints speed and memory relative to the others; the bars apply to TRL's fastest settings."""
     ours = next((side for side in sides if side.key == "turnwise"), None)
     trls = [side for side in sides if side.script == "trl_grpo.py"]
     quickest = max(trls, key=lambda side: median(side.speeds), default=None)
@@ -229,8 +229,30 @@ def judge(sides: list[Side], work: Work, has_bars: bool) -> None:
         print(f"  {' '.join(words)}; {memory}", flush=True)
 
 
+def record_step(sides: list[Side], work: Work, model: str) -> None:
+    """Records turnwise and each other library, at its fastest settings, as one work."""
+    ours = next((side for side in sides if side.key == "turnwise"), None)
+    for script, label, folder in (
+        ("trl_grpo.py", "TRL", model),
+        ("agilerl_grpo.py", "AgileRL", "agilerl"),
+    ):
+        others = [side for side in sides if side.script == script]
+        if ours is None or not others:
+            continue
+        other = max(others, key=lambda side: median(side.speeds))
+        figures = {}
+        for name, side in (("turnwise", ours), (label, other)):
+            play = median(side.steady("generate"))
+            figures[f"{name} tokens/s"] = median(side.speeds)
+            figures[f"{name} MiB"] = side.peak_mib
+            figures[f"{name} play s"] = play
+            figures[f"{name} update s"] = median(side.steady("step")) - play
+        figures["speed-up"] = median(ours.speeds) / median(other.speeds)
+        record(f"train_step/{folder}/{work.name}", figures)
+
+
 def save_model(name: str, folder: str) -> None:
-    """The weights and the tokenizer for all sides, with one chat template."""
+    """Saves the weights and the tokenizer for all sides, with one chat template."""
     import torch
 
     from turnwise.models import load_model
@@ -243,22 +265,12 @@ def save_model(name: str, folder: str) -> None:
             part.save_pretrained(folder)
 
 
-def describe_machine(threads: int) -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return (
-        f"{date.today()}, {(models or ['CPU'])[0]}, {os.cpu_count()} CPUs, {threads} threads, "
-        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Time a training step beside TRL's and AgileRL's.")
+    parser = argparse.ArgumentParser(description="Time a training step of turnwise, TRL, AgileRL.")
     parser.add_argument("--model", choices=MODELS, default="tiny")
     parser.add_argument("--turns", choices=TURNS, default="both")
-    parser.add_argument("--steps", type=int, default=8, help="measured, in each process")
-    parser.add_argument("--warm-up", type=int, default=2, help="steps before these")
+    parser.add_argument("--steps", type=int, default=8, help="measured steps of each process")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each side")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -267,9 +279,10 @@ def main() -> None:
     keys = ["turnwise", "trl", "trl-16", "trl-defaults", "agilerl"]
     parser.add_argument("--sides", nargs="+", choices=keys, default=keys)
     parser.add_argument("--quick", action="store_true", help="small sizes; bars are not judged")
+    add_record_option(parser)
     options = parser.parse_args()
     works = QUICK if options.quick else WORKS[options.model]
-    print(describe_machine(options.threads))
+    print(f"{date.today()}, {describe_machine()}, {options.threads} threads")
     print(
         f"GRPO, {options.model}, float32, {options.rounds} processes of each side, "
         f"{options.steps} steps each after {options.warm_up}, {options.clock} time"
@@ -281,6 +294,8 @@ def main() -> None:
                 sides = measure(sides_for(options.sides), work, folder, options)
                 show(sides, work)
                 judge(sides, work, has_bars=not options.quick)
+                if options.record and not options.quick:
+                    record_step(sides, work, options.model)
 
 
 if __name__ == "__main__":

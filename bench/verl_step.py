@@ -1,13 +1,13 @@
-"""A training step and a start, side by side in one run: VERL's own trainer and ours.
+"""Times the start and the training step of VERL's own trainer and of turnwise, in one run.
 
     python bench/verl_step.py             run it where VERL is installed: make bench-verl-step
-    python bench/verl_step.py --quick     two steps, to see that all of it runs; nothing is judged
+    python bench/verl_step.py --quick     two steps, to see that everything runs; nothing is judged
 
-The same script on two engines, on this CPU: the tiny model in float32, GRPO with a reference, 16
-episodes of three turns a step, in each process as many threads as there are cores (VERL has several
-processes; with one thread each it was slower). The environment's own clock measures: a start is
-from the launch of the process to the first episode of the first step, a step from its first
-episode to that of the next one. So all that lies between counts, and neither side times itself.
+The same script with two trainers on this CPU: the tiny model in float32, GRPO with a reference
+model, 16 episodes of three turns a step, as many threads as cores in each process (VERL has several
+processes; with one thread each it was slower). The environment measures: a start lasts from the
+launch of the process to the first episode of the first step, a step from its first episode to that
+of the next one. So everything in between counts, and neither side times itself.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, create_trainer
 
 NUM_STARTS, GROUP_SIZE, NUM_TURNS, NEW_TOKENS = 4, 4, 3, 16
@@ -35,7 +36,7 @@ NAMES = {"local": "turnwise, one process", "verl": "VERL", "verl-v1": "VERL, its
 
 
 class ThreeTurns(BaseEnvironment):
-    """Three actions, whatever they are; writes down when it was started."""
+    """Takes three actions of any kind; writes the time of every reset to a file."""
 
     def reset(self, seed: int | None = None) -> str:
         self.num_actions = 0
@@ -75,7 +76,7 @@ def settings(folder: Path, num_steps: int) -> ConfigStore:
 
 
 def train(side: str, folder: Path, num_steps: int) -> None:
-    """In a process of its own: what a user's script does."""
+    """Trains in a process of its own, as a user's script does."""
     engine, _, is_v1 = side.partition("-")
     overrides: Any = {"verl_overrides": ["trainer.use_v1=true"]} if is_v1 else {}
     trainer = create_trainer(settings(folder, num_steps), ThreeTurns, engine=engine, **overrides)
@@ -84,7 +85,7 @@ def train(side: str, folder: Path, num_steps: int) -> None:
 
 
 def measure(side: str, num_steps: int, num_warm_up: int) -> Times:
-    """Start a side, and read the clock of its environments."""
+    """Runs one trainer, and reads the times that its environments wrote."""
     played = num_warm_up + num_steps + 1  # a step ends where the next one begins
     with tempfile.TemporaryDirectory() as name:
         launched = time.time()
@@ -92,7 +93,7 @@ def measure(side: str, num_steps: int, num_warm_up: int) -> Times:
             [sys.executable, __file__, "--train", side, "--folder", name, "--steps", str(played)],
             env={
                 **os.environ,
-                "OMP_NUM_THREADS": str(os.cpu_count()),  # else Ray would say one
+                "OMP_NUM_THREADS": str(os.cpu_count()),  # otherwise Ray sets it to 1
                 "TOKENIZERS_PARALLELISM": "false",
             },
             stdin=subprocess.DEVNULL,
@@ -132,11 +133,12 @@ def judge(ours: Times, other: Times) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Time a step and a start beside VERL's.")
-    parser.add_argument("--steps", type=int, default=8, help="measured")
-    parser.add_argument("--warm-up", type=int, default=2, help="steps before these")
+    parser = argparse.ArgumentParser(description="Time the start and a step of VERL and turnwise.")
+    parser.add_argument("--steps", type=int, default=8, help="measured steps")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps before the measured ones")
     parser.add_argument("--sides", nargs="+", choices=NAMES, default=["local", "verl"])
     parser.add_argument("--quick", action="store_true", help="two steps; bars are not judged")
+    add_record_option(parser)
     parser.add_argument("--train", choices=NAMES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -150,6 +152,18 @@ def main() -> int:
     )
     sides = {side: measure(side, num_steps, num_warm_up) for side in options.sides}
     show(list(sides.values()))
+    if options.record and not options.quick and {"local", "verl"} <= sides.keys():
+        ours, verls = sides["local"], sides["verl"]
+        record(
+            "verl_step/GRPO",
+            {
+                "VERL start s": verls.start,
+                "VERL step s": median(verls.steps),
+                "turnwise start s": ours.start,
+                "turnwise step s": median(ours.steps),
+                "speed-up": median(verls.steps) / median(ours.steps),
+            },
+        )
     if options.quick or "local" not in sides:
         return 0
     met = [judge(sides["local"], other) for side, other in sides.items() if side != "local"]

@@ -1,6 +1,6 @@
-"""The algorithms on a GPU: equal to the CPU's float64 results, and no loop over time.
+"""Compares the algorithms on a GPU with float64 on the CPU, and checks that none loops over time.
 
-python bench/gpu/check.py        (needs torch with CUDA; nothing else)
+python bench/gpu/check.py [--record]       (needs torch with CUDA; nothing else)
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from results import record
 from turnwise import algo
 
 NUM_EPISODES, NUM_TOKENS, GROUP_SIZE, NUM_TURNS = 64, 1500, 4, 6
 
 
 def make_batch() -> dict[str, Any]:
-    """Ragged episodes of several turns, in float64 on the CPU."""
+    """Returns ragged episodes of several turns, in float64 on the CPU."""
     torch.manual_seed(0)
     shape = (NUM_EPISODES, NUM_TOKENS)
     lengths = torch.randint(NUM_TOKENS // 3, NUM_TOKENS + 1, (NUM_EPISODES, 1))
@@ -100,7 +102,7 @@ def kernels_of_gae(num_tokens: int) -> int:
 
 
 def seconds_of_gae(work: Callable[..., Any]) -> float:
-    """Median time of a GAE on 1024 × 2048 tokens."""
+    """Returns the median time of GAE on 1024 × 2048 tokens."""
     rewards, values = torch.randn(2, 1024, 2048, device="cuda")
     mask = torch.rand(1024, 2048, device="cuda") > 0.3
     times = []
@@ -116,7 +118,7 @@ def seconds_of_gae(work: Callable[..., Any]) -> float:
 def loop_over_time(
     rewards: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, gamma: float, lam: float
 ) -> torch.Tensor:
-    """GAE as it is usually written, to be compared with."""
+    """Computes GAE as it is usually written, for comparison."""
     advantage = next_value = torch.zeros_like(rewards[:, 0])
     advantages = torch.zeros_like(rewards)
     for t in reversed(range(rewards.shape[1])):
@@ -134,13 +136,14 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
     cpu = make_batch()
     gpu = to_gpu(cpu)
-    failures = 0
+    failures, worst = 0, 0.0
     for kind, names, difference in (
         ("advantages", algo.ADVANTAGE_ESTIMATORS, advantage_difference),
         ("loss", algo.POLICY_LOSSES, loss_difference),
     ):
         for name in names:
             value = difference(name, cpu, gpu)
+            worst = max(worst, value)
             failures += value > 1e-4
             print(f"{kind:10s} {name:30s} max difference from float64 on the CPU {value:.1e}")
     short, long = kernels_of_gae(512), kernels_of_gae(8192)
@@ -152,6 +155,8 @@ def main() -> int:
         f"GAE of 1024 × 2048 tokens: {ours * 1e3:.2f} ms, as a loop over time {loop * 1e3:.0f} ms, "
         f"{loop / ours:.0f} times as long"
     )
+    if "--record" in sys.argv:
+        record("gpu/check", {"largest difference": worst}, "cuda")
     print("passed" if not failures else f"{failures} failed")
     return int(failures > 0)
 

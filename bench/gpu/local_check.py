@@ -1,5 +1,5 @@
-"""The local engine on a GPU: its log-probs against a plain forward, in float32 and bfloat16, and
-draws that do not depend on how other requests are sampled. Ends with an error if one is off.
+"""Checks the local engine on a GPU: log-probs against a plain forward, in float32 and bfloat16, and
+samples that do not depend on the sampling settings of other requests. Raises if one is wrong.
 
 python bench/gpu/local_check.py
 """
@@ -67,7 +67,7 @@ MORE: dict[str, Any] = {
         first_k_dense_replace=1,
     ),
 }
-"""Architectures of which the log-probs alone are compared: windows on some layers, experts."""
+"""Architectures for which only log-probs are compared: windows on some layers, experts."""
 SAMPLING = [
     SamplingParams(),
     SamplingParams(0.7),
@@ -114,7 +114,7 @@ def largest_gap(model: Any, requests: list[GenerationRequest], results: list[Any
         log_probs = sampling_log_probs(logits, [request.sampling] * len(result.ids))
         expected = log_probs.gather(1, torch.tensor(result.ids, device="cuda")[:, None])
         gap = expected.squeeze(1).cpu() - torch.tensor(result.log_probs)
-        # In bfloat16 a token at a filter's edge may be out for one of the two: no distance at all.
+        # In bfloat16 a token at the edge of a filter may have log-prob -inf on one side only.
         worst = max(worst, float(gap[gap.isfinite()].abs().max()))
     return worst
 
@@ -133,14 +133,14 @@ def check_log_probs(name: str, model: Any, kinds: str, params: list[SamplingPara
         f"{name} {model.dtype} {kinds}: fused {fused}, graphs {graphs}, gap {gap:.1e}, "
         f"{same} of 100 again"
     )
-    # Equal logits are common in bfloat16: another rounding lets other tokens past a filter, and
-    # the mass of the rest moves with them. There the plain requests are what can be compared.
+    # Equal logits are common in bfloat16: different rounding lets other tokens past a filter, which
+    # changes the probabilities of the rest. So only plain requests are compared there.
     if kinds == "plain" or model.dtype == torch.float32:
         assert gap < LARGEST_GAP[model.dtype], "the engine samples from another model"
 
 
 def check_same_bits(name: str, model: Any) -> None:
-    """In deterministic mode a request gets the same bits alone and with 63 others."""
+    """Checks that in deterministic mode a request gets the same bits alone and with 63 others."""
     engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768, deterministic=True)
     requests = make_requests(64, SAMPLING[:3])
     together = run(engine, requests)
@@ -152,12 +152,12 @@ def check_same_bits(name: str, model: Any) -> None:
 
 
 def check_neighbours(name: str, model: Any, deterministic: bool) -> None:
-    """How its neighbours are sampled must not change what a request draws."""
+    """Checks that the sampling settings of other requests do not change a request's tokens."""
     engine = LocalEngine(model, max_batch_size=64, cache_tokens=32768, deterministic=deterministic)
     mixed = make_requests(50, SAMPLING)
     together = run(engine, mixed)
     same = num = 0
-    for k in range(len(SAMPLING)):  # all of one kind: the others are no longer there
+    for k in range(len(SAMPLING)):  # one kind at a time, without the others
         own = run(engine, mixed[k :: len(SAMPLING)])
         for a, b in zip(own, together[k :: len(SAMPLING)], strict=True):
             is_same = a == b if deterministic else list(a.ids) == list(b.ids)
@@ -165,7 +165,7 @@ def check_neighbours(name: str, model: Any, deterministic: bool) -> None:
     engine.close()
     mode = "deterministic" if deterministic else "default"
     print(f"{name} {model.dtype} {mode}: {same} of {num} the same with other neighbours")
-    # By default other batch sizes may round otherwise, which rarely moves a float32 draw.
+    # By default another batch size may round differently, which rarely changes a float32 sample.
     if deterministic or model.dtype == torch.float32:
         assert same >= (num if deterministic else 0.9 * num), "draws depend on neighbours"
 
@@ -182,7 +182,7 @@ def main() -> None:
                 check_neighbours(name, model, deterministic)
         for name, config in MORE.items():
             check_log_probs(name, make_model(config, dtype), "plain", SAMPLING[:3])
-    print("all as it should be")
+    print("passed")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,31 @@
-"""Ray on one GPU: two episode workers with their engines and a learner share it.
+"""Trains on Ray with one GPU that two episode workers, with their engines, and a learner share.
 
     python bench/gpu/ray_check.py            SmolLM2-135M in bfloat16
-    python bench/gpu/ray_check.py --quick    tiny, to see that all of it runs; any device
+    python bench/gpu/ray_check.py --quick    tiny, to see that everything runs; any device
 
-The same few steps in one process and on Ray, synchronous and one step off-policy. The learner and
-the engines each hold the model; the log-prob gap says whether the engines got the new weights.
+Runs the same few steps in one process and on Ray, synchronous and one step off-policy. The learner
+and each engine have a copy of the model; the log-prob gap shows whether engines got new weights.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 from datetime import date
+from pathlib import Path
 from statistics import median
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from results import add_record_option, record
 from turnwise import ConfigStore, create_trainer
 
 NUM_STEPS = 6
 MOST_GAP = 1.0
-"""In bfloat16 a token's log-prob differs by so much at most; with stale weights by more."""
+"""The largest log-prob gap that bfloat16 explains; with stale weights it is larger."""
 
 
 def settings(folder: str, model: str, gpus: float, mode: str | None) -> ConfigStore:
@@ -42,12 +47,13 @@ def settings(folder: str, model: str, gpus: float, mode: str | None) -> ConfigSt
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train on Ray with one GPU.")
     parser.add_argument("--quick", action="store_true")
+    add_record_option(parser)
     options = parser.parse_args()
     has_gpu = torch.cuda.is_available() and not options.quick
     model = "tiny" if options.quick else "smollm2-135m"
     where = torch.cuda.get_device_name() if has_gpu else "CPU"
     print(f"{date.today()}, {where}, torch {torch.__version__}, {model}", flush=True)
-    is_fine = True
+    is_fine, figures = True, {}
     for mode in (None, "sync", "one_step_off"):
         with tempfile.TemporaryDirectory() as folder:
             config = settings(folder, model, 0.3 if has_gpu else 0.0, mode)
@@ -62,6 +68,8 @@ def main() -> int:
         num_episodes = sum(row["num_episodes"] for row in history)
         is_right = len(history) == NUM_STEPS and num_episodes == NUM_STEPS * 64 and gap < MOST_GAP
         is_fine &= is_right
+        figures[f"{mode or 'one process'} s"] = seconds
+        figures["largest gap"] = max(gap, figures.get("largest gap", 0.0))
         print(
             f"{mode or 'one process'}: {len(history)} steps of {seconds:.2f} s "
             f"(playing {playing:.2f}, update {learning:.2f}), "
@@ -69,6 +77,8 @@ def main() -> int:
             f"{'pass' if is_right else 'FAIL'}",
             flush=True,
         )
+    if options.record and not options.quick:
+        record("gpu/ray/SmolLM2-135M, 64 episodes", figures, "cuda")
     return 0 if is_fine else 1
 
 

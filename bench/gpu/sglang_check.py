@@ -1,9 +1,9 @@
-"""SGLang beside transformers: tokens, log-probs, scores, new weights, deadlines, speed.
+"""Checks SGLang against transformers: tokens, log-probs, scores, new weights, deadlines, speed.
 
 python bench/gpu/sglang_check.py [--server] [NAME=VALUE ...]
 
-Needs sglang and a GPU. `--server` starts a server and speaks HTTP with it; without it the engine
-runs in this process. What follows goes to SGLang, such as sampling_backend=pytorch.
+Needs sglang and a GPU. `--server` starts a server and uses HTTP; without it the engine runs in this
+process. Other options, such as sampling_backend=pytorch, are passed to SGLang.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.models import load_tokenizer
 
 DEVICE = "cuda"
-NUM_TOP = 1000  # more than the vocabulary has: all are looked at
-LARGEST_GAP = 0.05  # bfloat16 on both sides; 0.016 was seen
-# In bfloat16 several tokens are exactly as likely as the last one that a filter lets in; ours lets
-# in all of those, SGLang's does not.
+NUM_TOP = 1000  # more than the vocabulary: all log-probs are returned
+LARGEST_GAP = 0.05  # bfloat16 on both sides; 0.016 was measured
+# In bfloat16 several tokens tie with the last one that a filter keeps; ours keeps all of them,
+# SGLang's does not.
 LARGEST_FILTERED_GAP = 0.25
 OPTIONS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -112,7 +112,7 @@ def sample(engine: Any, requests: list[GenerationRequest]) -> list[GenerationRes
 
 @torch.no_grad()
 def gap(model: Any, request: GenerationRequest, result: GenerationResult) -> float:
-    """Largest difference between the log-probs and those of a plain forward."""
+    """Returns the largest difference from the log-probs of a plain forward."""
     ids = torch.tensor([[*request.prompt_ids, *result.ids]], device=DEVICE)
     logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1]
     params = [request.sampling] * len(result.ids)
@@ -169,7 +169,7 @@ def check(engine: Any, old: Any, new: Any) -> Iterator[tuple[str, bool]]:
     except EngineError:
         (result,) = sample(engine, [greedy])
         yield (
-            "weights that are not there: refused, the last ones go on",
+            "weights that are not there: refused, the last ones stay",
             (gap(new, greedy, result) < LARGEST_GAP and result.weight_version == 1),
         )
     start = time.perf_counter()

@@ -1,12 +1,12 @@
-"""SmolLM2-135M learns the built-in games by reinforcement, on one GPU.
+"""Trains SmolLM2-135M on the built-in games with one GPU.
 
     python bench/gpu/smollm2.py                        every game below, one after another
     python bench/gpu/smollm2.py shop grid-world        these
-    python bench/gpu/smollm2.py --model tiny --quick   to see that all of it runs; any device
+    python bench/gpu/smollm2.py --model tiny --quick   to see that everything runs; any device
 
-Each begins with a short imitation, of the expert or of chance, only so long that the model knows
-how an answer is written and wins less than 0.4 of what the expert does; the rest is reinforcement.
-What each reaches is printed as it is. A run's curve: `turnwise plot RUN -o curve.png`.
+Each run begins with a short imitation of the expert or of random play, just until the model knows
+the format of an action and has less than 0.4 of the expert's success; the rest is reinforcement
+learning. `turnwise plot RUN -o curve.png` draws the curve of a run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from results import add_record_option, record
 from turnwise import ConfigStore, Trainer
 from turnwise.env import environment_factory, play_episode
 from turnwise.env.players import expert_player
@@ -34,18 +38,18 @@ from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.warm_start import imitation_batches
 
 MOST_AT_FIRST, ENOUGH = 0.4, 0.8
-"""Of the expert's success: after the warm start, and at the end."""
+"""Shares of the expert's success: at most after the warm start, at least at the end."""
 EVAL_EPISODES = 256
 
 
 @dataclass(frozen=True)
 class Task:
-    """A game, and what of the settings is its own."""
+    """A game and its settings."""
 
     name: str
     settings: Sequence[str] = ()
     wanted_start: tuple[float, float] = (0.12, 0.32)
-    """Of the expert's success: imitation ends when it is between these."""
+    """The range of the expert's success in which imitation ends."""
 
 
 COMMON = [
@@ -69,7 +73,7 @@ TASKS = {
     task.name: task
     for task in (
         Task("grid-world", ["inference.max_tokens=4", "inference.max_turns=16"]),
-        # An expert's ways would leave nothing to try: it never buys without a look.
+        # The expert never buys without a search, so imitating it would leave nothing to explore.
         Task(
             "shop",
             [
@@ -105,7 +109,7 @@ TASKS = {
 
 @dataclass
 class Outcome:
-    """What became of one game; success on held-out seeds, as sampled."""
+    """The result of one game: success on held-out seeds, sampled unless named greedy."""
 
     name: str
     expert: float
@@ -131,7 +135,7 @@ def expert_success(config: ConfigStore) -> float:
 
 
 def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[int, float]:
-    """How many steps of imitation bring the success into this range, or the last below it."""
+    """Returns the imitation steps that bring the success into this range, or the last below."""
     training, stop = config.training, StopRequest(print)
     with Trainer(config, resume="never") as trainer:
         parts = trainer.components
@@ -160,7 +164,7 @@ def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[i
 
 
 def interrupt_after(seconds: float) -> threading.Timer:
-    """Ctrl-C by the clock: the run saves what it has and ends."""
+    """Sends SIGINT after some seconds: the run saves and ends."""
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
     timer.daemon = True
     timer.start()
@@ -206,10 +210,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tasks", nargs="*", metavar="GAME", help=", ".join(TASKS))
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--minutes", type=float, default=10.0, help="the most for each game")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time limit of each game")
     parser.add_argument("--out", type=Path, default=Path("runs/smollm2"))
     parser.add_argument("--set", nargs="*", default=[], metavar="SECTION.NAME=VALUE")
     parser.add_argument("--quick", action="store_true", help="two small steps of each")
+    add_record_option(parser)
     options = parser.parse_args(arguments)
     if unknown := set(options.tasks) - set(TASKS):
         parser.error(f"there is no {unknown.pop()} here; there are {', '.join(TASKS)}")
@@ -236,6 +241,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{found.minutes:.1f} minutes; {found.run}",
             flush=True,
         )
+        if options.record and not options.quick:
+            figures = {
+                "after imitation": found.start,
+                "end, sampled": found.end,
+                "end, greedy": found.greedy,
+                "steps": found.steps,
+                "minutes": found.minutes,
+            }
+            record(f"gpu/smollm2/{found.name}", figures, "cuda")
         (options.out / key / "outcome.json").write_text(json.dumps(vars(found), indent=1))
     return 0 if is_enough else 1
 

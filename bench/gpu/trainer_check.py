@@ -1,10 +1,10 @@
-"""The trainer on a GPU: a GRPO step, packed against padded, and the memory of log-probs.
+"""Times the trainer on a GPU: a GRPO step, packed and padded updates, the memory of log-probs.
 
     python bench/gpu/trainer_check.py            SmolLM2-135M in bfloat16
-    python bench/gpu/trainer_check.py --quick    tiny, to see that all of it runs; any device
+    python bench/gpu/trainer_check.py --quick    tiny, to see that everything runs; any device
 
-A step is everything from the end of one to the end of the next: episodes, scores, log-probs, the
-update, records on the disk. Updates are timed on the lengths of real episodes.
+A step includes everything from the end of one to the end of the next: episodes, rewards, log-probs,
+the update, records on disk. Updates are timed on the lengths of real episodes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "peers"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from measure import Order, Report, Work, fitted
 from turnwise_grpo import Notes, World
 
+from results import add_record_option, record
 from turnwise import ConfigStore
 from turnwise.chat import ChatFormat
 from turnwise.env import environment_factory
@@ -42,16 +44,16 @@ from turnwise.trainer.warm_start import played_streams
 STEP = Work("one turn", 8, 8, 128, 128)
 MOST_SECONDS, MOST_GIB, LEAST_RATIO = 0.5, 8.0, 1.5
 JUDGED_TOKENS = 8192
-"""At once: what memory allows within the bar."""
+"""`micro_batch_tokens` of the step that the bars apply to."""
 PEAK_FLOPS = 989e12
-"""Of an H200 in bfloat16, without sparsity."""
+"""The peak of an H200 in bfloat16, without sparsity."""
 GAMES = ("guess-number", "grid-world", "shop", "alphabet-sort")
 JUDGED = "grid-world"
-"""Its episodes differ in length; those of the others hardly do while the player is random."""
+"""The bar applies to this game: random episodes of the others hardly differ in length."""
 
 
 class Device:
-    """Where it runs; its clock and its memory."""
+    """Measures time and memory on one device."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -62,17 +64,17 @@ class Device:
             torch.cuda.synchronize()
 
     def forget_peak(self) -> float:
-        """Start to watch the memory anew; GiB in use now."""
+        """Resets the peak of the memory; returns the GiB in use."""
         if not self.is_gpu:
             return 0.0
-        gc.collect()  # what came before may hold on to itself
+        gc.collect()  # earlier objects may be in reference cycles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() / 2**30
 
     @property
     def peak_gib(self) -> tuple[float, float]:
-        """Allocated and reserved, at most since."""
+        """Peak GiB allocated and reserved since the last reset."""
         if not self.is_gpu:
             return 0.0, 0.0
         return (
@@ -81,7 +83,7 @@ class Device:
         )
 
     def seconds(self, work: Callable[[], Any], repeats: int) -> float:
-        """The median of several times, after one that is not counted."""
+        """Returns the median of several runs, after one for warm-up."""
         found = []
         for _ in range(repeats + 1):
             self.wait()
@@ -109,15 +111,20 @@ def step_config(
 
 
 def time_step(
-    device: Device, loaded: Any, work: Work, num_steps: int, micro_batch_tokens: int | None
+    device: Device,
+    loaded: Any,
+    work: Work,
+    num_steps: int,
+    micro_batch_tokens: int | None,
+    is_recorded: bool = False,
 ) -> bool:
-    """GRPO through the trainer as a user has it."""
+    """Times GRPO steps of `Trainer`, as a user runs it."""
     chat = ChatFormat(loaded.tokenizer)
 
-    def opening(text: str) -> int:
+    def prompt_length(text: str) -> int:
         return len(chat.prompt_ids([{"role": "user", "content": text}]))
 
-    prompts = [fitted(work.prompt_tokens, opening, i) for i in range(work.num_prompts)]
+    prompts = [fitted(work.prompt_tokens, prompt_length, i) for i in range(work.num_prompts)]
     order, report = Order(work, "", num_steps, 1), Report("turnwise", 0.0)
     World.num_turns = World.max_steps = 1
     held = device.forget_peak()
@@ -132,7 +139,7 @@ def time_step(
             reporter=Notes(order, report),
         ) as trainer,
     ):
-        # A sampled end token ends nothing.
+        # No sampled token ends a turn.
         chat = trainer.components.collector.setup.chat
         chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         history = trainer.fit(1, num_steps)
@@ -150,12 +157,14 @@ def time_step(
         f"  peak {allocated:.2f} GiB allocated, {reserved:.2f} reserved ({held:.2f} at the start)"
     )
     is_fine = step <= MOST_SECONDS and reserved <= MOST_GIB
+    if is_recorded:
+        record("gpu/trainer/step", {"s": step, "GiB": reserved}, "cuda")
     print(f"  bar: {MOST_SECONDS} s, {MOST_GIB:g} GiB: {'pass' if is_fine else 'FAIL'}", flush=True)
     return is_fine
 
 
 def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
-    """Episodes of a game as the random player plays it."""
+    """Returns episodes of a game that the random player played."""
     from turnwise.episode import EpisodeCollector
     from turnwise.episode.collector import EpisodeTask
     from turnwise.inference import ScriptedEngine
@@ -175,8 +184,10 @@ def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
     )
 
 
-def time_layouts(device: Device, loaded: Any, num_episodes: int, budget: int | None) -> bool:
-    """An update on real lengths, packed and padded; how much of the GPU's arithmetic is used."""
+def time_layouts(
+    device: Device, loaded: Any, num_episodes: int, budget: int | None, is_recorded: bool = False
+) -> bool:
+    """Times updates on real lengths, packed and padded, and prints the MFU."""
     num_weights = sum(p.numel() for p in loaded.model.parameters())
     is_fine = True
     for game in GAMES:
@@ -192,6 +203,8 @@ def time_layouts(device: Device, loaded: Any, num_episodes: int, budget: int | N
         num_tokens = int(lengths.sum())
         flops = 6 * num_weights * num_tokens / seconds["packed"]
         ratio = seconds["padded"] / seconds["packed"]
+        if is_recorded:
+            record(f"gpu/trainer/update on {game}", {"packed speed-up": ratio}, "cuda")
         if game == JUDGED:
             is_fine = ratio >= LEAST_RATIO
         print(
@@ -205,24 +218,26 @@ def time_layouts(device: Device, loaded: Any, num_episodes: int, budget: int | N
     return is_fine
 
 
-def measure_log_probs(device: Device) -> None:
-    """The memory that log-probs with their gradient take beside their inputs and gradients."""
-    for num_words in (49_152, 196_608):
+def measure_log_probs(device: Device, is_recorded: bool) -> None:
+    """Prints the memory of log-probs with their backward, without inputs and gradients."""
+    for vocab_size in (49_152, 196_608):
         for num_tokens in (4_096, 32_768):
             hidden = torch.randn(num_tokens, 576, device=device.name, dtype=torch.bfloat16)
-            weight = torch.randn(num_words, 576, device=device.name, dtype=torch.bfloat16)
+            weight = torch.randn(vocab_size, 576, device=device.name, dtype=torch.bfloat16)
             hidden.requires_grad_(True)
             weight.requires_grad_(True)
-            targets = torch.randint(num_words, (num_tokens,), device=device.name)
+            targets = torch.randint(vocab_size, (num_tokens,), device=device.name)
             before = device.forget_peak()
             chosen, entropy = chosen_log_probs(hidden, Head(weight), targets)
             (chosen.sum() + entropy.sum()).backward()  # type: ignore[no-untyped-call]
             extra = (device.peak_gib[0] - before) * 1024
             gradients = (hidden.numel() + weight.numel()) * 2 / 2**20
+            if is_recorded and vocab_size == 49_152:
+                record("gpu/trainer/log-probs", {"GiB": (extra - gradients) / 1024}, "cuda")
             print(
-                f"log-probs and gradient, {num_tokens:,} tokens x {num_words:,} words: "
+                f"log-probs and gradient, {num_tokens:,} tokens x a vocabulary of {vocab_size:,}: "
                 f"{extra:,.0f} MiB, of which gradients {gradients:,.0f}; "
-                f"all logits in float32 would be {num_tokens * num_words * 4 / 2**20:,.0f}",
+                f"all logits in float32 would be {num_tokens * vocab_size * 4 / 2**20:,.0f}",
                 flush=True,
             )
             del hidden, weight, targets, chosen, entropy
@@ -231,7 +246,8 @@ def measure_log_probs(device: Device) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Time the trainer on a GPU.")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--steps", type=int, default=13, help="the first three are not counted")
+    parser.add_argument("--steps", type=int, default=13, help="the first three are warm-up")
+    add_record_option(parser)
     options = parser.parse_args()
     device = Device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.is_gpu else "CPU"
@@ -243,9 +259,9 @@ def main() -> int:
         return 0
     loaded = load_model("smollm2-135m")
     time_step(device, loaded, STEP, options.steps, None)
-    is_fine = time_step(device, loaded, STEP, options.steps, JUDGED_TOKENS)
-    is_fine &= time_layouts(device, loaded, 256, None)
-    measure_log_probs(device)
+    is_fine = time_step(device, loaded, STEP, options.steps, JUDGED_TOKENS, options.record)
+    is_fine &= time_layouts(device, loaded, 256, None, options.record)
+    measure_log_probs(device, options.record)
     return 0 if is_fine else 1
 
 

@@ -1,8 +1,8 @@
-"""AgileRL's GRPO on the work of bench/train_step.py; runs in the environment `agilerl`.
+"""Runs AgileRL's GRPO on the work of bench/train_step.py, in the environment `agilerl`.
 
-The loop is that of its own `train_llm_rollout`: collect, collate, learn. It trains LoRA adapters
-and nothing else, so its update is not the others': its figure stands beside theirs, no bar is
-taken from it. No reference model, no gradient checkpointing, the whole batch in one piece.
+The loop is that of its own `train_llm_rollout`: collect, collate, learn. It trains only LoRA
+adapters, so its update differs from the others', and no bar depends on it. No reference model, no
+gradient checkpointing, the whole batch at once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import agilerl  # type: ignore[import-not-found]
 import torch
 import transformers
-import transformers.models.llama.modeling_llama  # else it would count as the model
+import transformers.models.llama.modeling_llama  # or its import would count as the model
 from measure import Order, Report, earned, fitted, memory_mib
 
 
 class World:
-    """Opens with one of the prompts, then says the same number of tokens each time."""
+    """Starts with one of the prompts, then returns observations of a fixed number of tokens."""
 
     system_prompt = ""
 
@@ -42,15 +42,15 @@ def make_world(order: Order, tokenizer: Any) -> World:
         options = {"add_generation_prompt": True, "return_dict": False}
         return len(tokenizer.apply_chat_template(list(messages), **options))
 
-    def opening(text: str) -> int:
+    def prompt_length(text: str) -> int:
         return rendered({"role": "user", "content": text})
 
     def between(text: str) -> int:
         answered = [{"role": "user", "content": "0"}, {"role": "assistant", "content": ""}]
-        return rendered(*answered, {"role": "user", "content": text}) - opening("0")
+        return rendered(*answered, {"role": "user", "content": text}) - prompt_length("0")
 
     work = order.work
-    prompts = [fitted(work.prompt_tokens, opening, i) for i in range(work.num_prompts)]
+    prompts = [fitted(work.prompt_tokens, prompt_length, i) for i in range(work.num_prompts)]
     observation = fitted(work.observation_tokens, between, 0) if work.num_turns > 1 else ""
     return World(prompts, observation, work.num_turns)
 
@@ -122,7 +122,7 @@ def train(order: Order, report: Report) -> None:
 
 
 def main() -> None:
-    # Else it puts Triton kernels into the model, which no CPU runs; it reads this when imported.
+    # Otherwise it puts Triton kernels into the model, which do not run on a CPU.
     agilerl.HAS_LIGER_KERNEL = False
     order = Order.read()
     report = Report(f"AgileRL {version('agilerl')}", memory_mib(), note="LoRA adapters only")

@@ -1,6 +1,6 @@
-"""What every side of bench/train_step.py is asked to do, and how it reports.
+"""The work and the report of every side of bench/train_step.py.
 
-Each side runs in a process and an environment of its own: only the standard library is used here.
+Each side runs in its own process and Python environment: only the standard library is used here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# Writes tool calls too, which TRL asks of a template before it plays several turns.
+# It renders tool calls, which TRL requires of a template for several turns.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' + message.content }}
@@ -29,18 +29,18 @@ CHAT_TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Work:
-    """One kind of training step, the same for all; turns do not end early on any side."""
+    """One kind of training step, the same for all sides; no turn ends early."""
 
     name: str
     num_prompts: int
     group_size: int
     prompt_tokens: int
-    """Of the opening, with what the chat template adds."""
+    """Tokens of the first prompt, including the chat template's."""
     new_tokens: int
-    """Sampled in a turn."""
+    """Tokens sampled in each turn."""
     num_turns: int = 1
     observation_tokens: int = 0
-    """Between two turns, with what the chat template adds."""
+    """Tokens between two turns, including the chat template's."""
 
     @property
     def num_episodes(self) -> int:
@@ -59,19 +59,19 @@ class Work:
 
 @dataclass(frozen=True)
 class Order:
-    """What a side reads from its standard input."""
+    """The order that a side reads from its standard input."""
 
     work: Work
     model: str
-    """A folder with the model and its tokenizer."""
+    """The folder of the model and its tokenizer."""
     num_steps: int
-    """Those of the warm-up included."""
+    """Steps including the warm-up."""
     num_threads: int
     clock: str = "wall"
-    """`cpu`: the processor's time, for a busy machine; meant for one thread."""
+    """`cpu` measures CPU time, for a loaded machine and one thread."""
     learning_rate: float = 1e-5
     options: dict[str, Any] = field(default_factory=dict)
-    """A side's own."""
+    """Settings of this side only."""
 
     @classmethod
     def read(cls) -> Order:
@@ -79,7 +79,7 @@ class Order:
         return cls(**{**data, "work": Work(**data["work"])})
 
     def now(self) -> float:
-        """Seconds since some moment."""
+        """Returns seconds of the chosen clock."""
         return time.process_time() if self.clock == "cpu" else time.perf_counter()
 
     def write(self) -> str:
@@ -88,22 +88,22 @@ class Order:
 
 @dataclass
 class Report:
-    """What a side prints as its last line."""
+    """The report that a side prints as its last line."""
 
     name: str
     imported_mib: float
-    """Resident after the imports, before the model."""
+    """Memory resident after the imports, before the model is loaded."""
     peak_mib: float = 0.0
     step: list[float] = field(default_factory=list)
-    """Seconds of each step, everything included."""
+    """Seconds of each whole step."""
     generate: list[float] = field(default_factory=list)
-    """Of these, playing the episodes."""
+    """Seconds of each step spent on playing episodes."""
     num_sampled: list[int] = field(default_factory=list)
-    """Tokens that entered the loss of each step."""
+    """Tokens in the loss of each step."""
     num_tokens: list[int] = field(default_factory=list)
-    """All tokens of its episodes."""
+    """All tokens of the step's episodes."""
     note: str = ""
-    """What this side did otherwise."""
+    """What this side does differently."""
 
     def print(self) -> None:
         self.peak_mib = memory_mib("VmHWM")
@@ -111,20 +111,20 @@ class Report:
 
 
 def memory_mib(kind: str = "VmRSS") -> float:
-    """Resident memory of this process now (VmRSS) or at most so far (VmHWM)."""
+    """Returns the resident memory of this process: now (VmRSS) or its peak (VmHWM)."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{kind}:"):
             return int(line.split()[1]) / 1024
-    raise RuntimeError(f"the system does not tell {kind}")
+    raise RuntimeError(f"/proc/self/status has no {kind}")
 
 
 def digits(num: int, seed: int) -> str:
-    """A text of as many tokens, for tokenizers that read digits one by one."""
+    """Returns a text of `num` tokens, for tokenizers that encode digits one by one."""
     return "".join(random.Random(seed).choices("0123456789", k=num))
 
 
 def fitted(num_tokens: int, count: Callable[[str], int], seed: int) -> str:
-    """The text for a message that comes to so many tokens with the template around it."""
+    """Returns a message text that has `num_tokens` tokens with the chat template around it."""
     text = digits(num_tokens - count(digits(1, seed)) + 1, seed)
     if count(text) != num_tokens:
         raise SystemExit(f"a text of {num_tokens} tokens became one of {count(text)}")
@@ -132,6 +132,6 @@ def fitted(num_tokens: int, count: Callable[[str], int], seed: int) -> str:
 
 
 def earned(texts: Sequence[str]) -> float:
-    """A reward that differs from one episode to the next: the share of letters up to m."""
+    """Returns a reward that differs between episodes: the share of letters up to m."""
     letters = [letter for letter in "".join(texts).lower() if letter.isalpha()]
     return sum(letter <= "m" for letter in letters) / max(len(letters), 1)

@@ -1,8 +1,8 @@
-"""SkyRL's generator on the work of bench/overhead.py; runs in the environment `skyrl`.
+"""Runs SkyRL's generator on the work of bench/overhead.py, in the environment `skyrl`.
 
 `SkyRLGymGenerator` plays the episodes as in training: conversations of many turns, tokens in and
-tokens out, log-probs kept. Environments run on the event loop (`max_env_workers=0`), which is its
-cheapest way.
+tokens out, with log-probs. Environments run on the event loop (`max_env_workers=0`), its cheapest
+way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ORDER = Order.read()
 
 
 class NullEnvironment(BaseTextEnv):  # type: ignore[misc]
-    """Says the same each time, at no cost."""
+    """Returns the same observation every time."""
 
     def __init__(self, env_config: Any = None, extras: Any = None) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class NullEnvironment(BaseTextEnv):  # type: ignore[misc]
 
 
 class Script:
-    """Always says the same, and lets the others go first as a model would."""
+    """Returns the same text every time, and yields to other episodes as a model would."""
 
     model_name = "script"
     seconds = 0.0
@@ -71,7 +71,7 @@ class Script:
         return output
 
     async def finish_session(self, session: Any) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def main() -> None:

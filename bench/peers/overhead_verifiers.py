@@ -1,7 +1,7 @@
-"""verifiers' multi-turn loop on the work of bench/overhead.py; runs in `verifiers`.
+"""Runs verifiers' multi-turn loop on the work of bench/overhead.py, in the environment `verifiers`.
 
-Its last version whose loop runs in one process. It leaves tokens to the server that it speaks to:
-here it is given none to render or to encode, and its messages go to a script.
+This is its last version whose loop runs in one process. It leaves tokenization to its server: here
+nothing is rendered or encoded, and a script answers its messages.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ORDER = Order.read()
 
 
 class NullEnvironment(vf.MultiTurnEnv):  # type: ignore[misc]
-    """Says the same each time, at no cost."""
+    """Returns the same observation every time."""
 
     async def env_response(self, messages: Any, state: Any, **options: Any) -> Any:
         return [{"role": "user", "content": ORDER.observation}]
 
 
 class Script(Client):  # type: ignore[misc]
-    """Always says the same, and lets the others go first as a model would."""
+    """Returns the same text every time, and yields to other episodes as a model would."""
 
     seconds = 0.0
 
@@ -54,13 +54,13 @@ class Script(Client):  # type: ignore[misc]
         return tool
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """It is always good."""
+        """Accepts every response."""
 
     def setup_client(self, config: Any) -> None:
-        """There is none."""
+        """Does nothing: there is no native client."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to release."""
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-"""What the sides of bench/overhead.py share; it needs nothing but Python's standard library.
+"""The work and the report of the sides of bench/overhead.py; needs only the standard library.
 
-A side gets its order as JSON on stdin and prints its report as the last line of stdout. Each times
-itself in the processor's seconds, and what its script takes is measured and left out.
+A side reads its order as JSON on stdin and prints its report as the last line of stdout. It
+measures its own CPU time, and subtracts that of its script.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be played."""
+    """The episodes that a side plays."""
 
     observation: str
-    """What the environment says each time."""
+    """The observation of every step."""
     answer: str
-    """What the script says each time."""
+    """The text of every turn."""
     num_turns: int
     episodes: tuple[int, ...] = (1, 64, 1024)
-    """How many at once."""
+    """Numbers of concurrent episodes."""
     repeats: int = 5
     tokenizer: str = ""
-    """A folder with the tokenizer and its chat template."""
+    """The folder of the tokenizer and its chat template."""
 
     @classmethod
     def read(cls) -> Order:
@@ -37,32 +37,31 @@ class Order:
         return json.dumps(dataclasses.asdict(self))
 
     def repeats_of(self, num_episodes: int) -> int:
-        """A single episode is over so soon that chance has the say."""
+        """Returns more repeats for a single episode, which is too short to time well."""
         return self.repeats * (20 if num_episodes == 1 else 1)
 
 
 @dataclass
 class Report:
-    """What came of it."""
+    """The times of one side."""
 
     name: str
     note: str = ""
     times: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """By the number of episodes: for each repeat the seconds per turn of the framework, and of the
-    script."""
+    """By number of episodes: the seconds per turn of framework and script in each repeat."""
 
     def print(self) -> None:
         print(json.dumps(dataclasses.asdict(self)))
 
 
 Measure = Callable[[int], tuple[float, float]]
-"""The processor's seconds for so many episodes at once: all, and the script's of them."""
+"""Takes a number of concurrent episodes; returns the CPU seconds of all, and of the script."""
 
 
 def time_turns(report: Report, order: Order, measure: Measure) -> Report:
-    """Fill in the report."""
+    """Measures every number of episodes; returns the filled report."""
     on_one_core()
-    measure(1)  # what is found out once
+    measure(1)  # fills the caches
     for num_episodes in order.episodes:
         num_turns = num_episodes * order.num_turns
         taken = [measure(num_episodes) for _ in range(order.repeats_of(num_episodes))]

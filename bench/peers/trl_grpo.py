@@ -1,12 +1,11 @@
-"""TRL's GRPOTrainer on the work of bench/train_step.py; runs in the environment `trl`.
+"""Runs TRL's GRPOTrainer on the work of bench/train_step.py, in the environment `trl`.
 
-It is given what makes it quick: no reference model, no gradient checkpointing (`checkpointing`
-turns its default on), the whole batch in one piece (`micro_batch`), no second forward for old
-log-probs. A sampled end token ends nothing, by an attribute of the trainer, so that no logits
-processor costs it time.
+It has its fastest settings: no reference model, no gradient checkpointing (`checkpointing` turns
+its default on), the whole batch at once (`micro_batch`), no second forward for old log-probs. No
+sampled token ends a turn, by an attribute of the trainer rather than a slower logits processor.
 
-Several turns go through its own `environment_factory`. A random model writes no tool calls, so the
-tokenizer's parser is replaced by one that reads every answer as a call: less work than a real one.
+Several turns use its own `environment_factory`. A random model writes no tool calls, so the
+tokenizer's parser is replaced by one that takes every turn for a call: less work than a real one.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from typing import Any
 
 import torch
 import transformers
-import transformers.models.llama.modeling_llama  # else it would count as the model
+import transformers.models.llama.modeling_llama  # or its import would count as the model
 import trl  # type: ignore[import-not-found]
 from datasets import Dataset  # type: ignore[import-not-found]
 from measure import Order, Report, earned, fitted, memory_mib
 
 
 class Timed(trl.GRPOTrainer):  # type: ignore[misc]
-    """Notes how long generation takes, and what came of it."""
+    """Keeps how long generation takes, and how many tokens it gives."""
 
     order: Order
     report: Report
@@ -40,7 +39,7 @@ class Timed(trl.GRPOTrainer):  # type: ignore[misc]
 
 
 class Clock(transformers.TrainerCallback):
-    """The time from the end of a step to the end of the next."""
+    """Times each step from the end of the one before."""
 
     def __init__(self, order: Order, report: Report) -> None:
         self._now = order.now
@@ -57,7 +56,7 @@ class Clock(transformers.TrainerCallback):
 
 
 class World:
-    """Says the same number of tokens each time."""
+    """Returns observations of a fixed number of tokens."""
 
     observation = ""
 
@@ -85,7 +84,7 @@ def score(completions: list[Any], **_: Any) -> list[float]:
 
 
 def read_as_call(tokenizer: Any) -> None:
-    """Every answer is a call of `step`."""
+    """Makes the tokenizer parse every turn as a call of `step`."""
 
     def parse(ids: list[int], **_: Any) -> dict[str, Any]:
         text = tokenizer.decode(ids, skip_special_tokens=True)
@@ -98,16 +97,16 @@ def read_as_call(tokenizer: Any) -> None:
 
 
 def prompts_of(order: Order, tokenizer: Any) -> list[list[dict[str, str]]]:
-    def opening(text: str) -> list[dict[str, str]]:
+    def messages_of(text: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": text}]
 
     def count(text: str) -> int:
-        messages = opening(text)
+        messages = messages_of(text)
         options = {"add_generation_prompt": True, "return_dict": False}
         return len(tokenizer.apply_chat_template(messages, **options))
 
     work = order.work
-    return [opening(fitted(work.prompt_tokens, count, i)) for i in range(work.num_prompts)]
+    return [messages_of(fitted(work.prompt_tokens, count, i)) for i in range(work.num_prompts)]
 
 
 def config_of(order: Order, folder: str) -> Any:
@@ -167,7 +166,7 @@ def main() -> None:
 
 
 def between(trainer: Any) -> Any:
-    """How many tokens an answer of the world becomes."""
+    """Returns a function that counts the tokens of an observation."""
 
     def count(text: str) -> int:
         message = {"role": "tool", "name": "step", "content": text}

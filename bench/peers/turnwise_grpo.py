@@ -1,6 +1,6 @@
-"""Our own trainer on the work of bench/train_step.py: `Trainer` as a user has it.
+"""Runs turnwise's `Trainer` on the work of bench/train_step.py.
 
-What it keeps by default it keeps here too: the metrics and the episodes of every step on the disk.
+It writes what it writes by default: metrics and episodes of every step on disk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import transformers.models.llama.modeling_llama  # noqa: F401 - else it would count as the model
+import transformers.models.llama.modeling_llama  # noqa: F401 - or its import would count as the model
 from measure import Order, Report, earned, fitted, memory_mib
 
 from turnwise import BaseEnvironment, ConfigStore, __version__
@@ -21,7 +21,7 @@ from turnwise.trainer.reporter import RunInfo
 
 
 class World(BaseEnvironment):
-    """Opens with its row's prompt, then says the same number of tokens each time."""
+    """Starts with its row's prompt, then returns observations of a fixed number of tokens."""
 
     quick = True
     observation = ""
@@ -39,7 +39,7 @@ class World(BaseEnvironment):
 
 
 class Notes:
-    """A reporter that notes how long each step took, from the end of the one before."""
+    """A reporter that keeps the duration of each step, from the end of the one before."""
 
     def __init__(self, order: Order, report: Report) -> None:
         self._now = order.now
@@ -97,13 +97,13 @@ def main() -> None:
     loaded = load_model(order.model, dtype="float32", device="cpu")
     chat = ChatFormat(loaded.tokenizer)
 
-    def opening(text: str) -> int:
+    def prompt_length(text: str) -> int:
         return len(chat.prompt_ids([{"role": "user", "content": text}]))
 
     def between(text: str) -> int:
         return len(chat.increment_ids([{"role": "user", "content": text}], [0]))
 
-    prompts = [fitted(work.prompt_tokens, opening, i) for i in range(work.num_prompts)]
+    prompts = [fitted(work.prompt_tokens, prompt_length, i) for i in range(work.num_prompts)]
     World.num_turns = World.max_steps = work.num_turns
     if work.num_turns > 1:
         World.observation = fitted(work.observation_tokens, between, 0)
@@ -118,7 +118,7 @@ def main() -> None:
             reporter=Notes(order, report),
         ) as trainer,
     ):
-        # A sampled end token ends nothing.
+        # No sampled token ends a turn.
         chat = trainer.components.collector.setup.chat
         chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         trainer.fit(1, order.num_steps)
