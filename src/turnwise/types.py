@@ -37,6 +37,30 @@ class EpisodeStatus(StrEnum):
         return self.value.endswith("_error")
 
 
+@dataclass(slots=True)
+class StepResult:
+    """The result of one step of an environment; it tells an end from a truncation.
+
+    >>> StepResult("You win.", 1.0, terminated=True, truncated=False, info={"success": True}).done
+    True
+    """
+
+    observation: str
+    """What the agent reads next."""
+    reward: float
+    """Finite."""
+    terminated: bool
+    """The episode reached its own end."""
+    truncated: bool
+    """The episode was cut: by `info["truncated"]`, or by `max_steps`."""
+    info: dict[str, Any]
+    """The environment's own additions."""
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+
 @dataclass
 class Trajectory:
     """One episode as text: what was seen, done and earned, turn by turn.

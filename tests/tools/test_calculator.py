@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from turnwise.errors import ToolError
 from turnwise.tools import CalculatorTool, ToolFailure, ToolRegistry
 from turnwise.tools.calculator import calculate
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.types import ToolCall
 
 
 @pytest.mark.parametrize(

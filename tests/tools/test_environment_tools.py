@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from turnwise.env import BaseEnvironment, GuessNumberEnvironment, ShopEnvironment, StepResult
+from turnwise.env import BaseEnvironment, GuessNumberEnvironment, ShopEnvironment
 from turnwise.tools import (
     EnvironmentStepTool,
     ToolCall,
@@ -16,6 +16,7 @@ from turnwise.tools import (
     ToolResult,
     tool,
 )
+from turnwise.types import StepResult
 
 
 class Counter(BaseEnvironment):

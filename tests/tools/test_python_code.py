@@ -22,7 +22,7 @@ from turnwise.tools.python_code import (
     tool as tool_module,
     why_not_isolated,
 )
-from turnwise.tools.python_code.output import OutputKeeper
+from turnwise.tools.python_code.runner import OutputKeeper
 
 REASON = why_not_isolated()
 needs_isolation = pytest.mark.skipif(

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel
 
 from turnwise.tools import ToolFailure, ToolRegistry, tool
-from turnwise.tools.results import read_answer
+from turnwise.tools.calling import read_output
 
 
 @dataclass
@@ -60,7 +60,7 @@ def result_of(value: Any, max_output: int = 1000) -> Any:
     ],
 )
 def test_text_and_json_are_given_as_text(value: Any, text: str) -> None:
-    answer = read_answer(value, 1000)
+    answer = read_output(value, 1000)
     assert answer.text == text
     assert not answer.was_cut
 
@@ -132,7 +132,7 @@ def test_half_a_surrogate_pair_does_not_reach_the_model() -> None:
     text = result_of("bad \ud800 pair")
     assert text == "bad \\ud800 pair"
     assert result_of(["\udfff"]) == ["\udfff"]  # a value for programs, its text for the model
-    assert read_answer(["\udfff"], 100).text == '["\\udfff"]'
+    assert read_output(["\udfff"], 100).text == '["\\udfff"]'
 
 
 json_values = st.recursive(
@@ -145,7 +145,7 @@ json_values = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(json_values, st.integers(0, 60))
 def test_every_json_value_becomes_text_of_bounded_length(value: Any, limit: int) -> None:
-    answer = read_answer(value, limit)
+    answer = read_output(value, limit)
     answer.text.encode()
     assert len(answer.text) <= 6 * limit + 80  # what is no text takes up to six characters
     if not answer.was_cut and value is not None and not isinstance(value, str):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.env.driver import reset_environment, step_environment
 from turnwise.tools import ActionParser, ToolCall, ToolRegistry
 from turnwise.tools.base import marked_tools
-from turnwise.types import EpisodeStatus, Trajectory
+from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.cli.screen import Screen

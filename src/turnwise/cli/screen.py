@@ -15,8 +15,7 @@ from rich.text import Text
 from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.checker.rig import explain
-from turnwise.env.driver import StepResult
-from turnwise.types import EpisodeStatus, Trajectory
+from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.cli.play_loop import Moves, Played

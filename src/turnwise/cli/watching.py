@@ -14,7 +14,6 @@ from turnwise.cli.screen import Screen
 from turnwise.config import ConfigStore
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
-from turnwise.env.driver import StepResult
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.player_engine import player_episode
@@ -26,7 +25,7 @@ from turnwise.tools.thoughts import thought_of
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import GREEDY
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
-from turnwise.types import Trajectory
+from turnwise.types import StepResult, Trajectory
 
 
 @dataclass(frozen=True)

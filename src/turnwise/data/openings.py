@@ -11,7 +11,7 @@ from turnwise.data.dataset import PromptDataset
 from turnwise.deadlines import is_async, run_sync
 from turnwise.env import environment_factory, reset_environment
 from turnwise.env.catalog import EnvironmentSource
-from turnwise.episode.world import finish
+from turnwise.env.driver import finish_without_loop
 from turnwise.errors import ConfigError
 
 
@@ -87,7 +87,7 @@ class Openings(Sequence[dict[str, Any]]):
             if is_async(environment.reset):
                 observation = run_sync(reset)
             else:  # an event loop of its own would cost more than most resets
-                observation = finish(reset, f"{type(environment).__name__}.reset()")
+                observation = finish_without_loop(reset, f"{type(environment).__name__}.reset()")
             row = {
                 "prompt": "\n\n".join(filter(None, [environment.get_prompt_prefix(), observation])),
                 "seed": seed,

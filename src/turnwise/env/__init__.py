@@ -9,7 +9,7 @@ from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import environment_factory, make_environment
 from turnwise.env.checker import CheckReport, Finding, check_env
-from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.env.driver import reset_environment, step_environment
 from turnwise.env.games import (
     AlphabetSortEnvironment,
     CustomGameEnvironment,
@@ -20,7 +20,7 @@ from turnwise.env.games import (
 )
 from turnwise.env.players import expert_player, play_episode, play_episode_async, random_player
 from turnwise.env.prompts import PromptEnvironment
-from turnwise.types import EpisodeStatus, RolloutData, Trajectory
+from turnwise.types import EpisodeStatus, RolloutData, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.adapters.gymnasium import GymnasiumEnvironment

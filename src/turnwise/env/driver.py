@@ -9,39 +9,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import EnvironmentFault
+from turnwise.types import StepResult
 from turnwise.user_code import definition_note
 
-
-@dataclass(slots=True)
-class StepResult:
-    """What one step gave, with ending and cutting told apart.
-
-    >>> StepResult("You win.", 1.0, terminated=True, truncated=False, info={"success": True}).done
-    True
-    """
-
-    observation: str
-    """What the agent reads next."""
-    reward: float
-    """Finite."""
-    terminated: bool
-    """The episode came to its own end."""
-    truncated: bool
-    """The episode was cut: `info["truncated"]`, or out of steps."""
-    info: dict[str, Any]
-    """Whatever the environment added."""
-
-    @property
-    def done(self) -> bool:
-        return self.terminated or self.truncated
+T = TypeVar("T")
 
 
 async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> str:
@@ -71,6 +49,17 @@ async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
         # The environment does not count for itself; one that does is left alone.
         env.step_count = count_before + 1
     return checked_step(env, result)
+
+
+def finish_without_loop(work: Coroutine[Any, Any, T], call: str) -> T:
+    """Runs a coroutine that never waits; one that waits is a plain method that should be async."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    work.close()
+    raise EnvironmentFault(f"{call} returns something to await. Write it as async def.")
 
 
 def accepts_seed(env: BaseEnvironment) -> bool:

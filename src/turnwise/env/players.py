@@ -9,9 +9,9 @@ from typing import TypeAlias
 
 from turnwise.deadlines import is_interrupt, run_sync
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.driver import StepResult, reset_environment, step_environment
+from turnwise.env.driver import reset_environment, step_environment
 from turnwise.errors import ConfigError, TurnwiseError, describe_error, error_message
-from turnwise.types import EpisodeStatus, Trajectory
+from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 Player: TypeAlias = Callable[[BaseEnvironment, str], str | Awaitable[str]]
 """Given the environment and the last observation, say the next action."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from turnwise.chat import Message
 from turnwise.deadlines import call_with_deadline
-from turnwise.env import BaseEnvironment, StepResult
+from turnwise.env import BaseEnvironment
 from turnwise.episode.limits import Clock, EpisodeLimits
 from turnwise.episode.opening import Abilities
 from turnwise.episode.parts import Parts
@@ -27,7 +27,7 @@ from turnwise.tools import (
 )
 from turnwise.tools.base import marked_tools
 from turnwise.tools.parsers import other_format
-from turnwise.types import EpisodeStatus
+from turnwise.types import EpisodeStatus, StepResult
 
 ParserChoice: TypeAlias = ActionParser | str
 """A parser, or its name; `auto`: the one that fits the chat template."""

@@ -13,9 +13,11 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
-from turnwise.env import BaseEnvironment, StepResult, reset_environment, step_environment
+from turnwise.env import BaseEnvironment, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
+from turnwise.env.driver import finish_without_loop
 from turnwise.errors import EnvironmentFault, describe_error
+from turnwise.types import StepResult
 
 T = TypeVar("T")
 
@@ -234,26 +236,15 @@ class World:
         if self._style.is_inline:
             process = os.getpid()
             try:
-                return finish(work(), what)
+                return finish_without_loop(work(), what)
             finally:
                 end_forked_copy(process)
 
         def in_thread() -> T:
             with same_process():
-                return finish(work(), what)
+                return finish_without_loop(work(), what)
 
         return cast(T, await call_with_deadline(in_thread, **waiting))
-
-
-def finish(work: Coroutine[Any, Any, T], what: str) -> T:
-    """Run a coroutine that never waits, without an event loop."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    work.close()
-    raise EnvironmentFault(f"{what} returns something to await. Write it as async def.")
 
 
 @contextmanager

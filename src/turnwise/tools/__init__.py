@@ -5,13 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from turnwise.tools.base import FunctionTool, Tool
+from turnwise.tools.base import FunctionTool, Tool, tool
 from turnwise.tools.calculator import CalculatorTool
-from turnwise.tools.calls import ToolCall
 from turnwise.tools.context import ToolContext
-from turnwise.tools.definition import ToolDefinition
-from turnwise.tools.environment_step import EnvironmentStepTool
-from turnwise.tools.marks import tool
 from turnwise.tools.parsers import (
     PARSERS,
     ActionParser,
@@ -34,15 +30,17 @@ from turnwise.tools.parsers import (
     parser_for,
 )
 from turnwise.tools.registry import ToolRegistry
-from turnwise.tools.results import ToolFailure, ToolResult
 from turnwise.tools.thoughts import answer_of
+from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
 
 if TYPE_CHECKING:
+    from turnwise.env.step_tool import EnvironmentStepTool
     from turnwise.tools.mcp_source import MCPTools
     from turnwise.tools.python_code import CodeLimits, PythonCodeTool
 
-# Looked up when first used: few programs need them, and they import a good deal.
+# Imported when first used: few programs need them, and their imports take long.
 _LATER = {
+    "EnvironmentStepTool": "turnwise.env.step_tool",
     "CodeLimits": "turnwise.tools.python_code",
     "MCPTools": "turnwise.tools.mcp_source",
     "PythonCodeTool": "turnwise.tools.python_code",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from turnwise.deadlines import call_with_deadline, is_async, is_interrupt, run_sync
@@ -21,17 +23,12 @@ from turnwise.errors import (
     describe_error,
     error_message,
 )
-from turnwise.tools.base import Tool
+from turnwise.tools.base import DEFAULT_MAX_OUTPUT, Tool
 from turnwise.tools.context import ToolContext
-from turnwise.tools.results import (
-    DEFAULT_MAX_OUTPUT,
-    Answer,
-    NotTextError,
-    ToolFailure,
-    ToolResult,
-    one_line,
-    read_answer,
-)
+from turnwise.tools.types import ToolFailure, ToolResult
+from turnwise.types import StepResult
+
+_MAX_MESSAGE = 800
 
 
 class CallRefused(Exception):
@@ -109,7 +106,7 @@ def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) ->
     return functools.partial(_run, function, found.max_output)
 
 
-def _run(function: Callable[[], Any], limit: int) -> Answer | Awaitable[Answer]:
+def _run(function: Callable[[], Any], limit: int) -> ToolOutput | Awaitable[ToolOutput]:
     process = os.getpid()
     try:
         value = function()
@@ -117,16 +114,16 @@ def _run(function: Callable[[], Any], limit: int) -> Answer | Awaitable[Answer]:
         _end_forked_copy(process)
     if inspect.isawaitable(value):
         return _run_async(functools.partial(_wait, value), limit)
-    return read_answer(value, limit)
+    return read_output(value, limit)
 
 
-async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> Answer:
+async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> ToolOutput:
     process = os.getpid()
     try:
         value = await function()
     finally:
         _end_forked_copy(process)
-    return read_answer(value, limit)
+    return read_output(value, limit)
 
 
 def _end_forked_copy(process: int) -> None:
@@ -142,7 +139,7 @@ async def _wait(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _worked(name: str, answer: Answer, context: ToolContext, started: float) -> ToolResult:
+def _worked(name: str, answer: ToolOutput, context: ToolContext, started: float) -> ToolResult:
     if answer.step is not None:
         context.steps.append(answer.step)
     return ToolResult(
@@ -160,7 +157,7 @@ def _failed(name: str, error: BaseException, started: float) -> ToolResult:
     failure, message = _explain(name, error)
     # What a tool chose to say is said as it is, such as the last lines of a traceback.
     refused = failure is ToolFailure.REFUSED
-    text = read_answer(message, DEFAULT_MAX_OUTPUT).text if refused else one_line(message)
+    text = read_output(message, DEFAULT_MAX_OUTPUT).text if refused else one_line(message)
     return ToolResult(
         name,
         success=False,
@@ -186,3 +183,87 @@ def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
     if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
         error = cause
     return ToolFailure.RAISED, f"{name} failed with {describe_error(error)}"
+
+
+@dataclass(frozen=True)
+class ToolOutput:
+    """What a tool returned, made ready for the model."""
+
+    text: str
+    value: Any
+    was_cut: bool = False
+    step: StepResult | None = None
+
+
+class NotTextError(TypeError):
+    """A tool returned what is neither text nor JSON."""
+
+
+def read_output(value: Any, limit: int) -> ToolOutput:
+    """Turn what a tool returned into text of at most `limit` characters and a note.
+
+    >>> read_output({"price": 3}, 100).text
+    '{"price": 3}'
+    >>> read_output("abcdef", 3).text
+    'abc\\n[The answer was cut after 3 characters. Ask for less at once.]'
+    """
+    step = value if isinstance(value, StepResult) else None
+    if step is not None:
+        value = step.observation
+    if value is None:
+        return ToolOutput("Done.", None)
+    if isinstance(value, str):
+        head, was_cut = value[:limit], len(value) > limit
+    else:
+        head, was_cut = _encode(value, limit)
+    text = _printable(head)
+    if was_cut:
+        text += f"\n[The answer was cut after {limit} characters. Ask for less at once.]"
+    return ToolOutput(text, text if was_cut or isinstance(value, str) else value, was_cut, step)
+
+
+def _encode(value: Any, limit: int) -> tuple[str, bool]:
+    """The start of a value's JSON, and whether there is more; the rest is never made."""
+    pieces: list[str] = []
+    length = 0
+    try:
+        for piece in _ENCODER.iterencode(value):
+            pieces.append(piece)
+            length += len(piece)
+            if length > limit:
+                return "".join(pieces)[:limit], True
+    except (TypeError, ValueError, RecursionError) as error:
+        raise NotTextError(
+            f"returned {type(value).__name__}, which is neither text nor JSON ({error})"
+        ) from None
+    return "".join(pieces), False
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, pydantic models, dates, paths, sets, enums, arrays."""
+    from pydantic_core import to_jsonable_python
+
+    if isinstance(value, Iterator | bytes | bytearray | memoryview):
+        raise TypeError(f"{type(value).__name__} has no JSON")  # it may be endless, or no text
+    to_list = getattr(value, "tolist", None)  # numpy and torch
+    return to_list() if to_list is not None else to_jsonable_python(value)
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=_plain)
+
+
+def _printable(text: str) -> str:
+    """Half a surrogate pair is no text: no tokenizer and no file takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode()
+    return text
+
+
+def one_line(text: str) -> str:
+    """A message, short and on one line."""
+    # Only the start is looked at: splitting 100 MB into words would take seconds.
+    line = " ".join(text[: 4 * _MAX_MESSAGE].split())
+    line = line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
+    return _printable(line)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from turnwise.deadlines import call_with_deadline, is_interrupt, run_sync
 from turnwise.errors import describe_error
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
-    from turnwise.env.driver import StepResult
+from turnwise.types import StepResult
 
 _LOG = logging.getLogger("turnwise")
 _CLOSE_TIMEOUT = 10.0
 
 
 class ToolContext:
-    """The environment of an episode, and a store for whatever its tools want to keep.
+    """The environment of an episode, and a store for what its tools want to keep.
 
-    A tool that has an argument with this annotation is given it; the model does not see it.
+    A tool with an argument of this type receives the episode's context; the model does not see it.
 
     >>> def note(text: str, context: ToolContext) -> str:
     ...     notes = context.store.setdefault("notes", [])
@@ -30,8 +27,9 @@ class ToolContext:
     first. The tools of an episode share the store; no other episode sees it.
     """
 
-    def __init__(self, environment: BaseEnvironment | None = None) -> None:
+    def __init__(self, environment: Any = None) -> None:
         self.environment = environment
+        """The episode's `BaseEnvironment`, of the user's own class; None if there is none."""
         self.store: dict[str, Any] = {}
         self.steps: list[StepResult] = []
         """What the environment gave to each step that a tool took in it, oldest first."""

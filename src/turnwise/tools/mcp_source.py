@@ -18,12 +18,11 @@ from typing import IO, Any, Self
 
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import MissingExtraError, ToolError, import_extra
-from turnwise.tools.base import Tool
-from turnwise.tools.definition import ToolDefinition
-from turnwise.tools.marks import DEFAULT_TIMEOUT
-from turnwise.tools.results import DEFAULT_MAX_OUTPUT, one_line
+from turnwise.tools.base import DEFAULT_MAX_OUTPUT, DEFAULT_TIMEOUT, Tool
+from turnwise.tools.calling import one_line
 from turnwise.tools.server_entries import ServerEntry, server_entry
 from turnwise.tools.server_processes import ServerProcesses
+from turnwise.tools.types import ToolDefinition
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0

@@ -1,20 +1,15 @@
-"""`ToolRegistry`: the tools of an episode by name, and the door through which they are called."""
+"""`ToolRegistry`: the tools of an episode by name, and the methods that call them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from turnwise.errors import ToolError, did_you_mean
 from turnwise.tools.base import Tool, as_tool, marked_tools
 from turnwise.tools.calling import CallRefused, call_async, call_here
-from turnwise.tools.calls import ToolCall
 from turnwise.tools.context import ToolContext
-from turnwise.tools.definition import ToolDefinition
-from turnwise.tools.results import ToolFailure, ToolResult
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
+from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
 
 T = TypeVar("T", bound=Tool | Callable[..., Any])
 
@@ -33,7 +28,7 @@ class ToolRegistry:
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
         self._tools: dict[str, Tool] = {}
         self._context: ToolContext | None = None
-        self._environment: BaseEnvironment | None = None
+        self._environment: Any = None
         given: Any = tools
         if isinstance(given, str):
             given = [given]  # which is refused as a whole, not letter by letter
@@ -60,12 +55,12 @@ class ToolRegistry:
 
     @classmethod
     def from_environment(
-        cls, environment: BaseEnvironment, tools: Iterable[Tool | Callable[..., Any]] = ()
+        cls, environment: Any, tools: Iterable[Tool | Callable[..., Any]] = ()
     ) -> Self:
         """`tools`, and the environment's own: its methods that are marked `@tool`."""
         return cls(tools).bind(environment)
 
-    def bind(self, environment: BaseEnvironment) -> Self:
+    def bind(self, environment: Any) -> Self:
         """These tools for one episode: with its environment, and that environment's own tools."""
         bound = type(self)([*self, *marked_tools(environment)])
         bound._environment = environment
@@ -113,7 +108,7 @@ class ToolRegistry:
     def __len__(self) -> int:
         return len(self._tools)
 
-    def open_context(self, environment: BaseEnvironment | None = None) -> ToolContext:
+    def open_context(self, environment: Any = None) -> ToolContext:
         """What the tools of one episode share. Whoever opens it closes it."""
         return ToolContext(environment if environment is not None else self._environment)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 from turnwise.errors import ToolError, did_you_mean
 from turnwise.tools.context import ToolContext
-from turnwise.tools.docstring import split_docstring
 from turnwise.tools.json_schema import object_fields, typed_dict
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 _SHOWN_PROBLEMS = 3
 _SHOWN_CHARACTERS = 40
+_SECTION = re.compile(
+    r"^(args|arguments|parameters|returns?|yields?|raises|examples?|notes?):\s*$", re.IGNORECASE
+)
+_ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 
 @dataclass(frozen=True)
@@ -247,3 +251,36 @@ def _shorten(value: object) -> str:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or repr(function)
+
+
+def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
+    """What a docstring says before its sections, and what `Args:` says of each argument.
+
+    >>> split_docstring('''Add.
+    ...
+    ...     Args:
+    ...         a: The first.
+    ... ''')
+    ('Add.', {'a': 'The first.'})
+    """
+    summary: list[str] = []
+    arguments: dict[str, str] = {}
+    section, indent, current = "", 0, ""
+    for line in inspect.cleandoc(doc).splitlines():
+        text = line.strip()
+        depth = len(line) - len(line.lstrip())
+        header = _SECTION.match(line)
+        if header:
+            section, indent, current = header.group(1).lower(), 0, ""
+        elif not section or (text and depth == 0):
+            section = ""
+            summary.append(text)
+        elif section in ("args", "arguments", "parameters") and text:
+            indent = indent or depth
+            entry = _ENTRY.match(text) if depth <= indent else None
+            if entry:
+                current = entry.group(1)
+                arguments[current] = entry.group(2)
+            elif current:
+                arguments[current] = f"{arguments[current]} {text}".strip()
+    return " ".join(line for line in summary if line), arguments

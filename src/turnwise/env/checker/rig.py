@@ -18,8 +18,9 @@ from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.checker.global_random import GlobalRandom
 from turnwise.env.checker.report import Finding
 from turnwise.env.checker.tool_steps import ToolSteps
-from turnwise.env.driver import StepResult, reset_environment
+from turnwise.env.driver import reset_environment
 from turnwise.errors import EnvironmentFault
+from turnwise.types import StepResult
 
 T = TypeVar("T")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.driver import StepResult, step_environment
+from turnwise.env.driver import step_environment
 from turnwise.errors import EnvironmentFault
 from turnwise.tools.base import marked_tools
 from turnwise.tools.context import ToolContext
 from turnwise.tools.parsers import ActionParser, get_parser
 from turnwise.tools.registry import ToolRegistry
-from turnwise.tools.results import ToolFailure, ToolResult
+from turnwise.tools.types import ToolFailure, ToolResult
+from turnwise.types import StepResult
 
 _WRONG_CALL = (ToolFailure.UNKNOWN_TOOL, ToolFailure.BAD_ARGUMENTS)
 

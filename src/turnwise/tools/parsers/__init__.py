@@ -1,6 +1,12 @@
 """The ways in which models write tool calls, one file each."""
 
 from turnwise.tools.parsers.base import ActionParser, ParseOutcome, ParseResult
+from turnwise.tools.parsers.choose import (
+    PARSERS,
+    get_parser,
+    other_format,
+    parser_for,
+)
 from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
 from turnwise.tools.parsers.function_calling import FunctionCallingParser
 from turnwise.tools.parsers.glm import GLMParser
@@ -12,7 +18,6 @@ from turnwise.tools.parsers.llama import LlamaParser
 from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
 from turnwise.tools.parsers.qwen_coder import QwenCoderParser
 from turnwise.tools.parsers.react import ReActActionParser
-from turnwise.tools.parsers.table import PARSERS, get_parser, other_format, parser_for
 
 __all__ = [
     "PARSERS",

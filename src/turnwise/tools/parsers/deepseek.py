@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt, FormatParser
 from turnwise.tools.parsers.json_text import (
     read_call,
     skip_closing_fence,
@@ -13,8 +13,8 @@ from turnwise.tools.parsers.json_text import (
     skip_space,
     write_json,
 )
-from turnwise.tools.parsers.names import read_name, write_name
-from turnwise.tools.parsers.scan import Attempt, FormatParser
+from turnwise.tools.parsers.values import read_name, write_name
+from turnwise.tools.types import ToolCall
 
 _CALLS, _CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"

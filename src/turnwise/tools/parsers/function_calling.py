@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt
+from turnwise.tools.parsers.json import ObjectParser
 from turnwise.tools.parsers.json_text import calls_from_values, check_name, write_json
-from turnwise.tools.parsers.objects import ObjectParser
-from turnwise.tools.parsers.scan import Attempt
+from turnwise.tools.types import ToolCall
 
 
 class FunctionCallingParser(ObjectParser):

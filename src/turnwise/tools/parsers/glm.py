@@ -6,12 +6,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from turnwise.tools.calls import ToolCall
-from turnwise.tools.definition import ToolDefinition
+from turnwise.tools.parsers.base import MAX_ARGUMENTS, Attempt, FormatParser
 from turnwise.tools.parsers.json_text import skip_space
-from turnwise.tools.parsers.names import read_name, write_bare, write_name
-from turnwise.tools.parsers.scan import MAX_ARGUMENTS, Attempt, FormatParser
-from turnwise.tools.parsers.values import Values
+from turnwise.tools.parsers.values import Values, read_name, write_bare, write_name
+from turnwise.tools.types import ToolCall, ToolDefinition
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _KEY, _KEY_END = "<arg_key>", "</arg_key>"

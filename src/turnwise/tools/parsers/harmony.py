@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt, FormatParser
 from turnwise.tools.parsers.json_text import read_call, read_json, skip_space, write_json
-from turnwise.tools.parsers.names import write_name
-from turnwise.tools.parsers.scan import Attempt, FormatParser
+from turnwise.tools.parsers.values import write_name
+from turnwise.tools.types import ToolCall
 
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _RETURN, _CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"

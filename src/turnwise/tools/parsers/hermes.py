@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import MAX_CALLS, Attempt, FormatParser
 from turnwise.tools.parsers.json_text import check_name, read_calls, skip_space, write_json
-from turnwise.tools.parsers.scan import MAX_CALLS, Attempt, FormatParser
+from turnwise.tools.types import ToolCall
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 from turnwise.errors import ToolError
-from turnwise.tools.calls import ToolCall
-from turnwise.tools.parsers.scan import MAX_CALLS, Attempt
+from turnwise.tools.parsers.base import MAX_CALLS, Attempt
+from turnwise.tools.types import ToolCall
 
 # Far under Python's recursion limit: whether a call can be read must not depend on who asks.
 MAX_DEPTH = 100

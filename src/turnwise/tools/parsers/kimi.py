@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt, FormatParser
 from turnwise.tools.parsers.json_text import (
     read_call,
     skip_marker,
     skip_space,
     write_json,
 )
-from turnwise.tools.parsers.names import read_name, write_name
-from turnwise.tools.parsers.scan import Attempt, FormatParser
+from turnwise.tools.parsers.values import read_name, write_name
+from turnwise.tools.types import ToolCall
 
 _CALLS, _CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"

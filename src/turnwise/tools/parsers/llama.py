@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt
+from turnwise.tools.parsers.json import ObjectParser
 from turnwise.tools.parsers.json_text import (
     check_name,
     read_calls,
@@ -12,8 +13,7 @@ from turnwise.tools.parsers.json_text import (
     skip_space,
     write_json,
 )
-from turnwise.tools.parsers.objects import ObjectParser
-from turnwise.tools.parsers.scan import Attempt
+from turnwise.tools.types import ToolCall
 
 _TAG = "<|python_tag|>"
 _BUILT_IN = re.compile(r"([\w.-]{1,64})\.call\(")

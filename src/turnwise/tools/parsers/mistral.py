@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt, FormatParser
 from turnwise.tools.parsers.json_text import (
     check_name,
     read_call,
@@ -12,8 +12,8 @@ from turnwise.tools.parsers.json_text import (
     skip_space,
     write_json,
 )
-from turnwise.tools.parsers.names import read_name, write_name
-from turnwise.tools.parsers.scan import Attempt, FormatParser
+from turnwise.tools.parsers.values import read_name, write_name
+from turnwise.tools.types import ToolCall
 
 _CALLS, _ARGS, _ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 
-from turnwise.tools.calls import ToolCall
+from turnwise.tools.parsers.base import Attempt, FormatParser
 from turnwise.tools.parsers.json_text import (
     read_call,
     skip_closing_fence,
     skip_fence,
     write_json,
 )
-from turnwise.tools.parsers.names import read_name, write_name
-from turnwise.tools.parsers.scan import Attempt, FormatParser
+from turnwise.tools.parsers.values import read_name, write_name
+from turnwise.tools.types import ToolCall
 
 _INPUT = re.compile(r"[ \t\r*`]*+\n[\s*]*+(?:Action[ \t]++)?+Input[ \t*]*+:[ \t*]*+")
 _OBSERVATION = re.compile(r"[\s*]*+Observation[ \t*]*+:")

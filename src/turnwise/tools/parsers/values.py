@@ -1,10 +1,13 @@
-"""Arguments in formats that write texts as they are and everything else as JSON.
+"""Arguments and names in formats that write texts as they are and everything else as JSON.
 
 The rule that makes it exact: what reads as JSON is JSON, all else is a text; a text that would
 be misread (`5`, `null`, one with the format's own tags) is written as a JSON string, in quotes.
 Where the definition of the tool says that an argument is a text, it is one: `5` needs no quotes,
 and quotes are part of it unless it could not have been written without them. What the definition
 says may be text or something else (`null`, a number) is that, if it reads so.
+
+Names of tools and arguments that stand outside of JSON follow the same idea: one that could be
+misread is written as a JSON string, in quotes.
 """
 
 from __future__ import annotations
@@ -14,8 +17,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from turnwise.errors import ToolError
-from turnwise.tools.definition import ToolDefinition
-from turnwise.tools.parsers.json_text import read_json, skip_space, write_json
+from turnwise.tools.parsers.json_text import check_name, read_json, skip_space, write_json
+from turnwise.tools.types import ToolCall, ToolDefinition
+
+_SAFE = re.compile(r"[\w./-]++")
+# Markdown before and after a name is not part of it.
+_BARE = re.compile(r'[ \t*]*+`?+([^<>\[{\n"`]*+)')
+_AFTER = " \t\r*"
 
 _NOT_JSON = object()
 _JSON_START = frozenset('{["-0123456789tfn')
@@ -103,3 +111,23 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 4) -> frozenset[st
     if not kinds and all(isinstance(option, str) for option in schema.get("enum", (None,))):
         kinds = "string"
     return found | frozenset({kinds} if isinstance(kinds, str) else kinds) or None
+
+
+def write_name(call: ToolCall) -> str:
+    """The call's name, in quotes if need be."""
+    return write_bare(check_name(call), call.name)
+
+
+def write_bare(name: str, tool: str) -> str:
+    return name if _SAFE.fullmatch(name) else write_json(name, tool)
+
+
+def read_name(text: str, start: int) -> tuple[str, int]:
+    """The name at `start` and where it ends; empty if there is none."""
+    found = _BARE.match(text, start)
+    assert found is not None  # it matches the empty text too
+    name, end = found.group(1).rstrip(_AFTER), found.end()
+    if name or not text.startswith('"', end):
+        return name, end
+    value, end, problem = read_json(text, end)
+    return (value if problem is None else ""), end

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from turnwise.tools.python_code.jail import WORK_FOLDER
 from turnwise.tools.python_code.limits import CodeLimits
-from turnwise.tools.python_code.output import OutputKeeper
 
 _FOLDER = str(Path(__file__).parent)
 _BOOT = (
@@ -220,3 +219,34 @@ class _Watch:
             return result(exceeded=number)
         code = return_code if kind == "ready" else int(number) * (-1 if kind == "signal" else 1)
         return result(exit_code=code) if code >= 0 else result(signal=-code)
+
+
+class OutputKeeper:
+    """Takes bytes; keeps so many from the start and so many from the end.
+
+    >>> keeper = OutputKeeper(6)
+    >>> keeper.add(b"abcdefghij")
+    >>> keeper.text
+    'abc\\n[... 4 bytes left out ...]\\nhij'
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._head_size = limit // 2
+        self._tail_size = limit - self._head_size
+        self._head = b""
+        self._tail = b""
+        self.num_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        free = self._head_size - len(self._head)
+        self._head += data[:free]
+        self._tail = (self._tail + data[free:])[-self._tail_size :]
+
+    @property
+    def text(self) -> str:
+        left_out = self.num_bytes - len(self._head) - len(self._tail)
+        if left_out <= 0:
+            return (self._head + self._tail).decode("utf-8", "replace")
+        head, tail = self._head.decode("utf-8", "ignore"), self._tail.decode("utf-8", "ignore")
+        return f"{head}\n[... {left_out} bytes left out ...]\n{tail}"

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any
-
 from turnwise.deadlines import call_with_deadline, is_async
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.driver import finish_without_loop, step_environment
 from turnwise.errors import EnvironmentFault, ToolError
-from turnwise.tools.base import Tool
+from turnwise.tools.base import DEFAULT_TIMEOUT, Tool
 from turnwise.tools.context import ToolContext
-from turnwise.tools.marks import DEFAULT_TIMEOUT
-
-if TYPE_CHECKING:
-    from turnwise.env.base import BaseEnvironment
-    from turnwise.env.driver import StepResult
+from turnwise.types import StepResult
 
 
 class EnvironmentStepTool(Tool):
@@ -69,10 +64,8 @@ class EnvironmentStepTool(Tool):
 async def _step(
     environment: BaseEnvironment, action: str, timeout: float | None, who: str
 ) -> StepResult:
-    from turnwise.env.driver import StepResult, step_environment
-
     def in_thread() -> StepResult:
-        return _finish(step_environment(environment, action), who)
+        return finish_without_loop(step_environment(environment, action), who)
 
     async def on_loop() -> StepResult:
         return await step_environment(environment, action)
@@ -81,14 +74,3 @@ async def _step(
     result = await call_with_deadline(step, timeout=timeout, waiting_for=who)
     assert isinstance(result, StepResult)
     return result
-
-
-def _finish(step: Coroutine[Any, Any, StepResult], who: str) -> StepResult:
-    """Run a coroutine that never waits, without an event loop."""
-    try:
-        step.send(None)
-    except StopIteration as end:
-        result: StepResult = end.value
-        return result
-    step.close()
-    raise EnvironmentFault(f"{who} returns something to await. Write it as async def.")

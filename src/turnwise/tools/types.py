@@ -1,14 +1,16 @@
-"""`ToolDefinition`: what a model is told about a tool."""
+"""The data of tools: the definition that a model reads, its call, and the result of the call."""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from turnwise.errors import ToolError
 from turnwise.tools.json_schema import describe_default, describe_type, example_of
+from turnwise.types import StepResult
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
@@ -71,3 +73,73 @@ class ToolDefinition:
         """How to call it right, for a model that did not."""
         example = json.dumps(example_of(self.parameters), ensure_ascii=False)
         return f"Call it as {self.signature}, for example with {example}."
+
+
+@dataclass
+class ToolCall:
+    """One call of a tool.
+
+    >>> ToolCall("weather", {"city": "Oslo"})
+    ToolCall(name='weather', arguments={'city': 'Oslo'}, result=None, success=None)
+    """
+
+    name: str
+    """The tool, as the model wrote it; it may not exist."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """As the model wrote them, not yet checked."""
+    result: Any = None
+    """What the tool returned, or the message that says why it did not. None: not called yet."""
+    success: bool | None = None
+    """Whether it worked. None: not called yet."""
+
+
+class ToolFailure(StrEnum):
+    """Why a call did not work. All of them are told to the model."""
+
+    UNKNOWN_TOOL = "unknown_tool"
+    BAD_ARGUMENTS = "bad_arguments"
+    REFUSED = "refused"
+    """The tool itself said no: it raised a `ToolError`."""
+    RAISED = "raised"
+    """The tool broke: any other exception, or an exit."""
+    TIMED_OUT = "timed_out"
+    BAD_RESULT = "bad_result"
+    """It returned what is neither text nor JSON."""
+    ENVIRONMENT = "environment"
+    """The environment broke while a tool stepped in it; the episode cannot go on."""
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """What came of one call.
+
+    >>> ToolResult("add", success=True, text="3", value=3).done
+    False
+    """
+
+    name: str
+    """The tool, as the model wrote it."""
+    success: bool
+    """Whether it worked."""
+    text: str
+    """What the model is told: the answer, cut to the tool's limit, or what went wrong."""
+    value: Any = None
+    """What the tool returned; the text, where there is nothing else or it had to be cut."""
+    seconds: float = 0.0
+    """How long it took."""
+    failure: ToolFailure | None = None
+    """Why it did not work."""
+    was_cut: bool = False
+    """Whether the answer was longer than the tool's limit; the text says so too."""
+    step: StepResult | None = None
+    """What the environment gave, if the call was a step in it."""
+
+    @property
+    def reward(self) -> float:
+        """What the call earned in the environment."""
+        return self.step.reward if self.step is not None else 0.0
+
+    @property
+    def done(self) -> bool:
+        """Whether the call ended the episode."""
+        return self.step is not None and self.step.done

@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.tools.definition import ToolDefinition
-from turnwise.tools.parsers.base import ActionParser
+from turnwise.tools.parsers.base import ActionParser, FormatParser
 from turnwise.tools.parsers.deepseek import DeepSeekParser, DeepSeekV31Parser
 from turnwise.tools.parsers.function_calling import FunctionCallingParser
 from turnwise.tools.parsers.glm import GLMParser
@@ -21,7 +20,7 @@ from turnwise.tools.parsers.llama import LlamaParser
 from turnwise.tools.parsers.mistral import MistralArgsParser, MistralParser
 from turnwise.tools.parsers.qwen_coder import QwenCoderParser
 from turnwise.tools.parsers.react import ReActActionParser
-from turnwise.tools.parsers.scan import FormatParser
+from turnwise.tools.types import ToolDefinition
 
 _LOG = logging.getLogger("turnwise")
 
