@@ -21,8 +21,8 @@ from episode.worlds import (
 )
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine, Trajectory
 from turnwise.deadlines import call_with_deadline
-from turnwise.episode import waiting
-from turnwise.episode.waiting import EngineSilence
+from turnwise.episode import watchdog
+from turnwise.episode.watchdog import EngineSilence
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineStalled
 from turnwise.reward import limit
 from turnwise.reward.compute import score_trajectories
@@ -247,7 +247,7 @@ class TestSilentEngine:
 
     def test_silence_counts_only_while_somebody_waits(self, monkeypatch):
         now = [0.0]
-        monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
         silence = EngineSilence()
         silence.begin()
         now[0] = 10.0
@@ -264,7 +264,7 @@ class TestSilentEngine:
         assert silence.seconds == 0.0
 
     def test_a_blocked_loop_is_told(self, caplog, monkeypatch):
-        monkeypatch.setattr(waiting, "_BEAT_SECONDS", 0.05)
+        monkeypatch.setattr(watchdog, "_BEAT_SECONDS", 0.05)
 
         class Blocking(Counting):
             def step(self, action):

@@ -298,12 +298,12 @@ def test_a_template_that_drops_thoughts_is_reported_with_tools_too(caplog):
 
 def test_results_are_tool_messages_where_a_template_asks_for_ids():
     from chat.zoo import zoo_format
-    from turnwise.episode.opening import Abilities
+    from turnwise.episode.messages import MessageBuilder
 
     for name, written in (("mistral-0.3", "call00001"), ("kimi-k2", "functions.add:1")):
         chat = zoo_format(name)
-        abilities = Abilities(chat)
-        assert abilities.takes_tool_results
-        told = abilities.answers([("add", "3"), ("add", "4")])
+        messages = MessageBuilder(chat)
+        assert messages.supports_tool_results
+        told = messages.tool_results([("add", "3"), ("add", "4")])
         text = chat.tokenizer.decode(chat.increment_ids(told, [7]), skip_special_tokens=False)
         assert written in text

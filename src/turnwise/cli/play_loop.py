@@ -17,9 +17,9 @@ from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.cli.screen import Screen
-    from turnwise.episode.actions import Actions, ParserChoice
-    from turnwise.episode.limits import EpisodeLimits
-    from turnwise.episode.opening import Abilities
+    from turnwise.episode.actions import Actions
+    from turnwise.episode.messages import MessageBuilder
+    from turnwise.episode.options import EpisodeLimits, ParserChoice
     from turnwise.reward import RewardFn
 
 Chooser = Callable[[BaseEnvironment], str]
@@ -47,7 +47,7 @@ class Rules:
     parser: ParserChoice = "auto"
     system_prompt: str = ""
     limits: EpisodeLimits | None = None
-    abilities: Abilities | None = None
+    messages: MessageBuilder | None = None
     """Of the run's chat template, which the parser `auto` goes by."""
     reward_fn: RewardFn | None = None
     rows: Sequence[Mapping[str, Any]] | None = None
@@ -128,16 +128,15 @@ class Moves:
             return
         # Imports torch, which a game without tools need not wait for.
         from turnwise.episode.actions import Actions
-        from turnwise.episode.limits import Clock, EpisodeLimits
-        from turnwise.episode.parts import Parts
-        from turnwise.episode.waiting import Waits
-        from turnwise.episode.world import CallStyle, World
+        from turnwise.episode.environment_session import CallMode, EnvironmentSession
+        from turnwise.episode.options import EpisodeLimits
+        from turnwise.episode.timing import EpisodeTimer
 
         rules, limits = self._rules, self._rules.limits or EpisodeLimits()
-        world = World(self._env, CallStyle("inline"))
-        world.adopt(self._env)
+        session = EnvironmentSession(self._env, CallMode("inline"))
+        session.attach(self._env)
         self._actions = Actions(
-            rules.abilities, limits, Parts(Waits()), Clock(None), world, rules.tools, rules.parser
+            rules.messages, limits, EpisodeTimer(), session, rules.tools, rules.parser
         )
         self._actions.begin()
 

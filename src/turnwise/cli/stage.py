@@ -200,13 +200,13 @@ def _with_components(
     if not has_tools or rules.parser != "auto":
         return factory, rules
     # Calls are written as the chat template of the run's model has it.
-    from turnwise.episode.opening import Abilities
+    from turnwise.episode.messages import MessageBuilder
     from turnwise.episode.setup import format_for
     from turnwise.inference import ScriptedEngine
     from turnwise.trainer.state import load_configured_tokenizer
 
     chat = format_for(ScriptedEngine(load_configured_tokenizer(config)))
-    return factory, dataclasses.replace(rules, abilities=Abilities(chat))
+    return factory, dataclasses.replace(rules, messages=MessageBuilder(chat))
 
 
 def _chooser(player: str, screen: Screen, seed: int, delay: float) -> Chooser:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.chat import ChatFormat, Message
-from turnwise.episode.opening import Abilities
+from turnwise.episode.messages import MessageBuilder
 from turnwise.tools import ActionParser, ToolCall, ToolRegistry, get_parser
 from turnwise.tools.context import ToolContext
 
@@ -22,11 +22,11 @@ class TalkTools:
     registry: ToolRegistry
     chat: ChatFormat
     choice: ActionParser | str = "auto"
-    abilities: Abilities = field(init=False)
+    messages: MessageBuilder = field(init=False)
     parser: ActionParser = field(init=False)
 
     def __post_init__(self) -> None:
-        self.abilities = Abilities(self.chat)
+        self.messages = MessageBuilder(self.chat)
         self.parser = (
             get_parser(
                 self.choice, template=self.chat.template, definitions=self.registry.definitions
@@ -47,12 +47,12 @@ class TalkTools:
     def opening(self, system: str | None, first: str) -> list[Message]:
         """The messages that begin a conversation, with the tools in words where they must be."""
         definitions = self.registry.definitions
-        return self.abilities.open_with(system or "", first, definitions, self.parser)
+        return self.messages.initial(system or "", first, definitions, self.parser)
 
     @property
     def for_template(self) -> Sequence[Mapping[str, Any]] | None:
         """The tools as the chat template takes them, if it takes any."""
-        if not self.abilities.takes_tools:
+        if not self.messages.supports_tools:
             return None
         return [definition.to_openai() for definition in self.registry.definitions]
 
@@ -67,4 +67,4 @@ class TalkTools:
             answers.append((call.name, result.text))
         if parsed.malformed is not None:
             answers.append(("", f"A call could not be read: {parsed.malformed}"))
-        return self.abilities.answers(answers) if answers else ()
+        return self.messages.tool_results(answers) if answers else ()

@@ -107,7 +107,7 @@ class ScreenWatcher:
         self._delay = delay
         self._num_agents = 0
 
-    def opened(self, agent: AgentRecord) -> None:
+    def on_start(self, agent: AgentRecord) -> None:
         self._num_agents += 1
         rules = "\n\n".join(
             str(message["content"]) for message in agent.messages if message["role"] == "system"
@@ -120,7 +120,7 @@ class ScreenWatcher:
         self._screen.opening(self._played, rules.strip(), said, limit)
         time.sleep(self._delay)
 
-    def turned(self, agent: AgentRecord, turn: TurnRecord) -> None:
+    def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:
         answer = answer_of(turn.text, in_thought=turn.in_thought)
         is_alone = self._num_agents == 1 and agent.name == "agent"
         self._screen.action(

@@ -17,7 +17,7 @@ from turnwise.deadlines.abandon import (
     num_abandoned,
 )
 from turnwise.deadlines.calls import call_with_deadline, is_async, result_within, time_limit
-from turnwise.deadlines.failures import contained, is_interrupt
+from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
 from turnwise.deadlines.running import run_sync
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "call_with_deadline",
     "cancel_or_abandon",
     "contained",
+    "ending_forked_copies",
     "is_async",
     "is_interrupt",
     "num_abandoned",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from turnwise.errors import describe_error
 
@@ -37,3 +40,18 @@ def contained(error: BaseException, what: str) -> Exception:
     failure = RuntimeError(f"{what} {words}")
     failure.__cause__ = error
     return failure
+
+
+@contextmanager
+def ending_forked_copies() -> Iterator[None]:
+    """Ends the copy of this process that user code may fork inside the block, at once.
+
+    The copy must not continue with our files and model. Of our threads it has only this one, and
+    locks that the others held stay locked.
+    """
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(0)

@@ -1,23 +1,20 @@
-"""Episodes: where model, tools and environment meet, and the collector that runs many."""
+"""Episodes: a model, its tools and an environment, one episode or many at once."""
 
 from turnwise.episode.collector import (
     Collection,
     EpisodeCollector,
     EpisodeFailed,
     EpisodeTask,
-    collect,
-    collect_async,
 )
 from turnwise.episode.episode import Episode
-from turnwise.episode.limits import EpisodeLimits
 from turnwise.episode.manager import ManagedTurn, MultiTurnManager
 from turnwise.episode.multi_turn import (
     EpisodeReport,
     MultiTurnChatHarness,
     MultiTurnInferenceEngine,
 )
-from turnwise.episode.options import CollectorOptions, EpisodeOptions, ErrorPolicy
-from turnwise.episode.run import run_episode, run_episode_async
+from turnwise.episode.options import CollectorOptions, EpisodeLimits, EpisodeOptions, ErrorPolicy
+from turnwise.episode.run import collect, collect_async, run_episode, run_episode_async
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary

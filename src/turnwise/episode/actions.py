@@ -1,18 +1,18 @@
-"""What an agent's words do: tool calls, a step in the environment, or a message back."""
+"""Carries out an agent's turn: tool calls, a step in the environment, or an error message."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from turnwise.chat import Message
 from turnwise.deadlines import call_with_deadline
 from turnwise.env import BaseEnvironment
-from turnwise.episode.limits import Clock, EpisodeLimits
-from turnwise.episode.opening import Abilities
-from turnwise.episode.parts import Parts
-from turnwise.episode.world import World, readable
+from turnwise.episode.environment_session import EnvironmentSession, valid_text
+from turnwise.episode.messages import MessageBuilder
+from turnwise.episode.options import EpisodeLimits, ParserChoice
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import EnvironmentFault
 from turnwise.tools import (
     ActionParser,
@@ -29,67 +29,62 @@ from turnwise.tools.base import marked_tools
 from turnwise.tools.parsers import other_format
 from turnwise.types import EpisodeStatus, StepResult
 
-ParserChoice: TypeAlias = ActionParser | str
-"""A parser, or its name; `auto`: the one that fits the chat template."""
-
 _OVER_LIMIT = "No tool calls are left. Answer without tools."
 _STEP = "environment_step"
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a turn."""
+    """The result of carrying out a turn."""
 
     observation: str = ""
-    """What there is to read now."""
+    """The text that the agent reads next."""
     messages: Sequence[Message] = ()
-    """The same for the conversation."""
+    """The same as messages of the conversation."""
     state: str = ""
-    """The state before."""
+    """The state description before the turn."""
     reward: float = 0.0
     status: EpisodeStatus | None = None
-    """How the episode ended by it; None: it goes on."""
+    """The status if the turn ended the episode; None if the episode continues."""
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     calls: Sequence[ToolCall] = ()
     results: Sequence[ToolResult] = ()
     malformed: str | None = None
     other_format: str | None = None
-    """The format of a call that the parser does not read."""
+    """The format of a call that this run's parser does not read."""
 
 
 class Actions:
-    """Carries out what an agent says, in one episode.
+    """Carries out the turns of one episode.
 
-    `abilities` are those of the chat template into which the answers go, if there is one.
+    `messages` builds the messages of tool results; None if there is no conversation to add to.
     """
 
     def __init__(
         self,
-        abilities: Abilities | None,
+        messages: MessageBuilder | None,
         limits: EpisodeLimits,
-        parts: Parts,
-        clock: Clock,
-        world: World | None = None,
+        timer: EpisodeTimer,
+        session: EnvironmentSession | None = None,
         tools: ToolRegistry | None = None,
         parser: ParserChoice = "auto",
     ) -> None:
-        self._abilities = abilities
+        self._messages = messages
         self._limits = limits
-        self._parts = parts
-        self._clock = clock
-        self._world = world
+        self._timer = timer
+        self._session = session
         self._choice = parser
         self._tools = tools
         self._num_calls = 0
-        self._told_in: Outcome | None = None
+        self._refused_in: Outcome | None = None
         self.parser: ActionParser | None = None
         self.definitions: Sequence[ToolDefinition] = ()
         self.context: ToolContext | None = None
 
     def begin(self) -> None:
-        """The environment is there: its own tools join the others."""
-        environment = None if self._world is None else self._world.environment
+        """Adds the environment's own tools; called when the environment has been reset."""
+        environment = self._environment
         if self._tools is None:
             if environment is None or not marked_tools(environment):
                 return
@@ -99,20 +94,20 @@ class Actions:
         self.definitions = self._tools.definitions
         self.context = self._tools.open_context(environment)
         if isinstance(self._choice, str):
-            template = None if self._abilities is None else self._abilities.chat.template
+            template = None if self._messages is None else self._messages.chat.template
             self.parser = get_parser(self._choice, template=template, definitions=self.definitions)
         else:
             self.parser = self._choice
 
     async def act(self, text: str, *, in_thought: bool = False) -> Outcome:
-        """Do what the text says: calls if there are any, else its answer is an action.
+        """Executes the tool calls in a turn; a turn without calls is an action.
 
-        `in_thought`: it begins inside of a thought. Nothing in a thought is done.
+        `in_thought`: the turn begins inside a thought. Nothing in a thought is carried out.
         """
         answer = answer_of(text, in_thought=in_thought)
         if self.parser is None or (in_thought and not answer):
             return await self._step(text, answer)
-        with self._parts.part("tools"):
+        with self._timer.component("tools"):
             parsed = self.parser.parse(text)
             unread = None
             if not parsed.calls:
@@ -137,11 +132,11 @@ class Actions:
             answers.append(("", f"A call could not be read: {parsed.malformed}"))
             outcome.info.setdefault("invalid_action", True)
         outcome.observation = "\n\n".join(text for _, text in answers)
-        if self._abilities is not None:
-            outcome.messages = self._abilities.answers(answers)
+        if self._messages is not None:
+            outcome.messages = self._messages.tool_results(answers)
         environment = self._environment
         if outcome.status is None and environment is not None:
-            with self._parts.part("environment"):
+            with self._timer.component("environment"):
                 if environment.done:
                     outcome.status, outcome.done = EpisodeStatus.DONE, True
         return outcome
@@ -152,57 +147,57 @@ class Actions:
 
     @property
     def _environment(self) -> BaseEnvironment | None:
-        return None if self._world is None else self._world.environment
+        return None if self._session is None else self._session.environment
 
     async def _state(self) -> str:
-        if self._world is None:
+        if self._session is None:
             return ""
-        with self._parts.part("environment"):
-            return await self._world.describe(self._clock.within(self._limits.step_timeout))
+        with self._timer.component("environment"):
+            return await self._session.describe(self._timer.within(self._limits.step_timeout))
 
     async def _step(self, text: str, answer: str) -> Outcome:
-        if self._world is None:  # nobody to act upon: it was the answer
+        if self._session is None:  # without an environment the turn is the final answer
             return Outcome(status=EpisodeStatus.DONE, done=True)
         environment = self._environment
-        with self._parts.part("environment"):
+        with self._timer.component("environment"):
             action = text if environment is not None and environment.sees_thoughts else answer
-            timeout = self._clock.within(self._limits.step_timeout)
-            state, step = await self._world.step(action, timeout)
+            timeout = self._timer.within(self._limits.step_timeout)
+            state, step = await self._session.step(action, timeout)
             message = {"role": "user", "content": step.observation}
             outcome = Outcome(step.observation, [message], state)
             _take_step(outcome, step)
         return outcome
 
     async def _call(self, call: ToolCall, outcome: Outcome, results: list[ToolResult]) -> str:
-        """Carry out one call; the text is what the model is told."""
+        """Executes one call and returns the text for the model."""
         limit = self._limits.max_tool_calls
         if limit is not None and self._num_calls >= limit:
             return self._refuse(call, outcome)
         self._num_calls += 1
-        with self._parts.part("tools"):
+        with self._timer.component("tools"):
             result = await self._execute(call)
         results.append(result)
         call.success, call.result = result.success, result.value
         if result.failure is ToolFailure.ENVIRONMENT:
-            with self._parts.part("environment"):
+            with self._timer.component("environment"):
                 raise EnvironmentFault(result.text)
         if result.step is not None:
-            with self._parts.part("environment"):
+            with self._timer.component("environment"):
                 _take_step(outcome, result.step)
-        return readable(result.text)
+        return valid_text(result.text)
 
     def _refuse(self, call: ToolCall, outcome: Outcome) -> str:
-        """No calls are left; who calls again after being told so goes on for ever."""
+        """Refuses a call over the limit; a call in a later turn ends the episode."""
         call.success, call.result = False, _OVER_LIMIT
-        if self._told_in is None:
-            self._told_in = outcome
-        elif self._told_in is not outcome:
+        if self._refused_in is None:
+            self._refused_in = outcome
+        elif self._refused_in is not outcome:
             outcome.status = EpisodeStatus.TRUNCATED_BY_TOOL_CALLS
         return _OVER_LIMIT
 
     async def _execute(self, call: ToolCall) -> ToolResult:
         assert self._tools is not None
-        timeout = self._clock.within(self._limits.tool_timeout)
+        timeout = self._timer.within(self._limits.tool_timeout)
         result = await call_with_deadline(
             self._tools.execute_async,
             call,
@@ -216,7 +211,7 @@ class Actions:
 
 
 def as_call(text: str, outcome: Outcome) -> ToolCall:
-    """A turn as a call, also where it was none: a step in the environment, or a failed attempt."""
+    """Returns a turn as a call: its last one, or else `environment_step` with the whole text."""
     if outcome.calls:
         return outcome.calls[-1]
     if outcome.malformed is not None:

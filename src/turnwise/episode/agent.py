@@ -1,4 +1,4 @@
-"""One agent in one episode: what it has heard, and how it is asked to speak."""
+"""One agent of an episode: its conversation with the engine, and the sampling of its turns."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolDefinition
 from turnwise.tools.thoughts import opens_thought
 
-# A server may be shared by processes: the name of a conversation must be nobody else's.
+# Processes may share a server, so that the name of a session must be unique to this one.
 _PROCESS = uuid.uuid4().hex[:12]
 _NUMBERS = itertools.count()
 
-# An engine ends a turn in time by itself; this is for one that does not.
+# An engine applies the timeout of a request itself; this is for one that does not.
 _GRACE_SECONDS = 10.0
-
-
-# More tokens than the opening tag of a thought and the space after it can have.
-_NUM_OPENING = 12
+# More tokens than the tag that starts a thought and the space after it can have.
+_NUM_TAG_TOKENS = 12
 
 
 class EngineFault(TurnwiseError, RuntimeError):
-    """An engine gave what cannot be a turn."""
+    """An engine returned something that cannot be a turn."""
 
 
 class Agent:
-    """A conversation with the engine; `record` is what is left of it."""
+    """A conversation with the engine; `record` is its result."""
 
     def __init__(
         self, setup: EpisodeSetup, name: str = "agent", seeds: tuple[int, ...] = ()
@@ -43,44 +41,46 @@ class Agent:
         self.record = AgentRecord(name)
         self.conversation: Conversation | None = None
         self.unplaced_reward = 0.0
-        """Earned before the first turn, by what others did."""
+        """Reward earned before the first turn, by actions of other agents."""
         self._setup = setup
         length, limit = setup.engine.context_length, setup.limits.max_tokens
-        self._most_tokens = length if limit is None else min(length, limit)
+        self._max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
-    def open(self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()) -> None:
-        """Begin the conversation."""
+    def start(
+        self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
+    ) -> None:
+        """Starts the conversation with the initial prompt and the tools."""
         tools = None
-        if definitions and self._setup.abilities.takes_tools:
+        if definitions and self._setup.messages.supports_tools:
             tools = [definition.to_openai() for definition in definitions]
         self.conversation = Conversation(self._setup.chat, messages, tools)
         self.record.stream = self.conversation.stream
         self.record.messages = self.conversation.messages
 
-    def hear(self, messages: Sequence[Message]) -> None:
-        """What the world said to the last turn."""
+    def add_messages(self, messages: Sequence[Message]) -> None:
+        """Appends what follows the last turn: an observation, tool results."""
         assert self.conversation is not None
         self.conversation.add(messages)
 
     @property
-    def room(self) -> int:
-        """Tokens that its stream may still get."""
-        return self._most_tokens - len(self.record.stream)
+    def tokens_left(self) -> int:
+        """How many tokens the stream may still get."""
+        return self._max_tokens - len(self.record.stream)
 
-    async def speak(
+    async def sample_turn(
         self,
         timeout: float | None,
         keep: Collection[str] = (),
         max_tokens: int | None = None,
     ) -> TurnRecord:
-        """Sample the next turn, of at most as many tokens as there is room for."""
+        """Samples the next turn, of at most as many tokens as are left."""
         setup, stream = self._setup, self.record.stream
         most = max_tokens or setup.limits.max_tokens_per_turn
         request = GenerationRequest(
             Prefix(stream.ids),
-            self.room if most is None else min(self.room, most),
+            self.tokens_left if most is None else min(self.tokens_left, most),
             setup.sampling,
             stop_ids=setup.chat.stop_ids,
             stop_strings=setup.chat.stop_strings,
@@ -102,12 +102,12 @@ class Agent:
         if not self._setup.may_open_thought:
             return False
         begin = turn.tokens[0]
-        before = list(self.record.stream.ids[max(0, begin - _NUM_OPENING) : begin])
+        before = list(self.record.stream.ids[max(0, begin - _NUM_TAG_TOKENS) : begin])
         decoded = self._setup.chat.tokenizer.decode(before, skip_special_tokens=False)
         return opens_thought(str(decoded))
 
-    def tell_difference(self) -> None:
-        """Log where the template would write the conversation otherwise, if it would."""
+    def log_difference(self) -> None:
+        """Logs where the template would render the conversation differently, if it would."""
         if self.conversation is None or len(self.record.turns) < 2:
             return
         try:
@@ -116,7 +116,7 @@ class Agent:
             return
 
     def close(self) -> None:
-        """The engine need not keep anything for it."""
+        """Ends the session, so that the engine can free its cache."""
         self._setup.engine.end_session(self._session)
 
 
@@ -137,7 +137,7 @@ async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> Generation
 
 
 def too_slow(limit: float | None) -> DeadlineExceeded:
-    """A turn for which the engine took longer than it may."""
+    """Returns the error for a turn that the engine did not finish in time."""
     return DeadlineExceeded(
         f"the engine took longer than {limit:g} s for a turn. Lower inference.max_tokens, or raise "
         "limits.generation_timeout."

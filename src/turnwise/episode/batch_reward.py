@@ -1,4 +1,4 @@
-"""Rewards of many episodes by one call of a function that takes a `DataProto` or `RewardBatch`."""
+"""Rewards of many episodes from one call of a function of a `DataProto` or `RewardBatch`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from turnwise.reward.function import RewardFunction
 from turnwise.reward.result import read_reward
 from turnwise.types import EpisodeStatus
 
-Row: TypeAlias = tuple[EpisodeResult, AgentRecord]
+ScoredAgent: TypeAlias = tuple[EpisodeResult, AgentRecord]
+"""One row of the batch: an agent, and its episode."""
 
 
 @dataclass(frozen=True)
 class BatchReward:
-    """A reward function that is called once with all episodes that were played together.
+    """A reward function that is called once with all episodes of a collection.
 
-    Where its argument is annotated with VERL's own `DataProto`, it gets one of those.
+    It gets VERL's own `DataProto` if its argument is annotated with that class.
     """
 
     function: RewardFunction
@@ -38,7 +39,7 @@ class BatchReward:
 
     @classmethod
     def of(cls, function: RewardFn | None, setup: EpisodeSetup) -> BatchReward | None:
-        """The function if it scores batches; the setup's episodes then leave it to the caller."""
+        """Returns None for a function of single episodes; else takes over the setup's scoring."""
         kind = batch_type(function)
         if kind is None:
             return None
@@ -47,7 +48,7 @@ class BatchReward:
         return cls(guarded, kind, pad_id, setup.limits.reward_timeout)
 
     async def score(self, results: Iterable[EpisodeResult]) -> None:
-        """Replace the rewards of these episodes. If the function fails, all of them have failed."""
+        """Sets the rewards of these episodes. If the function fails, all of them have failed."""
         rows = [
             (result, agent)
             for result in results
@@ -65,7 +66,7 @@ class BatchReward:
                 limit_name="limits.reward_timeout",
             )
             rewards = read_batch_rewards(value, [agent for _, agent in rows])
-        except BaseException as error:  # the boundary: a reward's failure becomes the episodes'
+        except BaseException as error:  # a failing reward fails its episodes
             if is_interrupt(error):
                 raise
             is_ours = isinstance(error, TurnwiseError)
@@ -75,16 +76,16 @@ class BatchReward:
         for (_, agent), reward in zip(rows, rewards, strict=True):
             agent.reward = reward
 
-    def _data(self, rows: Sequence[Row]) -> Any:
+    def _data(self, rows: Sequence[ScoredAgent]) -> Any:
         data = make_reward_batch(rows, self.pad_id)
         if isinstance(self.kind, type) and self.kind.__module__.split(".")[0] == "verl":
-            # By name: that module is built on this one.
+            # By name: that package imports this one.
             return importlib.import_module("turnwise.scale.verl.data_proto").to_data_proto(data)
         return data
 
 
-def make_reward_batch(rows: Sequence[Row], pad_id: int) -> RewardBatch:
-    """Episodes as rows of tokens: openings padded at their beginning, responses at their end."""
+def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
+    """Returns episodes as rows of tokens: prompts padded on the left, responses on the right."""
     agents = [agent for _, agent in rows]
     spans = [(agent.stream.turns[0][0], agent.stream.turns[-1][1]) for agent in agents]
     width, length = max(s for s, _ in spans), max(e - s for s, e in spans)
@@ -121,7 +122,7 @@ def make_reward_batch(rows: Sequence[Row], pad_id: int) -> RewardBatch:
 
 
 def task_columns(tasks: Sequence[Mapping[str, Any] | None]) -> dict[str, list[Any]]:
-    """The rows of a dataset as columns; None where a row has no such entry."""
+    """Returns the rows of a dataset as columns; None where a row has no such entry."""
     rows = [task or {} for task in tasks]
     return {
         name: [row.get(name) for row in rows] for name in dict.fromkeys(n for r in rows for n in r)
@@ -129,14 +130,14 @@ def task_columns(tasks: Sequence[Mapping[str, Any] | None]) -> dict[str, list[An
 
 
 def object_array(values: Sequence[Any]) -> Any:
-    """An array of objects, one a row, whatever they are."""
+    """Returns a one-dimensional array of objects, also of sequences."""
     array = np.empty(len(values), dtype=object)
     array[:] = values
     return array
 
 
 def read_batch_rewards(value: Any, agents: Sequence[AgentRecord]) -> list[Reward]:
-    """What a function returned for a batch: a number a row, or one for each response token."""
+    """Reads what a function returned for a batch: one reward per row or per response token."""
     if isinstance(value, Mapping):  # as VERL's own reward managers may return it
         value = value.get("reward_tensor", value)
     rewards = value.tolist() if hasattr(value, "tolist") else value
@@ -158,17 +159,17 @@ def _read(row: Any, agent: AgentRecord) -> Reward:
         per_turn.append(float(sum(row[first - start : end - start])))
         first = end
     if any(row[first - start :]):
-        raise RewardError("rewards behind the last token of a response. Is it padded at its end?")
+        raise RewardError("rewards after the last token of a response. Is it padded on the right?")
     return Reward(sum(per_turn), tuple(per_turn))
 
 
 def padding_id(tokenizer: Any) -> int:
-    """What fills the shorter rows: the padding token, else the end token."""
+    """Returns the padding token, else the end token, to fill shorter rows with."""
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     return int(next((i for i in (pad, end) if i is not None), 0))
 
 
-def _fail(rows: Sequence[Row], why: str) -> None:
+def _fail(rows: Sequence[ScoredAgent], why: str) -> None:
     for result, agent in rows:
         result.status, result.error = EpisodeStatus.REWARD_ERROR, why
         agent.reward = None

@@ -1,4 +1,4 @@
-"""Many episodes at once on one engine: none waits for another, and none is lost."""
+"""`EpisodeCollector` plays many episodes at once on one engine, without losing any."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.types import EpisodeResult
-from turnwise.episode.waiting import Watchdog
+from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
@@ -33,38 +33,38 @@ from turnwise.types import RolloutData, Trajectory
 
 _NUMBERING = threading.Lock()
 _GARBAGE = threading.Lock()
-_FROZEN_AT_START = gc.get_freeze_count()  # Python 3.12 and newer set some objects aside themselves
-_OBJECTS_BETWEEN = 20_000
-"""New objects between two looks for garbage, where Python's own number is smaller."""
+_FROZEN_AT_START = gc.get_freeze_count()  # Python 3.12 and newer freeze some objects themselves
+_GC_THRESHOLD = 20_000
+"""New objects between two garbage collections, where Python's own threshold is smaller."""
 _LOG = logging.getLogger("turnwise")
 
 
 class EpisodeFailed(TurnwiseError, RuntimeError):
-    """An episode failed, and the policy is to stop then."""
+    """An episode failed under the error policy `fail`."""
 
 
 @dataclass(frozen=True)
 class EpisodeTask:
-    """One episode that is asked for."""
+    """One episode to play."""
 
     seed: int
     group: int = 0
     member: int = 0
     prompt: str = ""
-    """Stands before the first observation."""
+    """Precedes the first observation."""
     task: Mapping[str, Any] | None = field(default=None, hash=False)
     """The row of a dataset to play: the environment's `task`, and the trajectory's."""
     part: str = ""
-    """The environment of a mix that it is played in, by its name."""
+    """The name of the environment in a mix; empty without a mix."""
 
 
-@dataclass(repr=False)  # a long one would cost seconds: asyncio.run writes what it returns
+@dataclass(repr=False)  # asyncio.run calls the repr of its result, which would take seconds
 class Collection(Sequence[EpisodeResult]):
-    """The episodes that were asked for, in that order; a sequence of results."""
+    """The results of a collection, in the order of its tasks."""
 
     results: list[EpisodeResult] = field(default_factory=list)
     dropped: list[EpisodeResult] = field(default_factory=list)
-    """Those left out, whole groups of them, by the policy `drop_group`."""
+    """The groups that the error policy `drop_group` left out."""
 
     @overload
     def __getitem__(self, index: int) -> EpisodeResult: ...
@@ -84,17 +84,17 @@ class Collection(Sequence[EpisodeResult]):
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """What reward functions see: one trajectory for each agent."""
+        """One trajectory for each agent, as reward functions get them."""
         return [agent.trajectory for result in self.results for agent in result.agents]
 
     @property
     def rollout(self) -> RolloutData:
-        """The same as text, for reward functions: one trajectory for each agent."""
+        """The same trajectories as `RolloutData`."""
         return RolloutData(self.trajectories)
 
     @property
     def summary(self) -> EpisodeSummary:
-        """Of all that were played, dropped ones included."""
+        """The summary of all episodes, dropped ones included."""
         return EpisodeSummary.of([*self.results, *self.dropped])
 
 
@@ -106,9 +106,8 @@ class EpisodeCollector:
     Two runs with the same seeds give the same episodes, however many run at once and however long
     their environments take, if the engine is deterministic.
 
-    In a mix of environments, `parts` has a collector for each of them, which says how the episodes
-    of the tasks that name it are made and scored. Sampling, seed and concurrency are those of the
-    whole.
+    In a mix of environments, `parts` has a collector for each of them, which creates and scores the
+    episodes of its tasks. Sampling, seed and concurrency are this collector's.
     """
 
     def __init__(
@@ -129,19 +128,19 @@ class EpisodeCollector:
         self._parts = dict(parts or {})
 
     async def collect(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
-        """Play groups of episodes: so many, or one for each of these seeds.
+        """Plays groups of episodes: a number of them, or one for each of these seeds.
 
-        The members of a group start from the same seed and differ in what is sampled. Seeds that
-        are not given follow from the collector's own, and are new in each call.
+        The members of a group start from the same seed and differ in what is sampled. A number of
+        groups get new seeds in each call, derived from the collector's seed.
         """
         return await self.play(self.tasks(groups, group_size))
 
     def collect_sync(self, groups: int | Sequence[int], group_size: int = 1) -> Collection:
-        """`collect` for ordinary code."""
+        """`collect` for synchronous code."""
         return run_sync(self.collect(groups, group_size))
 
     def tasks(self, groups: int | Sequence[int], group_size: int = 1) -> list[EpisodeTask]:
-        """The episodes of these groups."""
+        """Returns the episodes of these groups."""
         if group_size < 1:
             raise ConfigError(f"group_size got {group_size}, expected at least 1")
         if isinstance(groups, int):
@@ -156,18 +155,18 @@ class EpisodeCollector:
         ]
 
     def sampling_with(self, sampling: SamplingParams) -> EpisodeCollector:
-        """The same, but for how the model is sampled."""
+        """Returns the same collector with other sampling parameters."""
         other = copy.copy(self)
         other.setup = copy.copy(self.setup)
         other.setup.sampling = sampling
         return other
 
     def part(self, name: str) -> EpisodeCollector:
-        """The collector of an environment of a mix; without a mix, this one."""
+        """Returns the collector of an environment of a mix; without a mix, this one."""
         return self._parts[name] if self._parts else self
 
     def _setups_in_this_loop(self) -> dict[str, EpisodeSetup]:
-        """The setup of each part; what episodes wait for is watched over all of them."""
+        """Returns the setup of each environment; they share one count of what episodes wait for."""
         shared = self.setup.in_this_loop(self.options.reward_concurrency)
         setups = {"": shared}
         for name, part in self._parts.items():
@@ -180,10 +179,10 @@ class EpisodeCollector:
         tasks: Iterable[EpisodeTask],
         on_result: Callable[[EpisodeResult], None] | None = None,
     ) -> Collection:
-        """Play these episodes, at most `max_concurrency` at a time; `on_result` sees each end.
+        """Plays these episodes, at most `max_concurrency` at a time; `on_result` gets each result.
 
-        As many come back as were asked for, dropped ones included. Several threads may call it at
-        once, each in an event loop of its own.
+        There is one result for each task, dropped ones included. Several threads may call this at
+        the same time, each in an event loop of its own.
         """
         asked = list(tasks)
         results: list[EpisodeResult | None] = [None] * len(asked)
@@ -191,19 +190,19 @@ class EpisodeCollector:
         setups = self._setups_in_this_loop()
 
         async def work() -> None:
-            for place, task in waiting:  # shared: whoever is free takes the next one
+            for place, task in waiting:  # shared by all workers: each takes the next one
                 player = self.part(task.part)
                 results[place] = result = await player._play(task, setups[task.part])
                 if on_result is not None:
                     on_result(result)
 
         with (
-            _patient_garbage_collector(),
+            _rare_garbage_collections(),
             Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout),
         ):
             await together(work() for _ in range(min(self.options.max_concurrency, len(asked))))
         played = [result for result in results if result is not None]
-        assert len(played) == len(asked), f"{len(asked)} were asked for, {len(played)} came back"
+        assert len(played) == len(asked), f"{len(asked)} tasks, {len(played)} results"
         return await self._finish(played)
 
     async def _finish(self, played: list[EpisodeResult]) -> Collection:
@@ -214,9 +213,9 @@ class EpisodeCollector:
         return Collection(played)
 
     async def score_together(self, results: Sequence[EpisodeResult]) -> None:
-        """Score these by a reward function of batches; any other has scored each at its end.
+        """Scores the episodes by a reward function of batches; others score each episode alone.
 
-        In a mix, a batch has the episodes of one part.
+        In a mix, a batch has the episodes of one environment.
         """
         for name, part in self._parts.items():
             await part.score_together([result for result in results if result.part == name])
@@ -230,7 +229,7 @@ class EpisodeCollector:
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
     async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
-        """One episode, as often as the policy allows."""
+        """Plays one episode, again after a failure if the error policy says so."""
         num_abandoned = 0
         for attempt in range(1, self.options.num_attempts + 1):
             episode = Episode(
@@ -253,26 +252,26 @@ class EpisodeCollector:
                     f"the episode with seed {task.seed} failed: {result.status}: {result.error}"
                 )
             _LOG.info(
-                "try %d of %d with seed %d failed: %s: %s",
+                "attempt %d of %d with seed %d failed: %s: %s",
                 *(attempt, self.options.num_attempts, task.seed, result.status, result.error),
             )
         return result
 
 
 @contextlib.contextmanager
-def _patient_garbage_collector() -> Iterator[None]:
-    """Let Python look for garbage less often, and only among what comes from now on.
+def _rare_garbage_collections() -> Iterator[None]:
+    """Makes garbage collections rarer, and limits them to objects that are created from now on.
 
-    Episodes make many small objects that stay until the end; looking through them again and again,
-    and through all that the libraries made, takes a fifth of the time of a turn.
+    Episodes create many small objects that live until the end. Collecting among them again and
+    again, and among all objects of the libraries, takes a fifth of the time of a turn.
     """
-    # It is the whole process's: whoever comes while it is so leaves it to whoever made it so.
+    # The garbage collector is the process's: a collection that finds it changed leaves it alone.
     with _GARBAGE:
         is_frozen = gc.get_freeze_count() > _FROZEN_AT_START
         before = None if is_frozen else gc.get_threshold()
         if before is not None:
             gc.freeze()
-            gc.set_threshold(max(before[0], _OBJECTS_BETWEEN) if before[0] else 0, *before[1:])
+            gc.set_threshold(max(before[0], _GC_THRESHOLD) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
@@ -283,7 +282,7 @@ def _patient_garbage_collector() -> Iterator[None]:
 
 
 async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
-    """Run all at once. The first error ends the others, each of which cleans up."""
+    """Runs all at once. The first error cancels the others, each of which cleans up."""
     failure: BaseException | None = None
 
     async def run(one: typing.Coroutine[Any, Any, None]) -> None:
@@ -292,7 +291,7 @@ async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            # A group takes a task that ends by CancelledError for one that it cancelled itself.
+            # A TaskGroup ignores a CancelledError, as if it had cancelled that task itself.
             raise contained(error, "an episode") from None
 
     try:
@@ -301,7 +300,7 @@ async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
             try:
                 if tasks:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            finally:  # those that are not done are cancelled by the group
+            finally:  # the group cancels those that are not done
                 for task in tasks:
                     allow_abandoning(task)
     except BaseExceptionGroup as errors:
@@ -311,31 +310,9 @@ async def together(work: Iterable[typing.Coroutine[Any, Any, None]]) -> None:
 
 
 def without_failed(results: Sequence[EpisodeResult]) -> Collection:
-    """What the policy `drop_group` leaves of these."""
+    """Applies the error policy `drop_group`: groups with a failed episode are left out."""
     failed = {result.group for result in results if result.status.is_error}
     return Collection(
         [result for result in results if result.group not in failed],
         [result for result in results if result.group in failed],
     )
-
-
-async def collect_async(
-    engine: Engine,
-    environment: EnvironmentSource,
-    groups: int | Sequence[int],
-    group_size: int = 1,
-    **options: Any,
-) -> Collection:
-    """Play groups of episodes; `options` are those of `EpisodeCollector`."""
-    return await EpisodeCollector(engine, environment, **options).collect(groups, group_size)
-
-
-def collect(
-    engine: Engine,
-    environment: EnvironmentSource,
-    groups: int | Sequence[int],
-    group_size: int = 1,
-    **options: Any,
-) -> Collection:
-    """`collect_async` for ordinary code."""
-    return run_sync(collect_async(engine, environment, groups, group_size, **options))

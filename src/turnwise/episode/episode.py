@@ -14,11 +14,10 @@ from turnwise.env.base import NO_TASK
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode.actions import Actions, Outcome
 from turnwise.episode.agent import Agent, too_slow
-from turnwise.episode.limits import Clock
-from turnwise.episode.parts import Parts
+from turnwise.episode.environment_session import EnvironmentSession
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
-from turnwise.episode.world import World
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
@@ -31,24 +30,24 @@ from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
 
 _LOG = logging.getLogger("turnwise")
-_ALONE = "agent"
+_ONLY_AGENT = "agent"
 
 
 class EpisodeWatcher(Protocol):
-    """Sees an episode while it is played; called on the loop that plays it."""
+    """Observes an episode while it is played; called on the event loop that plays it."""
 
-    def opened(self, agent: AgentRecord) -> None:
-        """An agent was told the first thing; `agent.messages` has it."""
+    def on_start(self, agent: AgentRecord) -> None:
+        """Called when an agent has its initial prompt, which is in `agent.messages`."""
 
-    def turned(self, agent: AgentRecord, turn: TurnRecord) -> None:
-        """An agent has spoken, and the world has answered."""
+    def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:
+        """Called when a turn was sampled and carried out."""
 
 
 class Episode:
     """One episode on one environment of its own. `run` it once.
 
-    `source` makes the environment, which is closed at the end; one that was made elsewhere is
-    left open. None: there is no environment, and the first turn without tool calls is the answer.
+    `source` is a factory, whose environment is closed at the end, or an environment, which is left
+    open. Without an environment the first turn without tool calls is the answer.
     """
 
     def __init__(
@@ -64,8 +63,8 @@ class Episode:
         task: Mapping[str, Any] | None = None,
         watcher: EpisodeWatcher | None = None,
     ) -> None:
-        self.told = ""
-        """What the agent to move was told last."""
+        self.observation = ""
+        """The last observation, for the agent to move."""
         self._watcher = watcher
         self._setup = setup
         self._prompt = prompt
@@ -76,101 +75,99 @@ class Episode:
         self._players: Sequence[str] = ()
         """In the environment's order."""
         self._num_turns = 0
-        self._clock = Clock(setup.limits.max_seconds)
-        self._parts = Parts(setup.waits)
-        self._world: World | None = None
+        self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
+        self._session: EnvironmentSession | None = None
         if source is not None:
-            self._world = World(source, setup.style, setup.limits.max_observation, task)
+            self._session = EnvironmentSession(
+                source, setup.call_mode, setup.limits.max_observation, task
+            )
         self._actions = Actions(
-            setup.abilities,
-            setup.limits,
-            self._parts,
-            self._clock,
-            self._world,
-            setup.tools,
-            setup.parser,
+            setup.messages, setup.limits, self._timer, self._session, setup.tools, setup.parser
         )
 
     async def run(self) -> EpisodeResult:
-        """Play to the end, whatever it is; afterwards nothing is open or held.
+        """Plays to the end, whatever it is, and closes everything.
 
-        The one boundary at which failures become data. What is nobody's failure, such as a chat
-        template that cannot write these messages, flies; so does a cancellation.
+        This is the one boundary where failures become data. An error outside of all components,
+        such as a chat template that cannot render these messages, propagates; so does a
+        cancellation.
         """
         num_before = num_abandoned()
         try:
             try:
                 await self._play()
             except BaseException as error:
-                self._take_failure(error)
-            self._write_down()
+                self._record_failure(error)
+            self._fill_result()
             if self._status is not None and not self._status.is_error:
                 try:
                     await self._score()
                 except BaseException as error:
-                    self._take_failure(error)
-                    self._write_down()
+                    self._record_failure(error)
+                    self._fill_result()
         finally:
             await self._clean_up()
         self.result.abandoned_calls = num_abandoned() - num_before
         return self.result
 
     async def _play(self) -> None:
-        self.told, prefix = await self._begin()
+        self.observation, prefix = await self._begin()
         messages: Sequence[Message] = ()
-        speaker: Agent | None = None
+        previous: Agent | None = None
         while self._status is None:
-            agent = await self._agent_to_move(self.told, prefix)
-            if agent is speaker:
-                agent.hear(messages)
+            agent = await self._agent_to_move(prefix)
+            if agent is previous:
+                agent.add_messages(messages)
             elif len(agent.record.turns) > 0:
-                agent.hear([{"role": "user", "content": self.told}])
-            speaker = agent
+                agent.add_messages([{"role": "user", "content": self.observation}])
+            previous = agent
             turn = await self._next_turn(agent)
             if turn is None:
                 return
             outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
-            self._take_outcome(agent, turn, outcome)
-            self.told, messages = outcome.observation, outcome.messages
+            self._record_outcome(agent, turn, outcome)
+            self.observation, messages = outcome.observation, outcome.messages
             if self._watcher is not None:
-                self._watcher.turned(agent.record, turn)
+                self._watcher.on_turn(agent.record, turn)
 
     async def _begin(self) -> tuple[str, str]:
-        """The first thing to read, and the system prompt."""
-        if self._world is None:
+        """Returns the first observation and the environment's system prompt."""
+        if self._session is None:
             self._actions.begin()
             return "", ""
-        with self._parts.part("environment"):
-            timeout = self._clock.within(self._setup.limits.reset_timeout)
-            begun = await self._world.begin(self.result.seed, timeout)
-        with self._parts.part("tools"):
+        with self._timer.component("environment"):
+            timeout = self._timer.within(self._setup.limits.reset_timeout)
+            begun = await self._session.start(self.result.seed, timeout)
+        with self._timer.component("tools"):
             self._actions.begin()
         return begun
 
-    async def _agent_to_move(self, told: str, prefix: str) -> Agent:
-        """Whose turn it is; one that has not spoken yet hears its opening first."""
-        name = _ALONE
-        if self._world is not None:
-            with self._parts.part("environment"):
-                name = self._player(self._world.environment)
+    async def _agent_to_move(self, prefix: str) -> Agent:
+        """Returns the agent whose turn it is; a new one starts with its initial prompt."""
+        name = _ONLY_AGENT
+        if self._session is not None:
+            with self._timer.component("environment"):
+                name = self._player(self._session.environment)
         agent = self._agents.get(name)
         if agent is not None:
             return agent
-        if self._agents and self._world is not None:
-            with self._parts.part("environment"):
-                timeout = self._clock.within(self._setup.limits.step_timeout)
-                prefix = await self._world.prefix(timeout)
-        # The group too: two groups may start from the same seed, and must not say the same.
+        if self._agents and self._session is not None:
+            with self._timer.component("environment"):
+                timeout = self._timer.within(self._setup.limits.step_timeout)
+                prefix = await self._session.prefix(timeout)
+        # The group too: two groups may have the same seed, and must be sampled differently.
         seeds = (self.result.seed, self.result.group, self.result.member)
         agent = self._agents[name] = Agent(self._setup, name, seeds)
-        agent.record.trajectory.prompts = [prefix, told]
+        agent.record.trajectory.prompts = [prefix, self.observation]
         agent.record.trajectory.seed = self.result.seed
         actions = self._actions
         system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
-        first = "\n\n".join(filter(None, [self._prompt, told]))
-        # Who joins later was not there for what was said before.
-        history = self._world.history if self._world is not None and len(self._agents) == 1 else []
-        messages = self._setup.abilities.open_with(
+        first = "\n\n".join(filter(None, [self._prompt, self.observation]))
+        # The history belongs to the first agent.
+        history = (
+            self._session.history if self._session is not None and len(self._agents) == 1 else []
+        )
+        messages = self._setup.messages.initial(
             system,
             history[0]["content"] if history else first,
             actions.definitions,
@@ -178,15 +175,15 @@ class Episode:
         )
         if history:
             messages += [*history[1:], {"role": "user", "content": first}]
-        agent.open(messages, actions.definitions)
+        agent.start(messages, actions.definitions)
         if self._watcher is not None:
-            self._watcher.opened(agent.record)
+            self._watcher.on_start(agent.record)
         return agent
 
     def _player(self, environment: BaseEnvironment | None) -> str:
         players = getattr(environment, "players", None)
         if players is None or not isinstance(players, Sequence) or isinstance(players, str):
-            return _ALONE
+            return _ONLY_AGENT
         self._players = list(players)
         current = getattr(environment, "current_player", None)
         if not isinstance(current, str) or current not in players:
@@ -197,47 +194,47 @@ class Episode:
         return current
 
     async def _next_turn(self, agent: Agent) -> TurnRecord | None:
-        """Let the agent speak; None where there is no room or time for it, and the status says."""
-        self._parts.begin_turn()
-        started = self._clock.seconds
-        if agent.room < 1:
+        """Samples the agent's turn; None if there are no tokens or no time left, see the status."""
+        self._timer.turn_seconds = {}
+        started = self._timer.seconds
+        if agent.tokens_left < 1:
             length = len(agent.record.stream)
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no room after {length} tokens")
             return None
-        if self._clock.is_over:
+        if self._timer.is_over:
             self._end(EpisodeStatus.TRUNCATED_BY_TIME)
             return None
         keep = () if self._actions.parser is None else self._actions.parser.special_tokens
-        with self._parts.part("engine"):
-            timeout = self._clock.within(self._setup.limits.generation_timeout)
-            turn = await agent.speak(timeout, keep)
+        with self._timer.component("engine"):
+            timeout = self._timer.within(self._setup.limits.generation_timeout)
+            turn = await agent.sample_turn(timeout, keep)
             self._num_turns += 1
             turn.started = started
             if turn.finish_reason is FinishReason.DEADLINE:
                 raise too_slow(timeout)
         return turn
 
-    def _take_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
-        """Write down what came of a turn, and see whether the episode goes on."""
+    def _record_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
+        """Records the outcome of a turn, and ends the episode if it is over."""
         turn.state, turn.observation = outcome.state, outcome.observation
         turn.calls, turn.tool_results = outcome.calls, outcome.results
         turn.malformed, turn.other_format = outcome.malformed, outcome.other_format
         turn.info, turn.done = outcome.info, outcome.done
         turn.reward = outcome.reward + agent.unplaced_reward
-        turn.seconds = self._parts.turn
+        turn.seconds = self._timer.turn_seconds
         agent.unplaced_reward = 0.0
         if len(self._agents) > 1 or "rewards" in outcome.info:
-            with self._parts.part("environment"):  # what is no number is its mistake
+            with self._timer.component("environment"):  # its rewards may be no numbers
                 self._share_rewards(agent, turn, outcome)
         if outcome.status is not None:
             self._end(outcome.status)
-        elif turn.finish_reason is FinishReason.CONTEXT or agent.room < 1:
+        elif turn.finish_reason is FinishReason.CONTEXT or agent.tokens_left < 1:
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS)
         elif (limit := self._setup.limits.max_turns) is not None and self._num_turns >= limit:
             self._end(EpisodeStatus.TRUNCATED_BY_TURNS)
 
     def _share_rewards(self, actor: Agent, turn: TurnRecord, outcome: Outcome) -> None:
-        """`info["rewards"]` is what each player earned; others get theirs on their last turn."""
+        """Gives each player its share of `info["rewards"]`, on its last turn."""
         rewards = outcome.info.get("rewards")
         for name, other in self._agents.items():
             if outcome.done and other.record.turns:
@@ -255,14 +252,14 @@ class Episode:
     def _end(self, status: EpisodeStatus, why: str | None = None) -> None:
         self._status, self.result.error = status, why
 
-    def _take_failure(self, error: BaseException) -> None:
-        """Give the failure its status; what nobody in the episode raised propagates."""
+    def _record_failure(self, error: BaseException) -> None:
+        """Gives a failure its status; an error outside of all components propagates."""
         if is_interrupt(error):
             raise error
-        blame = self._parts.blame
-        if blame is None:
+        status = self._timer.error_status
+        if status is None:
             raise contained(error, "an episode")
-        if isinstance(error, DeadlineExceeded) and self._clock.is_over and self._status is None:
+        if isinstance(error, DeadlineExceeded) and self._timer.is_over and self._status is None:
             what = str(error).partition(" took longer")[0]
             limit = self._setup.limits.max_seconds
             self._end(
@@ -276,18 +273,18 @@ class Episode:
         text = error_message(error) if is_ours else describe_error(error)
         if self._task is None and "NoneType" in text and ".task" in (lines or ""):
             text = f"{text}. {NO_TASK}"
-        self._end(blame, text)
+        self._end(status, text)
 
-    def _write_down(self) -> None:
-        """The result, with the turns once more as reward functions see them."""
+    def _fill_result(self) -> None:
+        """Fills the result, and the trajectories that reward functions read."""
         assert self._status is not None
         result = self.result
         result.status = self._status
         result.agents = [agent.record for agent in self._in_order()]
         for record in result.agents:
             trajectory, turns = record.trajectory, record.turns
-            if turns and not turns[-1].seconds:  # the world has not answered
-                turns[-1].seconds = self._parts.turn
+            if turns and not turns[-1].seconds:  # the turn was not carried out
+                turns[-1].seconds = self._timer.turn_seconds
                 turns[-1].info = {"unanswered": True}
             trajectory.states = [turn.state for turn in turns]
             trajectory.actions = [turn.text for turn in turns]
@@ -299,13 +296,13 @@ class Episode:
             trajectory.seed, trajectory.task = result.seed, self._task
 
     def _in_order(self) -> list[Agent]:
-        """The agents that spoke, in the order of the environment's players; at least one."""
-        spoke = sorted(self._agents.items(), key=lambda item: _place(item[0], self._players))
-        return [agent for _, agent in spoke] or [Agent(self._setup)]
+        """Returns the agents in the order of the environment's players; at least one."""
+        ordered = sorted(self._agents.items(), key=lambda item: _place(item[0], self._players))
+        return [agent for _, agent in ordered] or [Agent(self._setup)]
 
     async def _score(self) -> None:
-        environment = None if self._world is None else self._world.environment
-        with self._parts.part("reward"):
+        environment = None if self._session is None else self._session.environment
+        with self._timer.component("reward"):
             for record in self.result.agents:
                 record.reward = await self._setup.score(record.trajectory, environment)
 
@@ -319,12 +316,12 @@ class Episode:
         try:
             await self._actions.close(timeout)
         finally:
-            if self._world is not None:
-                await self._world.close(timeout)
+            if self._session is not None:
+                await self._session.close(timeout)
         if self._setup.may_compare():
             for agent in self._agents.values():
-                agent.tell_difference()
-        self.result.seconds = {**self._parts.seconds, "total": self._clock.seconds}
+                agent.log_difference()
+        self.result.seconds = {**self._timer.component_seconds, "total": self._timer.seconds}
 
 
 def _place(name: str, order: Sequence[str]) -> int:

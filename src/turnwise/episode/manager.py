@@ -8,13 +8,12 @@ from typing import Any
 
 from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment
-from turnwise.episode.actions import Actions, Outcome, ParserChoice, as_call
-from turnwise.episode.limits import Clock, EpisodeLimits
-from turnwise.episode.parts import Parts
+from turnwise.episode.actions import Actions, Outcome, as_call
+from turnwise.episode.environment_session import CallMode, EnvironmentSession
+from turnwise.episode.options import EpisodeLimits, ParserChoice
 from turnwise.episode.summary import EpisodeSummary
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import TurnRecord
-from turnwise.episode.waiting import Waits
-from turnwise.episode.world import CallStyle, World
 from turnwise.errors import ConfigError
 from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall, ToolRegistry, ToolResult
@@ -22,33 +21,31 @@ from turnwise.tools import ToolCall, ToolRegistry, ToolResult
 
 @dataclass(frozen=True)
 class ManagedTurn:
-    """What one output of a model came to."""
+    """One output of a model, and what carrying it out gave."""
 
     model_output: str
-    """What it was."""
     observation_before: str
-    """What the model had read."""
+    """The observation that the output answers."""
     tool_call: ToolCall
-    """The last call in it, with its result. An output without a call is an action in the
-    environment, and stands here as the call `environment_step`; a call that could not be read has
-    no name, and its result says why."""
+    """The last call in the output, with its result. An output without a call is an action, shown
+    as a call of `environment_step`; a call that could not be read has no name, and its result says
+    why."""
     observation: str
-    """What the model is to read now."""
+    """The text that the model reads next."""
     reward: float = 0.0
     done: bool = False
     """Whether the episode is over."""
     info: dict[str, Any] = field(default_factory=dict)
     tool_calls: Sequence[ToolCall] = ()
-    """All calls in it."""
+    """All calls in the output."""
     tool_results: Sequence[ToolResult] = ()
-    """Of the calls that were carried out, with times and kinds of failure."""
+    """The results of the calls that were executed, with times and kinds of failure."""
 
 
 class MultiTurnManager:
-    """Carries out what a model says, with tools and an environment, and keeps count.
+    """Carries out the outputs of a model, with tools and an environment, and counts them.
 
-    It is the acting half of an episode. Who makes the model's outputs is the caller's affair; give
-    it to `MultiTurnInferenceEngine` to have them sampled.
+    The caller provides the outputs; `MultiTurnInferenceEngine` takes a manager and samples them.
 
     >>> from turnwise.tools import JSONActionParser
     >>> registry = ToolRegistry()
@@ -79,30 +76,24 @@ class MultiTurnManager:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the turns, for a new episode; the environment is the caller's to reset."""
+        """Forgets the turns, for a new episode; the caller resets the environment."""
         self.close()
         self.turns: list[ManagedTurn] = []
         self._summary = EpisodeSummary(num_episodes=1)
-        world = None
+        session = None
         if self.environment is not None:
-            world = World(self.environment, CallStyle(), self.limits.max_observation)
-            world.adopt(self.environment)
+            session = EnvironmentSession(self.environment, CallMode(), self.limits.max_observation)
+            session.attach(self.environment)
         self._actions = Actions(
-            None,
-            self.limits,
-            Parts(Waits()),
-            Clock(None),
-            world,
-            self.registry,
-            self.parser,
+            None, self.limits, EpisodeTimer(), session, self.registry, self.parser
         )
         self._actions.begin()
 
     def step(self, model_output: str, observation: str = "") -> ManagedTurn:
-        """Carry out one output of the model, which came after reading `observation`.
+        """Carries out one output of the model, which it gave to `observation`.
 
-        An environment that breaks is an `EnvironmentFault` or its own exception; what goes wrong
-        with a tool is in the turn.
+        A failing environment raises an `EnvironmentFault` or its own exception; a failing tool is
+        reported in the turn.
         """
         return run_sync(self.step_async(model_output, observation))
 
@@ -133,7 +124,7 @@ class MultiTurnManager:
         return self._summary
 
     def close(self) -> None:
-        """Close what the tools keep. May be called twice."""
+        """Closes the context of the tools. May be called twice."""
         actions: Actions | None = getattr(self, "_actions", None)
         if actions is not None and actions.context is not None:
             actions.context.close()

@@ -1,4 +1,4 @@
-"""Conversations and episodes for people: a few methods over `Episode` and its parts."""
+"""Conversations and episodes by hand: `MultiTurnInferenceEngine` and `MultiTurnChatHarness`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
 from turnwise.episode.collector import EpisodeCollector, EpisodeTask
 from turnwise.episode.episode import Episode
-from turnwise.episode.limits import Clock, EpisodeLimits
 from turnwise.episode.manager import MultiTurnManager
-from turnwise.episode.parts import Parts
+from turnwise.episode.options import EpisodeLimits
 from turnwise.episode.run import source_of
 from turnwise.episode.setup import make_setup
 from turnwise.episode.summary import EpisodeSummary
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import EpisodeResult
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams
@@ -27,7 +27,7 @@ from turnwise.types import EpisodeStatus, Trajectory
 
 
 class EpisodeReport(Sequence[str]):
-    """An episode that was played: the list of what the agent said, and the summary in one.
+    """An episode that was played: the list of the agent's responses, and the summary, in one.
 
     `report[0]` is the first response, `report["num_turns"]` and `report.num_turns` are the
     summary's, `report.result` has every token.
@@ -79,8 +79,8 @@ class EpisodeReport(Sequence[str]):
 class MultiTurnInferenceEngine:
     """A conversation with a model, by hand or with an environment.
 
-    With `enable_tools` the calls in an answer are carried out by the `tool_manager`'s tools, and
-    their results are what the model reads next. `options` are fields of `EpisodeOptions`, such as
+    With `enable_tools` the calls in an answer are executed with the `tool_manager`'s tools, and
+    the model reads their results next. `options` are fields of `EpisodeOptions`, such as
     `sampling` and `limits`.
     """
 
@@ -113,55 +113,53 @@ class MultiTurnInferenceEngine:
         self._num_episodes = 0
 
     def start_conversation(self, text: str) -> None:
-        """Begin anew; `text` is the first thing that the model reads."""
+        """Starts a new conversation with `text` as the user's first message."""
         self.close()
         setup = self._setup
-        parts, clock = Parts(setup.waits), Clock(None)  # people take their time
-        actions = Actions(
-            setup.abilities, setup.limits, parts, clock, None, setup.tools, setup.parser
-        )
+        timer = EpisodeTimer(setup.waits)  # without max_seconds: people take their time
+        actions = Actions(setup.messages, setup.limits, timer, None, setup.tools, setup.parser)
         actions.begin()
-        messages = setup.abilities.open_with(
+        messages = setup.messages.initial(
             setup.system_prompt, text, actions.definitions, actions.parser
         )
         agent = Agent(setup, seeds=(0, 0))
-        agent.open(messages, actions.definitions)
+        agent.start(messages, actions.definitions)
         self._agent, self._actions = agent, actions
-        self._may_speak = True
+        self._is_models_turn = True
 
     def add_message(self, text: str, role: str = "user") -> None:
-        """Say something to the model, after its turn."""
+        """Adds a message to the model, after its turn."""
         agent = self._conversing()
-        if self._may_speak:
+        if self._is_models_turn:
             raise ConfigError("it is the model's turn: call step() first")
-        agent.hear([{"role": role, "content": text}])
-        self._may_speak = True
+        agent.add_messages([{"role": role, "content": text}])
+        self._is_models_turn = True
 
     def step(self, max_tokens: int = 256) -> str:
-        """The model's next turn. After it, `add_message`, unless it called tools."""
+        """Samples the model's next turn. Call `add_message` after it, unless it called tools."""
         return run_sync(self._step(max_tokens))
 
     async def _step(self, max_tokens: int) -> str:
         agent, actions = self._conversing(), self._actions
         assert actions is not None
-        if not self._may_speak:
+        if not self._is_models_turn:
             raise ConfigError("there is nothing to answer: call add_message(text) first")
         if len(agent.record.turns) >= self.max_turns:
             raise ConfigError(
                 f"the conversation has had its max_turns={self.max_turns} turns. "
                 "Begin another with start_conversation(text)."
             )
-        if agent.room < 1:
+        if agent.tokens_left < 1:
             raise ConfigError(f"the context is full after {len(agent.record.stream)} tokens")
         keep = () if actions.parser is None else actions.parser.special_tokens
-        turn = await agent.speak(self._setup.limits.generation_timeout, keep, max_tokens)
-        self._may_speak = False
+        turn = await agent.sample_turn(self._setup.limits.generation_timeout, keep, max_tokens)
+        self._is_models_turn = False
         outcome = await actions.act(turn.text, in_thought=turn.in_thought)
         turn.calls, turn.tool_results = outcome.calls, outcome.results
         turn.malformed, turn.observation = outcome.malformed, outcome.observation
         if outcome.messages:
-            agent.hear(outcome.messages)
-            self._may_speak = True
+            agent.add_messages(outcome.messages)
+            self._is_models_turn = True
         return turn.text
 
     def run_episode(
@@ -171,10 +169,10 @@ class MultiTurnInferenceEngine:
         max_turns: int | None = None,
         seed: int | None = None,
     ) -> EpisodeReport:
-        """Play an episode: the responses, and the summary, in one.
+        """Plays an episode and returns its responses and its summary.
 
-        An environment that is given as an object is played on, and left open. Without a seed each
-        episode has one of its own, counted from 0.
+        An environment that is given as an object is used and left open. The default seed is the
+        number of the episode, counted from 0.
         """
         limits = _with_turns(self._setup.limits, max_turns or self.max_turns)
         setup = dataclasses.replace(self._setup, limits=limits)
@@ -186,7 +184,7 @@ class MultiTurnInferenceEngine:
         return EpisodeReport(run_sync(episode.run()))
 
     def format_conversation(self) -> str:
-        """The conversation as the model sees it, special tokens and all."""
+        """Returns the conversation as the model sees it, with special tokens."""
         stream = self._conversing().record.stream
         return str(self._setup.chat.tokenizer.decode(list(stream.ids), skip_special_tokens=False))
 
@@ -196,7 +194,7 @@ class MultiTurnInferenceEngine:
         return list(self._conversing().record.messages)
 
     def close(self) -> None:
-        """End the conversation; the engine stays open. May be called twice."""
+        """Ends the conversation; the engine stays open. May be called twice."""
         if self._agent is not None:
             self._agent.close()
         if self._actions is not None and self._actions.context is not None:
@@ -213,8 +211,8 @@ class MultiTurnChatHarness:
     """Plays episodes of one environment, each from a prompt.
 
     `engine` is another name for `inference_engine`, and `options` are fields of
-    `CollectorOptions`. A trajectory's `prompts` is the list of the
-    prompt that the episode began with.
+    `CollectorOptions`. The `prompts` of a trajectory are the
+    prompt that its episode began with.
     """
 
     def __init__(
@@ -247,7 +245,7 @@ class MultiTurnChatHarness:
         self._num_episodes = 0
 
     def run_episode(self, initial_prompt: str) -> Trajectory:
-        """Play on the harness's own environment, and leave it as it is then."""
+        """Plays an episode on the harness's own environment, which is left open."""
         result = run_sync(
             Episode(
                 self._collector.setup,
@@ -256,23 +254,23 @@ class MultiTurnChatHarness:
                 prompt=initial_prompt,
             ).run()
         )
-        return _begun_with(initial_prompt, result)
+        return _with_prompt(initial_prompt, result)
 
     def run_batch(self, prompts: Sequence[str]) -> list[Trajectory]:
-        """One episode for each prompt, all at once, each on an environment of its own."""
+        """Plays one episode for each prompt, all at once, each on an environment of its own."""
         tasks = [
             EpisodeTask(self._next_seed(), group, prompt=prompt)
             for group, prompt in enumerate(prompts)
         ]
         played = run_sync(self._collector.play(tasks))
-        return [_begun_with(*pair) for pair in zip(prompts, played, strict=True)]
+        return [_with_prompt(*pair) for pair in zip(prompts, played, strict=True)]
 
     def _next_seed(self) -> int:
         self._num_episodes += 1
         return self._num_episodes - 1
 
 
-def _begun_with(prompt: str, result: EpisodeResult) -> Trajectory:
+def _with_prompt(prompt: str, result: EpisodeResult) -> Trajectory:
     trajectory = result.trajectory
     trajectory.prompts = [prompt]
     return trajectory

@@ -1,24 +1,73 @@
-"""The options of episodes and of the collector that plays many of them."""
+"""The limits and options of episodes, and of the collector that plays many of them."""
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import ChatFormat
-from turnwise.episode.actions import ParserChoice
-from turnwise.episode.limits import EpisodeLimits
-from turnwise.episode.world import EnvironmentCalls
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.reward import RewardFn
-from turnwise.tools import Tool, ToolRegistry
+from turnwise.tools import ActionParser, Tool, ToolRegistry
+
+ParserChoice: TypeAlias = ActionParser | str
+"""A parser of tool calls, or its name; `auto` chooses the one that fits the chat template."""
+
+EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
+"""Where synchronous environments run; `auto`: inline if the environment has `quick = True`."""
 
 ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """The limits of one episode; None means no limit.
+
+    >>> EpisodeLimits(max_turns=5).max_tokens_per_turn
+    512
+    """
+
+    max_turns: int | None = 64
+    """Turns of all agents together. The environment's `max_steps` is a limit as well."""
+    max_tokens_per_turn: int | None = 512
+    """A turn that it cuts is an action like any other, and the episode continues."""
+    max_tokens: int | None = None
+    """Tokens of an agent's stream, prompt and observations included. The model's context is
+    always a limit."""
+    max_tool_calls: int | None = 100
+    """Calls beyond it are not executed: the model gets a message that says so, and may still
+    answer; a later turn with another call ends the episode."""
+    max_seconds: float | None = 1800.0
+    """From the creation of the environment to the last step."""
+    max_observation: int | None = 50_000
+    """Characters of an observation that reach the model; a note replaces the rest."""
+    reset_timeout: float | None = 120.0
+    """Seconds for creating and resetting the environment."""
+    step_timeout: float | None = 60.0
+    tool_timeout: float | None = 600.0
+    """On top of the tools' own timeouts, which are shorter and reported to the model."""
+    generation_timeout: float | None = 600.0
+    reward_timeout: float | None = 60.0
+    close_timeout: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            least = 0 if field.name == "max_tool_calls" else 1 if "int" in str(field.type) else 0.0
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not least <= value:
+                raise ConfigError(
+                    f"{field.name} got {value!r}, expected a number from {least} up, "
+                    "or None for no limit"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

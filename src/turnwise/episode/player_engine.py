@@ -1,4 +1,4 @@
-"""A scripted player in the model's place: the expert, chance, or a function of a user."""
+"""Scripted players in the model's place: the expert, random actions, or a user's function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def player_episode(
 ) -> Episode:
     """Return an episode that a player plays as the model would: the same tools, limits, rewards."""
     engine = PlayerEngine(player, setup.chat)
-    own = copy.copy(setup)  # what episodes of a kind share, but for who speaks
+    own = copy.copy(setup)
     own.engine = engine
     own.reward_limit = None
     engine.episode = Episode(
@@ -45,9 +45,9 @@ def player_episode(
 
 
 class PlayerEngine:
-    """An engine of one episode that says what a player does.
+    """The engine of one episode, whose turns are the actions of a player.
 
-    The player sees the environment that the episode made, and what the agent was told last.
+    The player gets the environment that the episode created, and the last observation.
     """
 
     weight_version = 0
@@ -60,7 +60,7 @@ class PlayerEngine:
         self._environment: BaseEnvironment | None = None
 
     def making(self, factory: EnvironmentFactory) -> EnvironmentFactory:
-        """The same factory; what it makes is what the player sees."""
+        """Returns a factory that keeps its environment for the player."""
 
         def make() -> BaseEnvironment:
             self._environment = factory()
@@ -70,7 +70,7 @@ class PlayerEngine:
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         assert self._environment is not None
-        action = self._player(self._environment, self.episode.told)
+        action = self._player(self._environment, self.episode.observation)
         if not isinstance(action, str):
             action = await action
         ids = self._chat.answer_ids(action)

@@ -1,13 +1,14 @@
-"""One episode in one call."""
+"""Episodes in one call: `run_episode` plays one, `collect` plays many."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
+from turnwise.episode.collector import Collection, EpisodeCollector
 from turnwise.episode.episode import Episode
 from turnwise.episode.setup import make_setup
 from turnwise.episode.types import EpisodeResult
@@ -23,7 +24,7 @@ async def run_episode_async(
     task: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> EpisodeResult:
-    """Play one episode. An environment that is given as an object is played on, and left open.
+    """Plays one episode. An environment that is given as an object is used and left open.
 
     `options` are fields of `EpisodeOptions`; `seed` is the environment's.
     """
@@ -34,7 +35,7 @@ async def run_episode_async(
 def source_of(
     environment: EnvironmentSource | None,
 ) -> EnvironmentFactory | BaseEnvironment | None:
-    """An object as it is; a name, a class or a factory as what makes one."""
+    """Returns an environment as it is, and a factory for a name, a class or a factory."""
     if environment is None or isinstance(environment, BaseEnvironment):
         return environment
     return environment_factory(environment)
@@ -43,5 +44,27 @@ def source_of(
 def run_episode(
     engine: Engine, environment: EnvironmentSource | None, **options: Any
 ) -> EpisodeResult:
-    """`run_episode_async` for ordinary code, with the same options."""
+    """`run_episode_async` for synchronous code, with the same options."""
     return run_sync(run_episode_async(engine, environment, **options))
+
+
+async def collect_async(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """Plays groups of episodes; `options` are those of `EpisodeCollector`."""
+    return await EpisodeCollector(engine, environment, **options).collect(groups, group_size)
+
+
+def collect(
+    engine: Engine,
+    environment: EnvironmentSource,
+    groups: int | Sequence[int],
+    group_size: int = 1,
+    **options: Any,
+) -> Collection:
+    """`collect_async` for synchronous code."""
+    return run_sync(collect_async(engine, environment, groups, group_size, **options))

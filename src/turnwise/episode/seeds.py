@@ -1,4 +1,4 @@
-"""Seeds by name: each draw of a run has its own, whatever the order in which things happen."""
+"""Seeds derived from names, so that no draw depends on the order in which things happen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hashlib import blake2b
 
 
 def derive_seed(*names: int | str) -> int:
-    """A seed that depends on nothing but these names.
+    """Returns a seed that depends on these names alone.
 
     >>> derive_seed(0, "turn", 1) == derive_seed(0, "turn", 1) != derive_seed(0, "turn", 2)
     True
@@ -19,7 +19,7 @@ _HELD_OUT_BITS, _HELD_OUT = 16, 0xE7A1
 
 
 def held_out_seed(*names: int | str) -> int:
-    """A seed that `training_seed` never gives, also where both are taken modulo 2**16 or more.
+    """Returns a seed that `training_seed` never returns, also modulo 2**16 or more.
 
     >>> hex(held_out_seed(0, "eval", 7))[-4:]
     'e7a1'
@@ -28,7 +28,7 @@ def held_out_seed(*names: int | str) -> int:
 
 
 def training_seed(*names: int | str) -> int:
-    """A seed that `held_out_seed` never gives."""
+    """Returns a seed that `held_out_seed` never returns."""
     seed = derive_seed(*names)
     while seed % 2**_HELD_OUT_BITS == _HELD_OUT:
         names = (*names, "again")

@@ -1,4 +1,4 @@
-"""What all episodes of a kind share: the engine, the chat format, the tools, the limits."""
+"""What the episodes of one collector share: the engine, the chat format, the tools, the limits."""
 
 from __future__ import annotations
 
@@ -12,14 +12,12 @@ from functools import cached_property
 from typing import Any
 
 from turnwise.chat import ChatFormat
-from turnwise.deadlines import is_async
+from turnwise.deadlines import ending_forked_copies, is_async
 from turnwise.env import BaseEnvironment
-from turnwise.episode.actions import ParserChoice
-from turnwise.episode.limits import EpisodeLimits
-from turnwise.episode.opening import Abilities
-from turnwise.episode.options import EpisodeOptions
-from turnwise.episode.waiting import Waits
-from turnwise.episode.world import CallStyle, same_process
+from turnwise.episode.environment_session import CallMode
+from turnwise.episode.messages import MessageBuilder
+from turnwise.episode.options import EpisodeLimits, EpisodeOptions, ParserChoice
+from turnwise.episode.watchdog import Waits
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
@@ -31,37 +29,37 @@ from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
 from turnwise.types import Trajectory
 
 _LOG = logging.getLogger("turnwise")
-_MOST_COMPARED = 4
+_MAX_COMPARED = 4
 
 
 @dataclass
 class EpisodeSetup:
-    """What all episodes of a kind share; `make_setup` fills in what is not said."""
+    """What the episodes of one collector share; `make_setup` fills in the defaults."""
 
     engine: Engine
     chat: ChatFormat
     limits: EpisodeLimits = field(default_factory=EpisodeLimits)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tools: ToolRegistry | None = None
-    """None: the agent's words are its actions. An environment's own tools join a registry."""
+    """The environment's own tools are added. Without any tools each turn is an action."""
     parser: ParserChoice = "auto"
     system_prompt: str = ""
-    """Stands before the environment's own."""
+    """Precedes the environment's own system prompt."""
     seed: int = 0
-    """Of the sampling, together with the episode's own."""
+    """Seed of the sampling; the seed of the episode is mixed in."""
     reward: RewardFunction = field(default_factory=lambda: RewardFunction.of(None))
     reward_limit: RewardLimit | None = None
-    """How many rewards are computed at once; of the loop on which the episodes run."""
-    style: CallStyle = field(default_factory=CallStyle)
+    """Limits the rewards that are computed at once; it belongs to one event loop."""
+    call_mode: CallMode = field(default_factory=CallMode)
     waits: Waits = field(default_factory=Waits)
 
     def __post_init__(self) -> None:
-        self.abilities = Abilities(self.chat)
+        self.messages = MessageBuilder(self.chat)
         self._compared = itertools.count(1)  # shared by copies, and safe to count in any thread
 
     @cached_property
     def thought_marks(self) -> tuple[str, ...]:
-        """Marks of thoughts that this tokenizer would drop as special tokens."""
+        """The tags of thoughts that this tokenizer would drop as special tokens."""
         encode, decode = self.chat.tokenizer.encode, self.chat.decode
         return tuple(
             mark for mark in THOUGHT_MARKS if not decode(encode(mark, add_special_tokens=False))
@@ -69,22 +67,22 @@ class EpisodeSetup:
 
     @cached_property
     def may_open_thought(self) -> bool:
-        """Whether a turn may begin inside of a thought that the chat template has opened."""
+        """Whether a turn may begin inside a thought, because the chat template starts one."""
         return may_open_thought(self.chat.template)
 
     def may_compare(self) -> bool:
-        """Whether to look for differences to a full rendering: in the first few episodes only."""
-        return next(self._compared) <= _MOST_COMPARED
+        """Whether to compare the stream with a full rendering: in the first few episodes only."""
+        return next(self._compared) <= _MAX_COMPARED
 
     def in_this_loop(self, reward_concurrency: int | None = None) -> EpisodeSetup:
-        """The same, with what belongs to one event loop; others may play with theirs meanwhile."""
+        """Returns a copy for this event loop; several loops may play at the same time."""
         own = copy.copy(self)
         own.reward_limit = RewardLimit(self.reward, reward_concurrency)
         own.waits = Waits(self.waits.silence)
         return own
 
     async def score(self, trajectory: Trajectory, environment: BaseEnvironment | None) -> Reward:
-        """The reward of an episode that has just ended; its environment is still open."""
+        """Returns the reward of an episode that has just ended; its environment is still open."""
         timeout = self.limits.reward_timeout
         if self.reward.function is step_rewards:  # checked when they were earned
             return Reward(trajectory.total_reward, tuple(trajectory.rewards))
@@ -108,12 +106,12 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
         options.system_prompt or "",
         options.seed,
         _guarded(RewardFunction.of(options.reward_fn)),
-        style=CallStyle(options.environment_calls),
+        call_mode=CallMode(options.environment_calls),
     )
 
 
 def format_for(engine: Engine) -> ChatFormat:
-    """The chat format of an engine's tokenizer; plain text for one without a template."""
+    """Returns the chat format of an engine's tokenizer; plain text for one without a template."""
     tokenizer = getattr(engine, "tokenizer", None)
     if tokenizer is None:
         raise ConfigError("this engine has no tokenizer. Pass chat_format=ChatFormat(tokenizer).")
@@ -127,19 +125,19 @@ def format_for(engine: Engine) -> ChatFormat:
 
 
 def _guarded(reward: RewardFunction) -> RewardFunction:
-    """The same function; a copy of the process that it may fork ends where it ends."""
+    """Returns the same function; it ends copies of the process that the function may fork."""
     function = reward.function
     if function is step_rewards:
         return reward
 
     @functools.wraps(function, updated=())
     def run(*args: Any, **kwargs: Any) -> Any:
-        with same_process():
+        with ending_forked_copies():
             return function(*args, **kwargs)
 
     @functools.wraps(function, updated=())
     async def run_async(*args: Any, **kwargs: Any) -> Any:
-        with same_process():
+        with ending_forked_copies():
             return await function(*args, **kwargs)
 
     return dataclasses.replace(reward, function=run_async if is_async(function) else run)

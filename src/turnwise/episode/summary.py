@@ -1,4 +1,4 @@
-"""Figures of one episode or many: how they ended, how long they were, what went wrong."""
+"""`EpisodeSummary`: counts over episodes: statuses, turns, tokens, tool calls, errors."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ MALFORMED = "malformed_call"
 
 @dataclass
 class EpisodeSummary:
-    """What happened in some episodes, in numbers. Fields can be read by item too."""
+    """Counts over one or more episodes. Fields can be read by item too."""
 
     num_episodes: int = 0
     statuses: Counter[EpisodeStatus] = field(default_factory=Counter)
-    """How many ended in which way."""
+    """How many episodes ended with which status."""
     num_turns: int = 0
     num_sampled_tokens: int = 0
-    """By the policy: the tokens that are trained on."""
+    """Tokens sampled by the policy, which are trained on."""
     num_context_tokens: int = 0
-    """Prompts, template, observations, tool results."""
+    """Prompt tokens: prompts, template, observations, tool results."""
     tool_calls: Counter[str] = field(default_factory=Counter)
-    """Calls that were carried out, by the name that the model wrote."""
+    """Calls that were executed, by the name that the model wrote."""
     failures: Counter[str] = field(default_factory=Counter)
-    """Calls that did not work, by kind; `malformed_call` for those that could not be read."""
+    """Failed calls by kind; `malformed_call` are those that could not be read."""
     total_reward: float = 0.0
-    """Of all agents that have one."""
+    """The sum over all agents that have a reward."""
     num_successes: int = 0
-    """Agents whose last step said `success`."""
+    """Agents whose last step reported `success`."""
     seconds: Counter[str] = field(default_factory=Counter)
-    """By part; `total` is the sum over episodes, which run at the same time."""
+    """Seconds by component; `total` is the sum over episodes, which run at the same time."""
     errors: Counter[str] = field(default_factory=Counter)
-    """What went wrong, and how often."""
+    """Error messages, and how often each occurred."""
 
     @classmethod
     def of(cls, results: EpisodeResult | Iterable[EpisodeResult]) -> EpisodeSummary:
-        """The summary of one result or of many."""
+        """Returns the summary of one result or of many."""
         summary = cls()
         for result in [results] if isinstance(results, EpisodeResult) else results:
             summary.add(result)
@@ -83,12 +83,12 @@ class EpisodeSummary:
 
     @property
     def num_errors(self) -> int:
-        """Episodes that failed."""
+        """The number of episodes that failed."""
         return sum(number for status, number in self.statuses.items() if status.is_error)
 
     @property
     def mean_reward(self) -> float:
-        """An episode; those that failed have none and do not count."""
+        """The mean over episodes that did not fail."""
         num_scored = self.num_episodes - self.num_errors
         return self.total_reward / num_scored if num_scored else 0.0
 

@@ -1,4 +1,4 @@
-"""What an episode leaves behind: every token, every turn, every reward in its place."""
+"""The result of an episode: every token, every turn, every reward where it was earned."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from turnwise.types import EpisodeStatus, Trajectory
 
 @dataclass(slots=True)
 class TurnRecord:
-    """One turn of an agent, and what the world said to it."""
+    """One turn of an agent, and what carrying it out gave."""
 
     tokens: tuple[int, int]
-    """Where the sampled tokens begin and end in the agent's stream; there is at least one."""
+    """The span [start, end) of the sampled tokens in the agent's stream; at least one token."""
     text: str
-    """What they say, thoughts included."""
+    """The decoded tokens, thoughts included."""
     finish_reason: FinishReason
     """Why the turn ended."""
     weight_version: int
-    """Which weights sampled it."""
+    """The version of the weights that sampled it."""
     in_thought: bool = False
-    """Whether the prompt had opened a thought, so that `text` begins inside of it."""
+    """Whether the prompt ends with the start of a thought, so that `text` begins inside it."""
     state: str = ""
     """`get_state_description()` before the turn."""
     calls: Sequence[ToolCall] = ()
-    """The tool calls in it, in order, with what came of each."""
+    """The tool calls in the turn, in order, each with its result."""
     tool_results: Sequence[ToolResult] = ()
-    """Of the calls that were carried out."""
+    """The results of the calls that were executed."""
     malformed: str | None = None
-    """What was wrong with a call that could not be read."""
+    """Why a call could not be read."""
     other_format: str | None = None
     """The format of a call to one of the tools that the parser of this run does not read."""
     observation: str = ""
-    """What the agent was told then; after the last turn nobody reads it."""
+    """The text after the turn; the agent does not read that of the last turn."""
     reward: float = 0.0
-    """The environment's, for this turn."""
+    """The environment's reward for this turn."""
     done: bool = False
     """Whether the environment said that the episode is over."""
     info: dict[str, Any] = field(default_factory=dict)
-    """The environment's; `unanswered` where the episode was cut before it had spoken."""
+    """The environment's info; `unanswered` if the episode ended before the turn was carried out."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """By part: `engine`, `environment`, `tools`."""
+    """Seconds by component: `engine`, `environment`, `tools`."""
     started: float = 0.0
-    """Seconds after the episode's beginning."""
+    """Seconds from the start of the episode."""
 
     @property
     def tool_call(self) -> ToolCall | None:
@@ -62,33 +62,33 @@ class TurnRecord:
 
 @dataclass(repr=False)
 class AgentRecord:
-    """One agent's side of an episode: its own stream, its own mask, its own rewards."""
+    """One agent of an episode, with its own stream, mask and rewards."""
 
     name: str = "agent"
     """The player's name, where an environment has several."""
     stream: TokenStream = field(default_factory=TokenStream)
-    """Exactly what was sampled and what was put in between."""
+    """The exact tokens: those that were sampled, and the prompt tokens between them."""
     messages: list[Message] = field(default_factory=list)
-    """The same as text, for reading."""
+    """The same as messages, for reading."""
     turns: list[TurnRecord] = field(default_factory=list)
     trajectory: Trajectory = field(default_factory=Trajectory)
-    """The same as reward functions see it."""
+    """The same as reward functions get it."""
     reward: Reward | None = None
-    """None: it was not scored, since the episode failed."""
+    """None if the episode failed, and was not scored."""
 
     @property
     def reward_positions(self) -> list[int]:
-        """Where the rewards of the turns sit: each turn's last sampled token."""
+        """The positions of the turns' rewards: each turn's last sampled token."""
         return [end - 1 for _, end in self.stream.turns]
 
     @property
     def turn_rewards(self) -> list[float]:
-        """One reward a turn; the episode's own is on the last one. Empty if there is no reward."""
+        """One reward per turn, the episode's own on the last one. Empty if there is no reward."""
         return [] if self.reward is None else self.reward.by_turn(len(self.turns))
 
     @property
     def token_rewards(self) -> list[float]:
-        """One number for each token of the stream: 0 but where a reward was earned."""
+        """One reward per token of the stream, 0 where none was earned."""
         rewards = [0.0] * len(self.stream)
         for position, reward in zip(self.reward_positions, self.turn_rewards, strict=False):
             rewards[position] = reward
@@ -104,13 +104,10 @@ class AgentRecord:
 
 @dataclass(repr=False)
 class EpisodeResult:
-    """One episode, however it ended.
-
-    With one agent, its stream, turns and so on can be read here too.
-    """
+    """One episode, however it ended. `stream`, `turns` and so on are those of the first agent."""
 
     seed: int
-    """Of the environment; the members of a group share it."""
+    """The environment's seed; the members of a group share it."""
     group: int = 0
     """Which group it belongs to, counted from 0."""
     member: int = 0
@@ -119,22 +116,22 @@ class EpisodeResult:
     error: str | None = None
     """What went wrong, or why it was cut."""
     traceback: str | None = None
-    """The lines of the user's own code through which a failure came, if it came from there."""
+    """The lines of the user's own code in the traceback of a failure, if there are any."""
     attempt: int = 1
-    """Which try this was."""
+    """The number of the attempt, counted from 1."""
     agents: list[AgentRecord] = field(default_factory=list)
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """By part: `engine`, `environment`, `tools`, `reward`, and `total`."""
+    """Seconds by component: `engine`, `environment`, `tools`, `reward`; and `total`."""
     started: float = 0.0
-    """When it began, in seconds since 1970; 0: not known."""
+    """The start time in seconds since 1970; 0 if unknown."""
     part: str = ""
-    """The environment of a mix that it was played in, by its name; empty without a mix."""
+    """The name of the environment in a mix; empty without a mix."""
     abandoned_calls: int = 0
-    """Calls of async user code that ignored their cancellation, in all tries."""
+    """Calls of async user code that ignored their cancellation, in all attempts."""
 
     @property
     def agent(self) -> AgentRecord:
-        """The first agent, which is the only one but in self-play."""
+        """The first agent, which is the only one except in self-play."""
         return self.agents[0]
 
     @property
@@ -159,12 +156,12 @@ class EpisodeResult:
 
     @property
     def responses(self) -> Sequence[str]:
-        """What the agent said, turn by turn."""
+        """The texts of the first agent's turns."""
         return [turn.text for turn in self.turns]
 
     @property
     def num_turns(self) -> int:
-        """Of all agents together."""
+        """The turns of all agents together."""
         return sum(len(agent.turns) for agent in self.agents)
 
     def __repr__(self) -> str:

@@ -9,13 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.deadlines import call_with_deadline, is_async, is_interrupt, run_sync
+from turnwise.deadlines import (
+    call_with_deadline,
+    ending_forked_copies,
+    is_async,
+    is_interrupt,
+    run_sync,
+)
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
@@ -107,32 +112,17 @@ def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) ->
 
 
 def _run(function: Callable[[], Any], limit: int) -> ToolOutput | Awaitable[ToolOutput]:
-    process = os.getpid()
-    try:
+    with ending_forked_copies():
         value = function()
-    finally:
-        _end_forked_copy(process)
     if inspect.isawaitable(value):
         return _run_async(functools.partial(_wait, value), limit)
     return read_output(value, limit)
 
 
 async def _run_async(function: Callable[[], Awaitable[Any]], limit: int) -> ToolOutput:
-    process = os.getpid()
-    try:
+    with ending_forked_copies():
         value = await function()
-    finally:
-        _end_forked_copy(process)
     return read_output(value, limit)
-
-
-def _end_forked_copy(process: int) -> None:
-    """A tool that forked comes back twice; the copy must not play on with our files and model.
-
-    At once: of all our threads it has only this one, and locks that the others held stay locked.
-    """
-    if os.getpid() != process:
-        os._exit(0)
 
 
 async def _wait(result: Awaitable[Any]) -> Any:

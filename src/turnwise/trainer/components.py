@@ -19,7 +19,7 @@ from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import CollectorOptions, EpisodeLimits
-from turnwise.episode.actions import ParserChoice
+from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer

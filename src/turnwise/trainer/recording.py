@@ -31,7 +31,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import ADAPTERS, EnvironmentSource, source_by_name
 from turnwise.env.driver import close_environment
 from turnwise.episode import EpisodeLimits
-from turnwise.episode.actions import ParserChoice
+from turnwise.episode.options import ParserChoice
 from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of

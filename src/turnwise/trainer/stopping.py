@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType, TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from turnwise.episode.waiting import where_thread_is
+from turnwise.episode.watchdog import where_thread_is
 from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.trainer.episode_thread import EpisodeThread
 

@@ -14,7 +14,7 @@ from turnwise.algo.choose import EstimatorChoice, LossChoice
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import Collection, EpisodeLimits
-from turnwise.episode.actions import ParserChoice
+from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.reward import RewardFn
 from turnwise.runs.checkpoints import open_checkpoint, save_checkpoint_to

@@ -18,7 +18,7 @@ from typing import Any
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import EpisodeLimits, ErrorPolicy, MultiTurnInferenceEngine
-from turnwise.episode.actions import ParserChoice
+from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
 from turnwise.trainer.components import UserComponents

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode import EpisodeLimits, MultiTurnInferenceEngine
-from turnwise.episode.actions import ParserChoice
+from turnwise.episode.options import ParserChoice
 from turnwise.errors import CheckpointError, ConfigError, TrainingStopped, import_extra
 from turnwise.models import model_folder
 from turnwise.progress.lines import LineReporter

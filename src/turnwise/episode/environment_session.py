@@ -1,74 +1,77 @@
-"""One episode's environment: made, reset, stepped and closed, each within its time.
+"""The calls of one episode's environment: create, reset, step and close, each with its timeout.
 
-A plain environment runs in threads, so that one that hangs can be left behind. One that declares
-itself `quick` runs right on the event loop: that is cheaper by far, and no deadline can cut it.
+A synchronous environment runs in threads, so that one that hangs can be abandoned. One that has
+`quick = True` runs directly on the event loop, which is much cheaper and has no timeout.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
-from turnwise.deadlines import call_with_deadline, is_async, is_interrupt
+from turnwise.deadlines import (
+    call_with_deadline,
+    ending_forked_copies,
+    is_async,
+    is_interrupt,
+)
 from turnwise.env import BaseEnvironment, reset_environment, step_environment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import finish_without_loop
+from turnwise.episode.options import EnvironmentCalls
 from turnwise.errors import EnvironmentFault, describe_error
 from turnwise.types import StepResult
 
 T = TypeVar("T")
 
-EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
-"""Where plain environments run; `auto`: inline if the environment has `quick = True`."""
-
 _LOG = logging.getLogger("turnwise")
 
 
-class CallStyle:
-    """Where plain environments run; all episodes of a kind share it, so one look is enough."""
+class CallMode:
+    """Where synchronous environments run. The episodes of one setup share it."""
 
     def __init__(self, calls: EnvironmentCalls = "auto") -> None:
         self._calls = calls
         self.is_inline = calls == "inline"
 
-    def look_at(self, environment: BaseEnvironment) -> None:
+    def inspect(self, environment: BaseEnvironment) -> None:
+        """Decides for `auto`, by an environment that was just created."""
         if self._calls == "auto":
             self.is_inline = bool(environment.quick)
 
 
-class World:
-    """An environment behind its deadlines.
+class EnvironmentSession:
+    """One episode's environment; every call of it has a timeout and a checked result.
 
-    `source` makes it, and then the world closes it; or is one that somebody else owns.
+    `source` is a factory, whose environment the session closes, or an environment that the caller
+    owns and closes.
     """
 
     def __init__(
         self,
         source: EnvironmentFactory | BaseEnvironment,
-        style: CallStyle,
+        mode: CallMode,
         max_text: int | None = None,
         task: Mapping[str, Any] | None = None,
     ) -> None:
         self.history: list[Mapping[str, Any]] = []
-        """What was said before the first observation."""
+        """The messages before the first observation."""
         self.environment: BaseEnvironment | None = None
         self._made: BaseEnvironment | None = None
         self._source = source
-        self._style = style
+        self._mode = mode
         self._max_text = max_text
         self._task = task
         self._is_closed = False
         self._is_async = False
         self._name = "the environment"
 
-    async def begin(self, seed: int | None, timeout: float | None) -> tuple[str, str]:
-        """Make the environment and reset it: the first observation, and the system prompt."""
+    async def start(self, seed: int | None, timeout: float | None) -> tuple[str, str]:
+        """Creates and resets the environment; returns the first observation and system prompt."""
         if isinstance(self._source, BaseEnvironment):
             environment = self._source
-        elif self._style.is_inline:
+        elif self._mode.is_inline:
             environment = self._make()
         else:
             environment = await call_with_deadline(
@@ -77,21 +80,21 @@ class World:
                 waiting_for="making the environment",
                 limit_name="limits.reset_timeout",
             )
-        self.adopt(environment)
+        self.attach(environment)
         self._set_task(environment)
 
         async def reset() -> tuple[str, str]:
             observation = await reset_environment(environment, seed)
             self.history = self._checked_history(environment)
-            return self._readable(observation), self._prefix(environment)
+            return self._valid_text(observation), self._prefix(environment)
 
         limit = "limits.reset_timeout"
         return await self._call(reset, timeout, f"{self._name}.reset()", limit)
 
-    def adopt(self, environment: BaseEnvironment) -> None:
-        """Go on in an environment as it stands."""
+    def attach(self, environment: BaseEnvironment) -> None:
+        """Uses an environment in its present state."""
         self.environment = environment
-        self._style.look_at(environment)
+        self._mode.inspect(environment)
         self._name = type(environment).__name__
         self._is_async = is_async(environment.reset) or is_async(environment.step)
 
@@ -107,16 +110,16 @@ class World:
             ) from None
 
     async def step(self, action: str, timeout: float | None) -> tuple[str, StepResult]:
-        """Act: the state before, and what came of it."""
-        environment = self._open()
+        """Takes a step; returns the state description before it, and its result."""
+        environment = self._require_environment()
 
         async def describe_and_step() -> tuple[str, StepResult]:
-            # One trip into a thread for both.
+            # Both in one thread.
             return self._describe(environment), await step_environment(environment, action)
 
         what = f"{self._name}.step()"
         state, result = await self._call(describe_and_step, timeout, what)
-        observation = self._readable(result.observation)
+        observation = self._valid_text(result.observation)
         if observation is not result.observation:
             result = StepResult(
                 observation, result.reward, result.terminated, result.truncated, result.info
@@ -124,8 +127,8 @@ class World:
         return state, result
 
     async def describe(self, timeout: float | None) -> str:
-        """The state in words."""
-        environment = self._open()
+        """Returns the description of the present state."""
+        environment = self._require_environment()
 
         async def describe() -> str:
             return self._describe(environment)
@@ -133,8 +136,8 @@ class World:
         return await self._call(describe, timeout, f"{self._name}.get_state_description()")
 
     async def prefix(self, timeout: float | None) -> str:
-        """The system prompt for whoever is to move now."""
-        environment = self._open()
+        """Returns the system prompt for the player to move."""
+        environment = self._require_environment()
 
         async def prefix() -> str:
             return self._prefix(environment)
@@ -142,17 +145,17 @@ class World:
         return await self._call(prefix, timeout, f"{self._name}.get_prompt_prefix()")
 
     async def close(self, timeout: float | None) -> None:
-        """Close what was made here. May be called twice; what goes wrong is logged."""
+        """Closes an environment that was created here. May be called twice; errors are logged."""
         self._is_closed = True
         environment, self._made = self._made, None
         self.environment = None
         if environment is None:
             return
         if type(environment).close is BaseEnvironment.close:
-            return  # nothing to do, and not worth a thread
+            return  # there is nothing to close, and a thread would cost time
         try:
-            if self._style.is_inline and not is_async(environment.close):
-                with same_process():
+            if self._mode.is_inline and not is_async(environment.close):
+                with ending_forked_copies():
                     environment.close()
             else:
                 await call_with_deadline(
@@ -168,7 +171,7 @@ class World:
 
     def _make(self) -> BaseEnvironment:
         assert not isinstance(self._source, BaseEnvironment)
-        with same_process():
+        with ending_forked_copies():
             environment = self._source()
         if not isinstance(environment, BaseEnvironment):
             raise EnvironmentFault(
@@ -176,11 +179,11 @@ class World:
                 "BaseEnvironment"
             )
         self._made = environment
-        if self._is_closed:  # too late: nobody waits for it any more
+        if self._is_closed:  # too late: the episode has ended
             environment.close()
         return environment
 
-    def _open(self) -> BaseEnvironment:
+    def _require_environment(self) -> BaseEnvironment:
         if self.environment is None:
             raise EnvironmentFault("there is no environment to act in")
         return self.environment
@@ -206,17 +209,17 @@ class World:
                     f"{{'role': ..., 'content': text}} with the role {' or '.join(expected)}"
                 )
             messages.append(
-                {"role": message["role"], "content": self._readable(message["content"])}
+                {"role": message["role"], "content": self._valid_text(message["content"])}
             )
         return messages
 
     def _text(self, value: object, call: str) -> str:
         if isinstance(value, str):
-            return self._readable(value)
+            return self._valid_text(value)
         raise EnvironmentFault(f"{self._name}.{call} returned {type(value).__name__}, expected str")
 
-    def _readable(self, text: str) -> str:
-        return readable(text, self._max_text)
+    def _valid_text(self, text: str) -> str:
+        return valid_text(text, self._max_text)
 
     async def _call(
         self,
@@ -229,43 +232,25 @@ class World:
         if self._is_async:
 
             async def on_loop() -> T:
-                with same_process():
+                with ending_forked_copies():
                     return await work()
 
             return cast(T, await call_with_deadline(on_loop, **waiting))
-        if self._style.is_inline:
-            process = os.getpid()
-            try:
+        if self._mode.is_inline:
+            with ending_forked_copies():
                 return finish_without_loop(work(), what)
-            finally:
-                end_forked_copy(process)
 
         def in_thread() -> T:
-            with same_process():
+            with ending_forked_copies():
                 return finish_without_loop(work(), what)
 
         return cast(T, await call_with_deadline(in_thread, **waiting))
 
 
-@contextmanager
-def same_process() -> Iterator[None]:
-    """User code that forks comes back twice; the copy must not play on with our files and model."""
-    process = os.getpid()
-    try:
-        yield
-    finally:
-        end_forked_copy(process)
+def valid_text(text: str, max_length: int | None = None) -> str:
+    """Returns the text as a tokenizer takes it, cut to `max_length` characters and a note.
 
-
-def end_forked_copy(process: int) -> None:
-    if os.getpid() != process:
-        os._exit(0)
-
-
-def readable(text: str, max_length: int | None = None) -> str:
-    """A text that a tokenizer takes, of at most `max_length` characters and a note.
-
-    >>> readable("abcdef", 3)
+    >>> valid_text("abcdef", 3)
     'abc\\n[The rest was cut: it had 6 characters.]'
     """
     if max_length is not None and len(text) > max_length:

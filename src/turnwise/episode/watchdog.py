@@ -1,4 +1,4 @@
-"""What episodes are waiting for, so that a run that does not move can say why, and ends."""
+"""What episodes wait for, and a watchdog that reports it when nothing moves and ends a stall."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from turnwise.errors import EngineStalled
 
 ENGINE = "the engine"
 _BEAT_SECONDS = 1.0
-"""A loop that does not come round for so long is blocked."""
+"""An event loop that runs no callback for so long is blocked."""
 _LOG = logging.getLogger("turnwise")
 
 
 class EngineSilence:
-    """How long an engine that was asked has answered nobody; shared by all who ask it.
+    """How long an engine with open requests has returned nothing; all its collectors share it.
 
-    A request that is given up does not end it: whoever tries again goes on counting.
+    A request that times out does not end the silence: the next request continues the count.
     """
 
     def __init__(self) -> None:
@@ -33,29 +33,29 @@ class EngineSilence:
 
     @property
     def seconds(self) -> float:
-        """While somebody waits."""
+        """Seconds of silence, while a request is open."""
         return time.monotonic() - self._since
 
     def begin(self) -> None:
-        """Somebody asks while nobody else waits."""
+        """Called for a request when no other is open."""
         self._since = time.monotonic() - self._before
 
     def pause(self) -> None:
-        """Nobody waits any more."""
+        """Called when no request is open any more."""
         self._before = self.seconds if self._has_given_up else 0.0
 
     def end(self) -> None:
-        """The engine answered, if only with an error."""
+        """The engine returned something, if only an error."""
         self._since = time.monotonic()
         self._has_given_up = False
 
     def give_up(self) -> None:
-        """Whoever asked waits no longer; the engine has still not answered."""
+        """A request timed out; the engine has still returned nothing."""
         self._has_given_up = True
 
 
 class Waits:
-    """Counts who waits for what, in one event loop; `moved` is when anything last changed.
+    """Counts what the episodes of one event loop wait for; `moved` is the time of the last change.
 
     >>> waits = Waits()
     >>> for what in ("the engine", "the engine", "a tool"):
@@ -70,7 +70,7 @@ class Waits:
         self.silence = silence or EngineSilence()
 
     def begin(self, what: str) -> float:
-        """One more waits for it, from now on: the time."""
+        """Counts one more that waits for it, and returns the time."""
         if what == ENGINE and not self.counts[what]:
             self.silence.begin()
         self.counts[what] += 1
@@ -78,7 +78,7 @@ class Waits:
         return now
 
     def end(self, what: str) -> float:
-        """One less waits for it, from now on: the time."""
+        """Counts one less that waits for it, and returns the time."""
         self.counts[what] -= 1
         if what == ENGINE and not self.counts[what]:
             self.silence.pause()
@@ -86,18 +86,18 @@ class Waits:
         return now
 
     def report(self) -> str:
-        """What is waited for, the most common first."""
+        """Returns how many wait for what, the most common first."""
         counts = Counter(self.counts.copy())  # another thread may be counting
         waiting = [(what, number) for what, number in counts.most_common() if number > 0]
         return ", ".join(f"{number} for {what}" for what, number in waiting) or "0 for anything"
 
 
 class Watchdog:
-    """A thread that looks after the episodes of one event loop while they are played.
+    """A thread that watches the episodes of one event loop while they are played.
 
     When nothing has moved for `report_after` seconds it logs what is waited for, and where the loop
     is if user code blocks it. When nothing has arrived from the engine for `stall_timeout` seconds
-    it logs where every thread is and cancels the task it guards, which then raises `stalled`.
+    it logs where every thread is and cancels the watched task, which then raises `stalled`.
     """
 
     def __init__(self, waits: Waits, report_after: float, stall_timeout: float | None) -> None:
@@ -112,7 +112,7 @@ class Watchdog:
     def __enter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         task = asyncio.current_task()
-        assert task is not None, "a watchdog guards a task"
+        assert task is not None, "a watchdog watches a task"
         self._task = task
         self._cancelling = task.cancelling()
         self._loop_thread = threading.get_ident()
@@ -129,7 +129,7 @@ class Watchdog:
         if not self._has_cancelled:
             return
         assert self.stalled is not None
-        # Whoever else cancelled the task meanwhile is obeyed.
+        # A cancellation that came from elsewhere at the same time still counts.
         if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self.stalled from None
 
@@ -154,16 +154,16 @@ class Watchdog:
         text = f"Nothing has moved for {quiet:.0f} s. Waiting: {self._waits.report()}."
         if self._is_blocked():
             where = where_thread_is(self._loop_thread)
-            text += f" The event loop is blocked, by what should be quick or awaited: {where}"
+            text += f" The event loop is blocked by code that should be quick or awaited: {where}"
         _LOG.warning("%s", text)
 
     def _is_blocked(self) -> bool:
-        came_round = threading.Event()
+        has_run = threading.Event()
         try:
-            self._loop.call_soon_threadsafe(came_round.set)
+            self._loop.call_soon_threadsafe(has_run.set)
         except RuntimeError:  # it has ended
             return False
-        return not came_round.wait(_BEAT_SECONDS)
+        return not has_run.wait(_BEAT_SECONDS)
 
     def _stop(self, silent: float) -> None:
         self.stalled = EngineStalled(
@@ -184,7 +184,7 @@ class Watchdog:
 
 
 def where_threads_are() -> str:
-    """A line for each thread of the process: its name, and what it is doing."""
+    """Returns a line for each thread of the process: its name and its innermost calls."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     lines = [
         f"  {name}: {where_thread_is(ident)}" for ident, name in names.items() if ident is not None
@@ -193,7 +193,7 @@ def where_threads_are() -> str:
 
 
 def where_thread_is(ident: int, depth: int = 4) -> str:
-    """The innermost calls of a thread, the innermost first."""
+    """Returns the innermost calls of a thread, the innermost first."""
     frame = sys._current_frames().get(ident)
     if frame is None:
         return "it has ended"
