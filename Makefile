@@ -100,6 +100,7 @@ bench bench-verl: export MALLOC_TOP_PAD_ = 134217728
 bench:  ## time the algorithms, the local engine and the parsers, and play the built-in games
 	@py=$(call env,dev)
 	$$py bench/algo.py
+	$$py bench/plain.py
 	$$py bench/players.py
 	$$py bench/decode.py --batches 1 8 32 --deterministic
 	$$py bench/parsers.py --inputs 20000

@@ -1,37 +1,84 @@
 """Plain mode: run the code that reads like the formula, without its faster forms.
 
-Some packages have a `fast` package inside: other implementations of what stands around it, with the
-same signatures and the same results up to rounding. `TURNWISE_PLAIN=1` runs without them, to find
-out whether a fast form is to blame for something.
+Each fast form has a name in `FORMS`, the same signature as its plain form, and the same results up
+to rounding. `TURNWISE_PLAIN=1` runs without any of them, `TURNWISE_PLAIN=algo.ppo,chat.frames`
+without these, to find out whether a fast form causes a problem. `bench/plain.py` measures what each
+of them gains.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from turnwise.errors import ConfigError, did_you_mean
+
 _VARIABLE = "TURNWISE_PLAIN"
+FORMS: dict[str, str] = {
+    "algo.gae": "GAE without a loop over time",
+    "algo.masking": "masked sums and whitening in one pass over memory",
+    "algo.ppo": "the gradient of the PPO loss written by hand; one kernel on a GPU",
+    "algo.recurrence": "discounted sums without a loop over time",
+    "algo.remax": "ReMax in one pass; one kernel on a GPU",
+    "algo.tiles": "losses and their gradients a few rows at a time",
+    "chat.encoding": "calls into the tokenizer's core",
+    "chat.frames": "the text around messages, rendered once and reused",
+    "chat.tail": "the tokens of the generation prompt, encoded once",
+    "deadlines.timeout": "one timer for all deadlines of an event loop",
+    "engine.attention": "sequences of one shape in one batch; a kernel on a GPU",
+    "engine.decode": "several decode steps with one plan; captured graphs on a GPU",
+    "engine.fused_forward": "a forward of fewer and larger operations",
+    "engine.openmp": "an idle thread releases its OpenMP threads",
+    "engine.prompt_cache": "a prompt of several sessions is computed once",
+    "engine.results": "results and requests cross threads in batches",
+    "engine.sampling": "sampling as one kernel on a GPU",
+    "engine.transposed": "matrix products with the tokens as columns on a CPU",
+    "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",
+    "learner.last_mlp": "the last MLP computed only for tokens whose loss is needed",
+    "learner.log_probs": "log-probs a chunk of tokens at a time",
+    "learner.packing": "episodes packed end to end, without padding",
+    "learner.rms_norm": "RMS norms as one kernel on a GPU",
+    "learner.shared_prefix": "a prompt of several episodes is computed once",
+}
+"""The fast forms, and what each of them does."""
+
+
+def _forms(text: str) -> frozenset[str]:
+    """Return the forms that a value of `TURNWISE_PLAIN` names."""
+    if text in ("", "0", "1", "true"):
+        return frozenset(FORMS if text in ("1", "true") else ())
+    names = frozenset(name.strip() for name in text.split(","))
+    for name in sorted(names - FORMS.keys()):
+        raise ConfigError(
+            f"{_VARIABLE} got {name!r}, expected 0, 1, or names of fast forms with commas between "
+            f"them. {did_you_mean(name, FORMS)}"
+        )
+    return names
 
 
 class _Mode:
-    is_plain = os.environ.get(_VARIABLE, "0") not in ("", "0")
+    plain_forms = _forms(os.environ.get(_VARIABLE, ""))
 
 
-def is_plain() -> bool:
-    """Return whether this process runs without the fast forms."""
-    return _Mode.is_plain
+def is_plain(form: str) -> bool:
+    """Return whether this process runs without this fast form."""
+    return form in _Mode.plain_forms
 
 
 @contextmanager
-def plain_mode(plain: bool = True) -> Iterator[None]:
-    """Turn plain mode on or off in the block, here and in the processes that are started in it."""
-    before = _Mode.is_plain, os.environ.get(_VARIABLE)
-    _Mode.is_plain, os.environ[_VARIABLE] = plain, "1" if plain else "0"
+def plain_mode(forms: bool | Collection[str] = True) -> Iterator[None]:
+    """Run the block, and the processes that it starts, without these fast forms or without any.
+
+    Engines, learners and chat formats keep the forms that they were made with.
+    """
+    before = _Mode.plain_forms, os.environ.get(_VARIABLE)
+    text = str(int(forms)) if isinstance(forms, bool) else ",".join(forms)
+    _Mode.plain_forms, os.environ[_VARIABLE] = _forms(text), text
     try:
         yield
     finally:
-        _Mode.is_plain, value = before
+        _Mode.plain_forms, value = before
         if value is None:
             del os.environ[_VARIABLE]
         else:

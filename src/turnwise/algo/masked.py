@@ -40,7 +40,7 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
     `x` may have one column, which is then repeated.
     """
-    if not (is_plain() or mask.is_cuda):
+    if not (is_plain("algo.masking") or mask.is_cuda):
         return masking.keep(x, mask)
     return torch.where(mask, x.detach(), 0.0)
 
@@ -48,7 +48,7 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
-    if not (is_plain() or mask.is_cuda):
+    if not (is_plain("algo.masking") or mask.is_cuda):
         return masking.row_sum(wide(x), mask)
     return torch.where(mask, wide(x), 0.0).sum(1)
 
@@ -69,7 +69,7 @@ def masked_whiten(
     that differ by rounding alone become 0. `minuends` [B, T] are the numbers that x is a difference
     of, 0 on masked tokens: they say how far x is rounded, which is x itself if none are given.
     """
-    if not is_plain():
+    if not is_plain("algo.masking"):
         return masking.whiten(x.clone(), mask, minuends)
     kept = torch.where(mask, x, 0.0).double()
     count = mask.sum().clamp(min=1)

@@ -24,7 +24,7 @@ def discounted_suffix_sum(x: torch.Tensor, mask: torch.Tensor, decay: float) -> 
         [B, T], zero where masked.
     """
     x, mask = wide(x), as_mask(mask)
-    if not is_plain():
+    if not is_plain("algo.recurrence"):
         return fast.suffix_sum(x, mask, decay)
     result = torch.zeros_like(x)
     # In float64: over thousands of tokens float32 would lose digits.

@@ -14,6 +14,7 @@ from typing import Any
 
 from turnwise.chat.control import ControlTokens
 from turnwise.chat.ownership import OwnedText, Span
+from turnwise.plain_mode import is_plain
 
 _PROBES = (
     "",
@@ -162,7 +163,7 @@ def quick_encoder(tokenizer: Any) -> Callable[[str], list[int]]:
         return ids
 
     core = _core_of(tokenizer)
-    if core is None or not hasattr(core, "encode_batch_fast"):
+    if core is None or is_plain("chat.encoding") or not hasattr(core, "encode_batch_fast"):
         return encode
 
     def encode_quickly(text: str) -> list[int]:
@@ -207,7 +208,7 @@ def quick_decoder(
         return str(tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     core = _core_of(tokenizer)
-    if core is None or tokenizer.clean_up_tokenization_spaces:
+    if core is None or is_plain("chat.encoding") or tokenizer.clean_up_tokenization_spaces:
         return decode
 
     def decode_quickly(ids: Sequence[int]) -> str:

@@ -21,6 +21,7 @@ from turnwise.chat.ownership import ROLES, OwnedText
 from turnwise.chat.rendering import Message, Renderer
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.plain_mode import is_plain
 
 
 class Tokenizer(Protocol):
@@ -285,6 +286,8 @@ class ChatFormat:
         Always the same, and a good part of what there is to encode. Empty where the tokens might
         depend on what comes before.
         """
+        if is_plain("chat.tail"):
+            return "", []
         try:
             text = self.render([{"role": "user", "content": ANSWER}])
         except ConfigError:

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 from turnwise.chat.ownership import ROLES, OwnedText
 from turnwise.errors import ConfigError
+from turnwise.plain_mode import is_plain
 
 Named: TypeAlias = tuple[str, str | None]
 Shape: TypeAlias = tuple[Named, ...]
@@ -78,7 +79,7 @@ class Frames:
 
     def write(self, messages: Sequence[Any]) -> OwnedText:
         """What the template writes for these messages, whose contents are strings."""
-        if self._watched is None or len(messages) > _MOST_MESSAGES:
+        if is_plain("chat.frames") or self._watched is None or len(messages) > _MOST_MESSAGES:
             return self._render_owned(messages)
         shape: Shape = tuple([(m["role"], m.get("name")) for m in messages])
         if shape not in self._frames:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from turnwise.cli import completion
 from turnwise.cli.common import TrustRemoteCode, legible, make_console, print_file, say
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
-from turnwise.plain_mode import is_plain, plain_mode
+from turnwise.plain_mode import plain_mode
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -109,7 +110,7 @@ def train(
     for word in overrides:  # typed by the user, whatever the rest comes from
         name_code(word.partition("=")[2])
     run = _run_of(file)
-    with plain_mode(plain or is_plain()), settings_from(run, is_trusted=trust_remote_code):
+    with plain_mode() if plain else nullcontext(), settings_from(run, is_trusted=trust_remote_code):
         config = _config(file, overrides)
         place(config, engine)
         if name is not None:

@@ -25,7 +25,7 @@ def time_limit(seconds: float | None) -> asyncio.Timeout | FastTimeout:
 
     The block then raises `TimeoutError`, and `limit.expired()` is true. None: no limit.
     """
-    return asyncio.timeout(seconds) if is_plain() else FastTimeout(seconds)
+    return asyncio.timeout(seconds) if is_plain("deadlines.timeout") else FastTimeout(seconds)
 
 
 async def call_with_deadline(

@@ -115,6 +115,9 @@ class ResultQueue:
 
         Called in the event loop.
         """
+        if is_plain("engine.results"):
+            self._send(turn)
+            return
         if not self._submitted:
             self.loop.call_soon(self._send_all)
         self._submitted.append(turn)
@@ -129,7 +132,7 @@ class ResultQueue:
 
     def deliver(self, outcomes: Sequence[Outcome]) -> None:
         """Set the results of some turns in the event loop. Called in any thread."""
-        if is_plain():
+        if is_plain("engine.results"):
             for outcome in outcomes:
                 self._call_in_loop(partial(_set_outcomes, [outcome]))
             return

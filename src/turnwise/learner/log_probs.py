@@ -28,7 +28,7 @@ def chosen_log_probs(
             f"temperature got {temperature}, expected a number above 0: a greedy policy has no "
             "log-probs to learn from"
         )
-    if not is_plain():
+    if not is_plain("learner.log_probs"):
         return fast.chosen_log_probs(hidden, head, targets, temperature, with_entropy, chunk_tokens)
     log_probs = head.logits(hidden, temperature).log_softmax(1)
     chosen = log_probs.gather(1, targets[:, None]).squeeze(1)
@@ -43,6 +43,6 @@ def sum_squared_probs(
     hidden: torch.Tensor, head: Head, *, temperature: float = 1.0
 ) -> torch.Tensor:
     """Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
-    if not is_plain():
+    if not is_plain("learner.log_probs"):
         return fast.sum_squared_probs(hidden, head, temperature)
     return head.logits(hidden, temperature).softmax(1).square().sum(1)

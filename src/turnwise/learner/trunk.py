@@ -54,9 +54,9 @@ class Trunk:
     ) -> None:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
-        on_gpu = self.model.device.type == "cuda"
-        self._norms = replaceable_norms(self.model) if on_gpu and not is_plain() else []
-        self._mlps = [] if is_plain() else replaceable_mlps(self.model)
+        fuses_norms = self.model.device.type == "cuda" and not is_plain("learner.rms_norm")
+        self._norms = replaceable_norms(self.model) if fuses_norms else []
+        self._mlps = [] if is_plain("learner.gated_mlp") else replaceable_mlps(self.model)
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -65,7 +65,7 @@ class Trunk:
         self._scale, self._softcap = self._measure_head()
         self._last_mlp: Any = None
         problem: Exception | None = None
-        default: list[Layout] = ["padded"] if is_plain() else ["packed", "padded"]
+        default: list[Layout] = ["padded"] if is_plain("learner.packing") else ["packed", "padded"]
         tried: list[Layout] = default if layout is None else [layout]
         for self.layout in tried:
             try:
@@ -109,7 +109,8 @@ class Trunk:
     @property
     def shares_prefixes(self) -> bool:
         """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
-        return self.layout == "packed" and self.model.device.type == "cpu"
+        on_cpu = self.model.device.type == "cpu"
+        return self.layout == "packed" and on_cpu and not is_plain("learner.shared_prefix")
 
     def hidden(
         self, ids: torch.Tensor, pack: Pack, read: torch.Tensor | None = None
@@ -234,7 +235,7 @@ class Trunk:
         """The part behind the last attention, if leaving it out changes nothing elsewhere."""
         layers = self.layers
         mlp = getattr(layers[-1], "mlp", None) if layers and self.layout == "packed" else None
-        if mlp is None:
+        if mlp is None or is_plain("learner.last_mlp"):
             return
         present = torch.ones(1, 9, dtype=torch.bool)
         (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(1), budget=9)

@@ -231,7 +231,7 @@ def compute_remax_advantage(
     """
     mask = as_mask(response_mask)
     rewards = wide(token_level_rewards)
-    if not is_plain():
+    if not is_plain("algo.remax"):
         return fast.remax(rewards, mask, reward_baselines)
     returns = discounted_suffix_sum(rewards, mask, 1.0)
     return keep(returns - reward_baselines.to(rewards.dtype)[:, None], mask), returns

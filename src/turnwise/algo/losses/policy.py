@@ -86,7 +86,7 @@ def batch_loss(
     The gradient flows to `variable` [B, T] alone, and what a masked token holds reaches nothing.
     """
     mask = as_mask(mask)
-    if not is_plain():
+    if not is_plain("algo.tiles"):
         weights = row_weights(mask, mode, totals)
         tile = by_autograd(token_loss)
         return tiled_loss(tile, variable, constants, mask, weights, importance_weights)

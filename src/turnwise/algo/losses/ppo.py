@@ -46,7 +46,7 @@ def compute_policy_loss(
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
 
-    if not is_plain():
+    if not is_plain("algo.ppo"):
         return fast.ppo_loss(
             old_log_probs,
             log_probs,

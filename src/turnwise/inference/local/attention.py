@@ -62,7 +62,7 @@ class Packed:
         A token attends to itself and all tokens before it, or to the last `window` of these.
         """
         keys, values = self.keys[layer], self.values[layer]
-        if not is_plain():
+        if not is_plain("engine.attention"):
             by = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
             return by(layer, query, scale, window)
         outputs, row = [], 0

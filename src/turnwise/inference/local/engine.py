@@ -75,7 +75,7 @@ class LocalEngine(WorkerEngine):
             on_finished=self._on_finished,
         )
         self._max_batch_size = max_batch_size
-        self._graphs = None if on_cpu or is_plain() else self._make_graphs()
+        self._graphs = None if on_cpu or is_plain("engine.decode") else self._make_graphs()
         self._ended_sessions: deque[Hashable] = deque()
         self._outcomes: dict[ResultQueue, list[Outcome]] = {}
 
@@ -209,7 +209,7 @@ class LocalEngine(WorkerEngine):
     def _decode(self) -> bool:
         """Run several decode steps at once, if all running turns are decoding; whether it did."""
         schedule = self._schedule
-        if is_plain() or not schedule.running or not schedule.is_decoding:
+        if is_plain("engine.decode") or not schedule.running or not schedule.is_decoding:
             return False
         if self._graphs is not None:
             return self._decode_by_graph(self._graphs)

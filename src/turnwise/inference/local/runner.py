@@ -70,7 +70,8 @@ class Runner:
         self._windows = [layer.window for layer in layers]
         self.kv_cache = _make_kv_cache(model, layers, cache_tokens, max_tokens)
         self._is_deterministic = deterministic
-        self._fused = self._make_fused() if not is_plain() and is_supported(model) else None
+        use_fused = not is_plain("engine.fused_forward")
+        self._fused = self._make_fused() if use_fused and is_supported(model) else None
         self.sizes = self._stable_sizes()
         """Numbers of tokens that a forward may have, so that they do not change its bits."""
         if self._fused is not None and (reason := self._probe_error()) is not None:

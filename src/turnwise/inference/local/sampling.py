@@ -19,7 +19,7 @@ def draw_tokens(
     Each turn draws from its own random stream, and always from the same one: what a request draws
     must not depend on how its neighbours are sampled.
     """
-    if logits.is_cuda and not is_plain():
+    if logits.is_cuda and not is_plain("engine.sampling"):
         return _draw_by_kernel(logits, turns)
     params = [turn.request.sampling for turn in turns]
     uniforms = [turn.rng.random() for turn in turns]

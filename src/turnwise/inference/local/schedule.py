@@ -24,6 +24,7 @@ from turnwise.inference.local.kv_cache import KVCache
 from turnwise.inference.local.prompt_cache import PromptCache, prompt_key
 from turnwise.inference.local.session import Session
 from turnwise.inference.turns import EngineTurn
+from turnwise.plain_mode import is_plain
 
 Work = list[tuple[Session, int]]
 """Sessions, each with how many of its tokens to compute."""
@@ -95,7 +96,7 @@ class Schedule:
                 self._on_finished(turn, None)
                 continue
             session = self._session_of(turn)
-            if session.num_cached == 0:
+            if session.num_cached == 0 and not is_plain("engine.prompt_cache"):
                 session.prompt_key = prompt_key(session.ids)
                 known = self.prompt_cache.find(session.prompt_key)
                 if known is not None and self._copy_prompt(session, known[0]):

@@ -18,6 +18,7 @@ from torch import nn
 
 from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.fast.fused_linear import FusedLinear
+from turnwise.plain_mode import is_plain
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
@@ -150,6 +151,8 @@ class FusedForward:
     @property
     def can_be_transposed(self) -> bool:
         """Not in a small model: what is between the products costs more there, and likes rows."""
+        if is_plain("engine.transposed"):
+            return False
         weight = self._head.weight
         return weight.device.type == "cpu" and weight.shape[1] >= 256
 
