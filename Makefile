@@ -15,7 +15,7 @@ env = $$($(PYTHON) scripts/environment.py $(1))
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-demo:  ## install, then watch a tiny model learn a game: two to six minutes, by machine
+demo:  ## install, then train a tiny model on a game: two to six minutes
 	@py=$(call env,demo)
 	$$py -m turnwise train --fresh
 
@@ -34,7 +34,7 @@ test:  ## install, then run the tests
 	# compiles all of turnwise again.
 	export PYTHONDONTWRITEBYTECODE=
 	$$py -m compileall -q src
-	# Two processes, a thread each: with two they would wait for each other's cores.
+	# Two processes with one thread each: with two each they would compete for the cores.
 	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
 		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults --ignore=tests/scale \
 		$(addprefix --ignore=,$(LENGTHY)) \
@@ -46,7 +46,7 @@ test-ray:  ## episode workers and learners on a real Ray cluster, and sharded le
 	OMP_NUM_THREADS=1 $$py -m pytest tests/scale -n 2 --dist loadfile
 
 .PHONY: test-examples
-test-examples:  ## examples/ in their quick mode, the docs, a notebook, SmolLM2, sick runs
+test-examples:  ## examples/ in quick mode, the docs, a notebook, SmolLM2, runs the doctor diagnoses
 	@py=$(call env,dev)
 	export TURNWISE_THOROUGH=1 OMP_NUM_THREADS=1
 	$$py -m pytest tests/examples $(LENGTHY) -n 2
@@ -57,7 +57,7 @@ test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_TH
 	OMP_NUM_THREADS=1 $$py -m pytest tests/faults -n 2 --dist loadfile
 
 .PHONY: test-view
-test-view:  ## the run viewer in a real browser; installs Debian's chromium if it may
+test-view:  ## the run viewer in a real browser; installs Debian's chromium as root
 	@py=$(call env,dev)
 	if ! command -v chromium chromium-browser > /dev/null; then
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then
@@ -67,10 +67,10 @@ test-view:  ## the run viewer in a real browser; installs Debian's chromium if i
 	    exit 1
 	  fi
 	fi
-	# A real browser may miss a moment on a busy machine: what failed gets one more try.
+	# A browser may time out on a loaded machine: failed tests run once more.
 	$$py -m pytest tests/browser || $$py -m pytest tests/browser --last-failed
 
-test-verl:  ## beside VERL: its functions, its configuration, and its own trainers for real
+test-verl:  ## with VERL installed: its functions, its configuration and its own trainers
 	@py=$(call env,verl)
 	$$py -m pytest tests/beside_verl
 
@@ -91,8 +91,8 @@ format:  ## format the code
 	$$py -m ruff format .
 	scripts/javascript/biome.sh check --write
 
-# Freed memory stays with the process, for whatever is timed: else a good part of a short step is
-# the kernel handing out pages, and how much of it is luck.
+# Freed memory stays with the process: otherwise page faults are a large and random part of short
+# timings.
 bench bench-verl: export MALLOC_MMAP_THRESHOLD_ = 1073741824
 bench bench-verl: export MALLOC_TRIM_THRESHOLD_ = 8589934592
 bench bench-verl: export MALLOC_TOP_PAD_ = 134217728
@@ -108,21 +108,21 @@ bench:  ## time the algorithms, the local engine and the parsers, and play the b
 	$$py bench/scale.py
 	$$py bench/view.py
 
-bench-verl:  ## time the algorithms beside VERL's
+bench-verl:  ## time the algorithms, compared with VERL
 	@py=$(call env,verl)
 	$$py bench/algo.py
 
 .PHONY: bench-verl-step
-bench-verl-step:  ## time a start and a training step beside VERL's own trainer
+bench-verl-step:  ## time a start and a training step, compared with VERL's own trainer
 	@py=$(call env,verl)
 	$$py bench/verl_step.py
 
-bench-vllm:  ## time the local engine beside vLLM's CPU build
+bench-vllm:  ## time the local engine, compared with the CPU build of vLLM
 	@py=$(call env,vllm)
 	$$py bench/decode.py --vllm --batches 1 8 32
 
 .PHONY: bench-train
-bench-train:  ## time a training step beside TRL's and AgileRL's, each in its own environment
+bench-train:  ## time a training step, compared with TRL and AgileRL, each in its own environment
 	@py=$(call env,dev)
 	$$py bench/train_step.py
 
@@ -132,12 +132,12 @@ test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it 
 	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py
 
 .PHONY: docs newcomer
-docs:  ## build these pages into build/site; afterwards they need no network
+docs:  ## build the documentation into build/site, readable offline
 	@py=$(call env,docs)
 	NO_MKDOCS_2_WARNING=1 $$py -m mkdocs build --strict
 	echo "build/site/index.html (the search needs a server: $(PYTHON) -m http.server -d build/site)"
 
-newcomer:  ## do the tutorial in a fresh clone and environment, as somebody new would
+newcomer:  ## run every command of the tutorial in a fresh clone and environment
 	@tests/newcomer.sh
 
 clean:  ## remove caches of this checkout (not the environments)

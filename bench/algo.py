@@ -180,6 +180,12 @@ class Table:
     ) -> None:
         ours_ms, *all_verl_ms = time_in_turns([ours, *verls], self.repeats, self.device)
         memory = [peak_mebibytes(step, self.device) for step in [ours, *verls] if is_loss]
+        kind = "losses" if is_loss else "advantages"
+        alone = "" if all_verl_ms else " alone"  # does not replace the comparison in the results
+        kept = self.figures[f"algo{alone}/{self.device}/{kind}/{name}"]
+        kept["ours ms"].append(median(ours_ms))
+        if is_loss:
+            kept["ours MiB"] = [memory[0]]
         cells = [f"{median(ours_ms):.2f}", "", "", *(f"{x:.1f}" for x in memory)]
         cells += [""] * (6 - len(cells))
         if all_verl_ms:
@@ -187,13 +193,9 @@ class Table:
             # Ratios of adjacent runs: a slow phase of the machine affects both.
             speed_up = median(v / o for v, o in zip(verl_ms, ours_ms, strict=True))
             cells[1:3] = [f"{median(verl_ms):.2f}", f"{speed_up:.2f}x"]
-            kind = "losses" if is_loss else "advantages"
-            kept = self.figures[f"algo/{self.device}/{kind}/{name}"]
-            kept["ours ms"].append(median(ours_ms))
             kept["VERL ms"].append(median(verl_ms))
             kept["speed-up"].append(speed_up)
             if is_loss:
-                kept["ours MiB"] = [memory[0]]
                 kept["VERL MiB"] = [memory[1]]
             if bar is not None and self.judges:
                 passed = speed_up >= bar and (not is_loss or memory[0] <= memory[1])

@@ -229,13 +229,14 @@ def compare(
         engine.close()
     if options.record:
         place = "vllm" if vllm is not None else device
+        alone = "" if len(speeds) > len(locals_) else " alone"
         figures = {f"{label} tokens/s": speed for label, speed in speeds.items()}
         if "generate" in speeds:
             figures["speed-up"] = speeds["local"] / speeds["generate"]
             if BATCH_INVARIANT in speeds:
                 speed_up = speeds[BATCH_INVARIANT] / speeds["generate"]
                 figures[f"{BATCH_INVARIANT} speed-up"] = speed_up
-        record(f"decode/{place}/{name}/{len(work.prompts)}, {turns}", figures, device)
+        record(f"decode{alone}/{place}/{name}/{len(work.prompts)}, {turns}", figures, device)
 
 
 def start_vllm(model: Any) -> BaseInferenceEngine:

@@ -159,8 +159,9 @@ def main() -> None:
                     typical = median(framework for framework, _ in times) * 1e6
                     figures.setdefault(number, {})[f"{report.name.split()[0]} µs"] = typical
     if args.record:
+        alone = "" if len(args.sides) > 1 else " alone"
         for number, values in figures.items():
-            record(f"overhead/{int(number):,} episodes", values)
+            record(f"overhead{alone}/{int(number):,} episodes", values)
 
 
 if __name__ == "__main__":

@@ -230,25 +230,30 @@ def judge(sides: list[Side], work: Work, has_bars: bool) -> None:
 
 
 def record_step(sides: list[Side], work: Work, model: str) -> None:
-    """Records turnwise and each other library, at its fastest settings, as one work."""
-    ours = next((side for side in sides if side.key == "turnwise"), None)
+    """Records turnwise with each other library, at its fastest settings, as one work."""
+    ours = [side for side in sides if side.key == "turnwise"]
+    if len(sides) == 1:
+        record(f"train_step alone/{model}/{work.name}", figures_of(sides[0], "turnwise"))
     for script, label, folder in (
         ("trl_grpo.py", "TRL", model),
         ("agilerl_grpo.py", "AgileRL", "agilerl"),
     ):
         others = [side for side in sides if side.script == script]
-        if ours is None or not others:
-            continue
-        other = max(others, key=lambda side: median(side.speeds))
-        figures = {}
-        for name, side in (("turnwise", ours), (label, other)):
-            play = median(side.steady("generate"))
-            figures[f"{name} tokens/s"] = median(side.speeds)
-            figures[f"{name} MiB"] = side.peak_mib
-            figures[f"{name} play s"] = play
-            figures[f"{name} update s"] = median(side.steady("step")) - play
-        figures["speed-up"] = median(ours.speeds) / median(other.speeds)
-        record(f"train_step/{folder}/{work.name}", figures)
+        if ours and others:
+            other = max(others, key=lambda side: median(side.speeds))
+            ratio = {"speed-up": median(ours[0].speeds) / median(other.speeds)}
+            figures = figures_of(ours[0], "turnwise") | figures_of(other, label) | ratio
+            record(f"train_step/{folder}/{work.name}", figures)
+
+
+def figures_of(side: Side, name: str) -> dict[str, float]:
+    play = median(side.steady("generate"))
+    return {
+        f"{name} tokens/s": median(side.speeds),
+        f"{name} MiB": side.peak_mib,
+        f"{name} play s": play,
+        f"{name} update s": median(side.steady("step")) - play,
+    }
 
 
 def save_model(name: str, folder: str) -> None:

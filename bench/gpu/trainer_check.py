@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "peers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from measure import Order, Report, Work, fitted
-from turnwise_grpo import Notes, World
+from turnwise_grpo import Notes, World, never_stop
 
 from results import add_record_option, record
 from turnwise import ConfigStore
@@ -127,6 +127,7 @@ def time_step(
     prompts = [fitted(work.prompt_tokens, prompt_length, i) for i in range(work.num_prompts)]
     order, report = Order(work, "", num_steps, 1), Report("turnwise", 0.0)
     World.num_turns = World.max_steps = 1
+    never_stop()
     held = device.forget_peak()
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -139,9 +140,6 @@ def time_step(
             reporter=Notes(order, report),
         ) as trainer,
     ):
-        # No sampled token ends a turn.
-        chat = trainer.components.collector.setup.chat
-        chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         history = trainer.fit(1, num_steps)
     allocated, reserved = device.peak_gib
     steps, plays = report.step[3:], report.generate[3:]

@@ -89,6 +89,12 @@ def config_of(order: Order, folder: str) -> ConfigStore:
     return config
 
 
+def never_stop() -> None:
+    """No sampled token and no text ends a turn from here on."""
+    for name, nothing in (("stop_ids", frozenset()), ("stop_strings", ())):
+        setattr(ChatFormat, name, nothing)
+
+
 def main() -> None:
     order = Order.read()
     report = Report(f"turnwise {__version__}", memory_mib())
@@ -105,6 +111,7 @@ def main() -> None:
 
     prompts = [fitted(work.prompt_tokens, prompt_length, i) for i in range(work.num_prompts)]
     World.num_turns = World.max_steps = work.num_turns
+    never_stop()
     if work.num_turns > 1:
         World.observation = fitted(work.observation_tokens, between, 0)
     with (
@@ -118,9 +125,6 @@ def main() -> None:
             reporter=Notes(order, report),
         ) as trainer,
     ):
-        # No sampled token ends a turn.
-        chat = trainer.components.collector.setup.chat
-        chat.__dict__.update(stop_ids=frozenset(), stop_strings=())
         trainer.fit(1, order.num_steps)
     report.print()
 
