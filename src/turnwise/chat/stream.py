@@ -58,6 +58,7 @@ class TokenStream:
 
     _ids: list[int] = field(default_factory=list)
     _turns: list[tuple[int, int]] = field(default_factory=list)
+    _branches: list[tuple[int, int]] = field(default_factory=list)
     _sampled: list[float] = field(default_factory=list)
     """Log-probs of the turns, one after the other. What can be told from these is not kept for
     each token: with many episodes at once, Python's garbage collector looks at all of it."""
@@ -76,6 +77,36 @@ class TokenStream:
         self._ids += ids
         self._sampled += log_probs
         self._turns.append((start, len(self._ids)))
+
+    def begin_branch(self, after: int) -> None:
+        """Let the tokens that are added next follow the first `after` tokens, not all of them.
+
+        0 begins a new conversation. What was added so far stays, and is not seen by the branch
+        unless it stands on the path to `after`.
+
+        >>> stream = TokenStream()
+        >>> stream.add_context([5, 6, 7])
+        >>> stream.begin_branch(2)
+        >>> stream.add_context([8, 9])
+        >>> stream.context(4), stream.context(2)
+        ([(0, 2), (3, 4)], [(0, 2)])
+        """
+        if not 0 <= after <= len(self._ids):
+            raise ConfigError(
+                f"begin_branch got {after}, expected a place in the stream's {len(self._ids)} tokens"
+            )
+        if after < len(self._ids):
+            self._branches.append((len(self._ids), after))
+
+    @property
+    def branches(self) -> Sequence[tuple[int, int]]:
+        """Where each branch begins, and how many tokens of the stream stand before its path's
+        last one: (start, after). Empty for a conversation that only grows."""
+        return self._branches
+
+    def context(self, token: int) -> list[tuple[int, int]]:
+        """The spans of the stream that stand before a token in its own conversation, in order."""
+        return context_spans(self._branches, token)
 
     @property
     def ids(self) -> Sequence[int]:
@@ -107,3 +138,16 @@ class TokenStream:
 
     def __len__(self) -> int:
         return len(self._ids)
+
+
+def context_spans(branches: Sequence[tuple[int, int]], token: int) -> list[tuple[int, int]]:
+    """The spans that stand before a token of a stream with these branches, in order."""
+    spans: list[tuple[int, int]] = []
+    end = token
+    while True:
+        start, after = next((b for b in reversed(branches) if b[0] <= token), (0, 0))
+        if start < end:
+            spans.append((start, end))
+        if after == 0:
+            return spans[::-1]
+        token, end = after - 1, after

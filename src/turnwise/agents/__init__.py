@@ -1,0 +1,1 @@
+"""Agents that own their loop and call the model over HTTP, served with exact tokens."""

@@ -1,0 +1,313 @@
+"""The gateway: a server through which agents call the model that is being trained.
+
+It runs in a thread of the trainer's process with an event loop of its own, so that an agent that
+blocks its thread still gets its replies. Every episode has a base URL and a secret key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from turnwise.agents import anthropic_messages, openai_chat, openai_responses
+from turnwise.agents.requests import ApiError
+from turnwise.agents.session import AgentSession
+from turnwise.errors import EngineError
+
+HOST = "127.0.0.1"
+MAX_BODY_BYTES = 32 * 2**20
+_LOG = logging.getLogger("turnwise")
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class LLM:
+    """What an agent needs to call the model: hand these to any framework."""
+
+    base_url: str
+    """For SDKs of OpenAI; those of Anthropic take it without `/v1` (`anthropic_url`)."""
+    api_key: str
+    model: str
+
+    @property
+    def anthropic_url(self) -> str:
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment variables that SDKs and command-line agents read."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_BASE": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "OPENAI_MODEL": self.model,
+            "ANTHROPIC_BASE_URL": self.anthropic_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+            "ANTHROPIC_AUTH_TOKEN": self.api_key,
+            "ANTHROPIC_MODEL": self.model,
+        }
+
+
+@dataclass(frozen=True)
+class _Episode:
+    session: AgentSession
+    key: str
+
+
+class Gateway:
+    """Serves the sessions of episodes over HTTP; use it as a context manager."""
+
+    def __init__(self, model: str = "policy", host: str = HOST, port: int = 0) -> None:
+        self.model = model
+        self._host = host
+        self._port = port
+        self._episodes: dict[str, _Episode] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self.address = ""
+
+    def __enter__(self) -> Gateway:
+        listener = socket.create_server((self._host, self._port), backlog=512)
+        host, port = listener.getsockname()[:2]
+        self.address = f"http://{host}:{port}"
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(listener, started), name="turnwise-gateway", daemon=True
+        )
+        self._thread.start()
+        started.result(_START_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._thread is not None:
+            self._thread.join(_START_SECONDS)
+
+    def open(self, session: AgentSession, key: str | None = None) -> LLM:
+        """Serve a session at a URL of its own; any thread may call this."""
+        name = secrets.token_hex(8)
+        key = key or f"sk-{secrets.token_urlsafe(24)}"
+        self._episodes[name] = _Episode(session, key)
+        return LLM(f"{self.address}/{name}/v1", key, self.model)
+
+    async def close(self, llm: LLM) -> None:
+        """End an episode's session: afterwards nothing changes its tree, and its key is refused."""
+        name = llm.base_url.removeprefix(self.address + "/").partition("/")[0]
+        episode = self._episodes.pop(name, None)
+        if episode is None or self._loop is None:
+            return
+        ending = asyncio.run_coroutine_threadsafe(episode.session.close(), self._loop)
+        await asyncio.wrap_future(ending)
+
+    def _run(self, listener: socket.socket, started: Future[None]) -> None:
+        """The thread of the server."""
+
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            config = uvicorn.Config(
+                self._app(),
+                log_level="warning",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=1,
+            )
+            server = self._server = uvicorn.Server(config)
+            # Signals belong to the main thread.
+            server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+            self._loop.call_soon(started.set_result, None)
+            await server.serve([listener])
+
+        try:
+            asyncio.run(serve())
+        except BaseException as error:
+            if not started.done():
+                started.set_exception(error)
+            else:
+                _LOG.exception("The gateway's thread has ended.")
+        finally:
+            listener.close()
+
+    def _app(self) -> Starlette:
+        routes = [
+            Route("/{episode}/v1/models", self._models, methods=["GET"]),
+            Route("/{episode}/v1/models/{model:path}", self._models, methods=["GET"]),
+            Route("/{episode}/v1" + openai_chat.PATH, self._chat, methods=["POST"]),
+            Route("/{episode}/v1" + openai_responses.PATH, self._responses, methods=["POST"]),
+            Route("/{episode}/v1" + anthropic_messages.PATH, self._messages, methods=["POST"]),
+            Route(
+                "/{episode}/v1" + anthropic_messages.PATH + "/count_tokens",
+                self._count_tokens,
+                methods=["POST"],
+            ),
+            Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
+        ]
+        return Starlette(routes=routes)
+
+    # -- one request ------------------------------------------------------------------------------
+
+    def _session_of(self, request: Request) -> AgentSession:
+        """The episode of a request, if its key is the episode's own."""
+        given = request.headers.get("x-api-key") or request.headers.get(
+            "authorization", ""
+        ).removeprefix("Bearer ")
+        episode = self._episodes.get(request.path_params.get("episode", ""))
+        if episode is None or not hmac.compare_digest(given.encode(), episode.key.encode()):
+            raise ApiError(
+                "Incorrect API key provided, or the episode has ended.",
+                status=401,
+                code="invalid_api_key",
+            )
+        return episode.session
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self._session_of(request)
+            asked = request.path_params.get("model")
+            entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
+            if asked is not None:
+                self._check_model(asked)
+            return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
+        except ApiError as error:
+            return _refusal(error, openai_chat.error_body)
+
+    async def _chat(self, request: Request) -> Response:
+        try:
+            session = self._session_of(request)
+            fields, asked = openai_chat.parse(await _body(request))
+            self._check_model(fields.model)
+            replies = await _unless_disconnected(request, session.complete(asked))
+            if fields.stream:
+                events = openai_chat.events(self.model, replies, fields)
+                return _event_stream(events)
+            return JSONResponse(openai_chat.completion(self.model, replies))
+        except ApiError as error:
+            return _refusal(error, openai_chat.error_body)
+
+    async def _responses(self, request: Request) -> Response:
+        try:
+            session = self._session_of(request)
+            fields, asked = openai_responses.parse(await _body(request), session.responses)
+            self._check_model(fields.model)
+            replies = await _unless_disconnected(request, session.complete(asked))
+            whole = openai_responses.response(self.model, replies, fields)
+            told = asked.messages[1:] if fields.instructions else asked.messages
+            session.responses[whole["id"]] = [*told, replies[0].message]
+            if fields.stream:
+                return _event_stream(openai_responses.events(whole))
+            return JSONResponse(whole)
+        except ApiError as error:
+            return _refusal(error, openai_chat.error_body)
+
+    async def _messages(self, request: Request) -> Response:
+        try:
+            session = self._session_of(request)
+            fields, asked = anthropic_messages.parse(await _body(request))
+            self._check_model(fields.model)
+            if fields.max_tokens is None:
+                raise ApiError("max_tokens: Field required", param="max_tokens")
+            replies = await _unless_disconnected(request, session.complete(asked))
+            whole = anthropic_messages.message(self.model, replies)
+            if fields.stream:
+                return _event_stream(anthropic_messages.events(whole))
+            return JSONResponse(whole)
+        except ApiError as error:
+            return _refusal(error, anthropic_messages.error_body)
+
+    async def _count_tokens(self, request: Request) -> Response:
+        try:
+            session = self._session_of(request)
+            _, asked = anthropic_messages.parse(await _body(request))
+            return JSONResponse({"input_tokens": session.count_tokens(asked)})
+        except ApiError as error:
+            return _refusal(error, anthropic_messages.error_body)
+
+    async def _unknown(self, request: Request) -> Response:
+        error = ApiError(
+            f"Invalid URL ({request.method} {request.url.path})", status=404, code="unknown_url"
+        )
+        return _refusal(error, openai_chat.error_body)
+
+    def _check_model(self, name: str) -> None:
+        if name != self.model:
+            raise ApiError(
+                f"The model `{name}` does not exist; this server has `{self.model}`.",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+
+async def _body(request: Request) -> Any:
+    """The JSON of a request, within limits."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise ApiError(
+                f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB",
+                status=413,
+                code="request_too_large",
+            )
+    try:
+        return json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise ApiError(
+            "We could not parse the JSON body of your request.", code="invalid_json"
+        ) from None
+
+
+async def _unless_disconnected(request: Request, work: Any) -> Any:
+    """Await work; cancel it when the client hangs up."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ApiError("the client hung up", status=499)
+        return task.result()
+    except asyncio.CancelledError:
+        raise ApiError("the episode has ended", status=401, code="invalid_api_key") from None
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refusal(
+    error: ApiError, write: Callable[[ApiError], Mapping[str, Any]]
+) -> JSONResponse:
+    # Both SDKs try again after 429 and 500 unless this header says not to.
+    headers = {"x-should-retry": "false"}
+    return JSONResponse(write(error), error.status, headers)
+
+
+def _event_stream(events: Iterator[str]) -> StreamingResponse:
+    return StreamingResponse(
+        events, media_type="text/event-stream", headers={"cache-control": "no-cache"}
+    )

@@ -1,0 +1,81 @@
+"""What agents ask for and what they get, whichever API they speak."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from turnwise.chat import Message
+from turnwise.errors import TurnwiseError
+from turnwise.inference import SamplingParams
+
+
+class ApiError(TurnwiseError, RuntimeError):
+    """A request that is refused; each API writes it in its own form."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.code = code
+        """OpenAI's name for it, such as `context_length_exceeded`."""
+        self.param = param
+        """The field of the request that is wrong."""
+
+
+@dataclass
+class ChatRequest:
+    """One call of the model: messages in, one reply or several out.
+
+    Messages are those of OpenAI's chat completions, with texts as contents.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[Mapping[str, Any]] = ()
+    may_call_tools: bool = True
+    """False: the reply is text, whatever the policy writes (`tool_choice: none`)."""
+    parallel_tool_calls: bool = True
+    """False: the reply has one call at most."""
+    num_replies: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: SamplingParams | None = None
+    """What the request asks for; training samples with the run's own."""
+    seed: int | None = None
+    wants_log_probs: bool = False
+
+
+@dataclass
+class ChatReply:
+    """One turn of the policy, as the agent gets it."""
+
+    message: Message
+    """`content`, `reasoning_content` and `tool_calls`, as in OpenAI's chat completions."""
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    tokens: Sequence[str] = field(default_factory=list)
+    """The text of each sampled token."""
+    log_probs: Sequence[float] = field(default_factory=list)
+
+    @property
+    def content(self) -> str:
+        return str(self.message.get("content") or "")
+
+    @property
+    def thought(self) -> str:
+        return str(self.message.get("reasoning_content") or "")
+
+    @property
+    def calls(self) -> Sequence[Mapping[str, Any]]:
+        calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls") or ()
+        return calls

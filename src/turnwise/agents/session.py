@@ -1,0 +1,290 @@
+"""One agent's calls of the model in one episode: exact tokens, budgets, sampling."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import itertools
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
+from turnwise.agents.templates import TemplateWriter, definition_of
+from turnwise.chat import ConversationTree, Message
+from turnwise.chat.tree import SampledTurn, ThoughtPolicy, TreePrompt
+from turnwise.episode.limits import Clock
+from turnwise.episode.seeds import derive_seed
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.errors import ConfigError, EngineError, ToolError
+from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
+from turnwise.tools import ToolCall, answer_of, get_parser
+from turnwise.tools.thoughts import opens_thought, thought_of
+from turnwise.types import EpisodeStatus
+
+_PROCESS = uuid.uuid4().hex[:12]
+_NUMBERS = itertools.count()
+# More tokens than the opening tag of a thought and the space after it can have.
+_NUM_TAG_TOKENS = 12
+
+
+@dataclass
+class TurnFacts:
+    """What is known of a sampled turn besides its tokens."""
+
+    text: str
+    """What the tokens say, thoughts and calls included."""
+    in_thought: bool
+    calls: Sequence[ToolCall]
+    finish_reason: FinishReason
+    weight_version: int
+    started: float
+    """Seconds after the session's beginning."""
+    seconds: float
+
+
+class AgentSession:
+    """Serves the requests of one agent; owned by the event loop of its gateway.
+
+    Training samples with the run's own parameters, whatever a request asks for: the loss compares
+    with the distribution that was sampled from. `honours_sampling` is for serving.
+    """
+
+    def __init__(
+        self,
+        setup: EpisodeSetup,
+        *,
+        seeds: Sequence[object] = (),
+        thoughts: ThoughtPolicy = "as_sent",
+        honours_sampling: bool = False,
+    ) -> None:
+        self._setup = setup
+        template = setup.chat.template
+        parser = setup.parser
+        self._parser = get_parser(parser, template=template) if isinstance(parser, str) else parser
+        self.tree = ConversationTree(TemplateWriter(setup.abilities, self._parser), thoughts)
+        self.facts: dict[SampledTurn, TurnFacts] = {}
+        self.responses: dict[str, Sequence[Message]] = {}
+        """Conversations by the id of the response that ended them, for OpenAI's responses."""
+        self.exhausted: EpisodeStatus | None = None
+        """The limit that a request ran into, if one did."""
+        self.failure: Exception | None = None
+        """What the engine raised, if it did: the episode fails, whatever the agent makes of it."""
+        self._clock = Clock(setup.limits.max_seconds)
+        self._seeds = "/".join(map(str, (setup.seed, *seeds)))
+        self._honours_sampling = honours_sampling
+        self._engine_sessions: dict[SampledTurn, str] = {}
+        """The engine's session that ends with a turn, and can be continued after it."""
+        self._session_names: list[str] = []
+        self._num_turns = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
+
+    async def complete(self, request: ChatRequest) -> list[ChatReply]:
+        """Sample the replies to a request. Cancelling it leaves no trace in the tree.
+
+        Raises ApiError for a request that cannot be served, as the APIs do.
+        """
+        self._check(request)
+        tasks = [asyncio.ensure_future(self._reply(request)) for _ in range(request.num_replies)]
+        self._tasks.update(tasks)
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of a request's prompt, rendered from its messages."""
+        try:
+            return len(self.tree.writer.prompt_ids(request.messages, request.tools or None))
+        except (ConfigError, ToolError) as error:
+            raise ApiError(str(error), param="messages") from error
+
+    async def close(self) -> None:
+        """End what is under way, refuse what comes later, and free what the engine has kept."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for name in self._session_names:
+            self._setup.engine.end_session(name)
+        self._session_names.clear()
+
+    def _check(self, request: ChatRequest) -> None:
+        limits = self._setup.limits
+        if self._is_closed:
+            raise ApiError("the episode has ended", status=401, code="invalid_api_key")
+        if not request.messages:
+            raise ApiError("messages is empty, expected at least one message", param="messages")
+        most = limits.max_turns
+        if most is not None and self._num_turns + request.num_replies > most:
+            self.exhausted = EpisodeStatus.TRUNCATED_BY_TURNS
+            raise ApiError(
+                f"You exceeded your current quota: this episode may have {most} turns "
+                "(limits.max_turns).",
+                status=429,
+                code="insufficient_quota",
+            )
+        if self._clock.is_over:
+            self.exhausted = EpisodeStatus.TRUNCATED_BY_TIME
+            raise ApiError(
+                f"You exceeded your current quota: this episode may take {limits.max_seconds:g} "
+                "seconds (limits.max_seconds).",
+                status=429,
+                code="insufficient_quota",
+            )
+        self._num_turns += request.num_replies
+
+    async def _reply(self, request: ChatRequest) -> ChatReply:
+        started = self._clock.seconds
+        try:
+            for tool in request.tools:
+                definition_of(tool)
+            prompt = self.tree.prompt(request.messages, request.tools or None)
+        except (ConfigError, ToolError) as error:
+            raise ApiError(str(error), param="messages") from error
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.tree.cancel, prompt)
+            session = self._engine_session(prompt)
+            result = await self._sample(request, prompt, session)
+            undo.pop_all()
+        facts = self._read(prompt, result, started)
+        reply = self._message(prompt, request, facts)
+        turn = self.tree.add(prompt, result.ids, result.log_probs, reply)
+        self.facts[turn] = facts
+        self._engine_sessions[turn] = session
+        return self._to_reply(request, prompt, result, reply)
+
+    def _engine_session(self, prompt: TreePrompt) -> str:
+        """The session of the turn that is continued, if no other request continues it."""
+        name = None if prompt.parent is None else self._engine_sessions.pop(prompt.parent, None)
+        if name is None:
+            name = f"turnwise-{_PROCESS}-agent-{next(_NUMBERS)}"
+            self._session_names.append(name)
+        return name
+
+    async def _sample(
+        self, request: ChatRequest, prompt: TreePrompt, session: str
+    ) -> GenerationResult:
+        setup, limits = self._setup, self._setup.limits
+        length = setup.engine.context_length
+        most = length if limits.max_tokens is None else min(length, limits.max_tokens)
+        num_left = most - len(prompt.ids)
+        if num_left < 1:
+            self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
+            raise ApiError(
+                f"This model's maximum context length is {most} tokens. However, your messages "
+                f"resulted in {len(prompt.ids)} tokens. Please reduce the length of the messages.",
+                code="context_length_exceeded",
+                param="messages",
+            )
+        wanted = (request.max_tokens, limits.max_tokens_per_turn, num_left)
+        sampling, seed = setup.sampling, derive_seed(self._seeds, prompt.key)
+        if self._honours_sampling:
+            sampling = request.sampling or sampling
+            seed = derive_seed(str(request.seed), prompt.key) if request.seed is not None else seed
+        timeout = self._clock.within(limits.generation_timeout)
+        try:
+            result = await asyncio.wait_for(
+                setup.engine.sample(
+                    GenerationRequest(
+                        prompt.ids,
+                        min(n for n in wanted if n is not None),
+                        sampling,
+                        stop_ids=setup.chat.stop_ids,
+                        stop_strings=(*setup.chat.stop_strings, *request.stop),
+                        seed=seed,
+                        timeout=timeout,
+                        session=session,
+                    )
+                ),
+                None if timeout is None else timeout + 10.0,
+            )
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise ApiError(f"the engine failed: {error}", status=500, code="server_error") from error
+        if result.finish_reason in (FinishReason.ABORTED, FinishReason.DEADLINE) or not result.ids:
+            self.failure = EngineError(f"the engine gave no turn ({result.finish_reason})")
+            raise ApiError(str(self.failure), status=500, code="server_error")
+        return result
+
+    def _read(self, prompt: TreePrompt, result: GenerationResult, started: float) -> TurnFacts:
+        setup = self._setup
+        keep = (*self._parser.special_tokens, *setup.thought_marks)
+        text = setup.chat.decode(result.ids, keep)
+        in_thought = False
+        if setup.may_open_thought:
+            before = setup.chat.tokenizer.decode(
+                prompt.ids[-_NUM_TAG_TOKENS:], skip_special_tokens=False
+            )
+            in_thought = opens_thought(str(before))
+        return TurnFacts(
+            text,
+            in_thought,
+            (),
+            result.finish_reason,
+            result.weight_version,
+            started,
+            self._clock.seconds - started,
+        )
+
+    def _message(self, prompt: TreePrompt, request: ChatRequest, facts: TurnFacts) -> Message:
+        """The turn as a message: its thoughts, its text and its calls apart from each other."""
+        text, in_thought = facts.text, facts.in_thought
+        for stop in request.stop:
+            text = text.partition(stop)[0]
+        content = answer_of(text, in_thought=in_thought)
+        calls: list[dict[str, Any]] = []
+        if request.tools and request.may_call_tools and content:
+            parsed = self._parser.parse(text)
+            found = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
+            if found:
+                facts.calls = found
+                content = answer_of(parsed.text, in_thought=in_thought)
+                calls = [_openai_call(call, prompt, i) for i, call in enumerate(found)]
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        thought = thought_of(text, in_thought=in_thought)
+        if thought:
+            message["reasoning_content"] = thought
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _to_reply(
+        self, request: ChatRequest, prompt: TreePrompt, result: GenerationResult, message: Message
+    ) -> ChatReply:
+        reason = "stop"
+        if message.get("tool_calls"):
+            reason = "tool_calls"
+        elif result.finish_reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
+            reason = "length"
+        return ChatReply(
+            message,
+            reason,
+            len(prompt.ids),
+            len(result.ids),
+            [str(self._setup.chat.tokenizer.decode([i], skip_special_tokens=False)) for i in result.ids]
+            if request.wants_log_probs
+            else [],
+            list(result.log_probs),
+        )
+
+
+def _openai_call(call: ToolCall, prompt: TreePrompt, number: int) -> dict[str, Any]:
+    """A call in OpenAI's form; its id is the same in a run that is repeated."""
+    name = hashlib.blake2b(f"{prompt.key}/{number}".encode(), digest_size=12).hexdigest()
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": f"call_{name}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
