@@ -25,6 +25,7 @@ class EpisodeStatus(StrEnum):
     TOOL_ERROR = "tool_error"
     ENGINE_ERROR = "engine_error"
     REWARD_ERROR = "reward_error"
+    AGENT_ERROR = "agent_error"
 
     @property
     def is_truncated(self) -> bool:
@@ -95,6 +96,8 @@ class Trajectory:
     """What went wrong, when `status.is_error`."""
     task: Mapping[str, Any] | None = None
     """The row of the dataset that was played, if there was one: `task["answer"]`, for rewards."""
+    result: Any = None
+    """What an agent that owns its loop returned."""
 
     @property
     def total_reward(self) -> float:

@@ -1,0 +1,163 @@
+"""One episode of an agent that owns its loop: from its task to tokens and a reward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from turnwise.agents.gateway import Gateway
+from turnwise.agents.runner import AgentSource, CommandResult, run_agent
+from turnwise.agents.session import AgentSession
+from turnwise.chat.tree import SampledTurn, ThoughtPolicy
+from turnwise.deadlines import is_interrupt, num_abandoned
+from turnwise.episode.limits import Clock
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
+from turnwise.errors import (
+    DeadlineExceeded,
+    RewardError,
+    TurnwiseError,
+    describe_error,
+    error_message,
+)
+from turnwise.reward.function import step_rewards
+from turnwise.reward.result import count_turns, read_reward
+from turnwise.types import EpisodeStatus
+from turnwise.user_code import user_traceback
+
+
+class AgentEpisode:
+    """Lets an agent do one task, and keeps what it sampled. `run` it once.
+
+    The reward is what `reward_fn` says of the trajectory, whose `result` is what the agent
+    returned; without one it is what the agent returned itself.
+    """
+
+    def __init__(
+        self,
+        setup: EpisodeSetup,
+        agent: AgentSource,
+        gateway: Gateway,
+        *,
+        seed: int = 0,
+        group: int = 0,
+        member: int = 0,
+        attempt: int = 1,
+        task: Mapping[str, Any] | None = None,
+        thoughts: ThoughtPolicy = "as_sent",
+    ) -> None:
+        self._setup = setup
+        self._agent = agent
+        self._gateway = gateway
+        self._task: Mapping[str, Any] = {"seed": seed} if task is None else task
+        self._session = AgentSession(setup, seeds=(seed, group, member), thoughts=thoughts)
+        self._clock = Clock(setup.limits.max_seconds)
+        self._seconds: dict[str, float] = {}
+        self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
+
+    async def run(self) -> EpisodeResult:
+        """Play to the end; afterwards nothing is open or held. A cancellation propagates."""
+        num_before = num_abandoned()
+        llm = self._gateway.open(self._session)
+        returned: Any = None
+        status, error = EpisodeStatus.DONE, None
+        try:
+            timeout = self._clock.within(None)
+            returned = await run_agent(self._agent, self._task, llm, timeout)
+        except BaseException as raised:
+            if is_interrupt(raised):
+                raise
+            status, error = self._failure(raised)
+        finally:
+            await self._gateway.close(llm)
+        record = self._record(returned)
+        self.result.agents = [record]
+        if self._session.failure is not None:
+            status, error = EpisodeStatus.ENGINE_ERROR, describe_error(self._session.failure)
+        elif self._session.exhausted is not None and not status.is_error:
+            status = self._session.exhausted
+        self._set_status(record, status, error)
+        if not status.is_error:
+            await self._score(record, returned)
+        self.result.abandoned_calls = num_abandoned() - num_before
+        self.result.seconds = {**self._seconds, "total": self._clock.seconds}
+        return self.result
+
+    def _failure(self, error: BaseException) -> tuple[EpisodeStatus, str]:
+        """The status of an agent that raised or did not return in time."""
+        exhausted = self._session.exhausted
+        text = error_message(error) if isinstance(error, TurnwiseError) else describe_error(error)
+        is_late = isinstance(error, DeadlineExceeded) and self._clock.is_over
+        if self._has_reward_function and (is_late or exhausted is not None):
+            return exhausted or EpisodeStatus.TRUNCATED_BY_TIME, text
+        self.result.traceback = user_traceback(error)
+        return EpisodeStatus.AGENT_ERROR, text
+
+    @property
+    def _has_reward_function(self) -> bool:
+        return self._setup.reward.function is not step_rewards
+
+    def _set_status(self, record: AgentRecord, status: EpisodeStatus, error: str | None) -> None:
+        self.result.status, self.result.error = status, error
+        record.trajectory.status, record.trajectory.error = status, error
+
+    async def _score(self, record: AgentRecord, returned: Any) -> None:
+        try:
+            if self._has_reward_function:
+                record.reward = await self._setup.score(record.trajectory, None)
+                return
+            value = returned
+            if isinstance(returned, CommandResult):
+                value = returned.reward
+            if value is None:
+                raise RewardError(
+                    "the agent returned no reward, expected a number or a dict of numbers. Return "
+                    "one, or pass reward_fn."
+                )
+            record.reward = read_reward(value, count_turns(record.trajectory))
+        except RewardError as error:
+            self._set_status(record, EpisodeStatus.REWARD_ERROR, error_message(error))
+
+    def _record(self, returned: Any) -> AgentRecord:
+        """The tree as a stream with branches, and its turns in the same order."""
+        session = self._session
+        record = AgentRecord("agent", session.tree.stream())
+        trajectory = record.trajectory
+        trajectory.seed, trajectory.task, trajectory.result = self.result.seed, self._task, returned
+        turns = session.tree.in_order()
+        followed = {turn.parent: turn for turn in reversed(turns) if turn.parent is not None}
+        for turn, place in zip(turns, record.stream.turns, strict=True):
+            facts = session.facts[turn]
+            following = followed.get(turn)
+            record.messages += [*turn.messages, {"role": "assistant", "content": facts.text}]
+            record.turns.append(
+                TurnRecord(
+                    place,
+                    facts.text,
+                    facts.finish_reason,
+                    facts.weight_version,
+                    in_thought=facts.in_thought,
+                    state=_text(turn),
+                    calls=facts.calls,
+                    observation="" if following is None else _text(following),
+                    seconds={"engine": facts.seconds},
+                    started=facts.started,
+                )
+            )
+        if record.turns:
+            record.turns[-1].done = True
+        trajectory.states = [turn.state for turn in record.turns]
+        trajectory.actions = [turn.text for turn in record.turns]
+        trajectory.observations = [turn.observation for turn in record.turns]
+        trajectory.rewards = [0.0] * len(record.turns)
+        trajectory.dones = [turn.done for turn in record.turns]
+        trajectory.infos = [turn.info for turn in record.turns]
+        trajectory.prompts = [_text(turns[0])] if turns else []
+        self._seconds["engine"] = sum(facts.seconds for facts in session.facts.values())
+        return record
+
+
+def _text(turn: SampledTurn) -> str:
+    """The messages that a turn answers, as text."""
+    return "\n\n".join(str(message.get("content") or "") for message in turn.messages)

@@ -1,0 +1,136 @@
+"""How an agent is called: an async function, a plain function, or a command."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shlex
+import signal
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from turnwise.agents.gateway import LLM
+from turnwise.deadlines import call_with_deadline
+from turnwise.errors import ConfigError
+
+AgentSource: TypeAlias = Callable[..., Any] | str
+"""`agent(task, llm)`, plain or `async def`; or a command such as `"my-cli --task {task}"`."""
+
+_MOST_OUTPUT = 1_000_000
+"""Characters of a command's output that are kept."""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command left behind; reward functions find it in `trajectory.result`."""
+
+    exit_code: int
+    output: str
+    """Standard output and standard error, as they came."""
+    reward: Any = None
+    """What it wrote into the file `$TURNWISE_REWARD_FILE`, as JSON."""
+
+
+def check_agent(agent: Any) -> AgentSource:
+    """Refuse what cannot be called as an agent."""
+    if isinstance(agent, str) and not agent.strip():
+        raise ConfigError("agent got an empty text, expected a command or a function")
+    if not isinstance(agent, str) and not callable(agent):
+        raise ConfigError(
+            f"agent got {type(agent).__name__}, expected a function of (task, llm), plain or async, "
+            'or a command such as "my-cli --task {task}"'
+        )
+    source: AgentSource = agent
+    return source
+
+
+async def run_agent(
+    agent: AgentSource, task: Mapping[str, Any], llm: LLM, timeout: float | None
+) -> Any:
+    """Call an agent and return what it returns; DeadlineExceeded when it takes too long."""
+    function = agent if callable(agent) else _Command(agent)
+    return await call_with_deadline(
+        function,
+        task,
+        llm,
+        timeout=timeout,
+        waiting_for="the agent",
+        limit_name="limits.max_seconds",
+    )
+
+
+class _Command:
+    """A command as an async function; its processes end with the call."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    async def __call__(self, task: Mapping[str, Any], llm: LLM) -> Any:
+        with tempfile.TemporaryDirectory(prefix="turnwise-agent-") as folder:
+            reward_file = Path(folder) / "reward.json"
+            task_file = Path(folder) / "task.json"
+            task_file.write_text(json.dumps(dict(task), default=str), encoding="utf-8")
+            variables = {
+                **os.environ,
+                **llm.environment,
+                "TURNWISE_TASK_FILE": str(task_file),
+                "TURNWISE_REWARD_FILE": str(reward_file),
+            }
+            process = await asyncio.create_subprocess_exec(
+                *_arguments(self._command, task),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+            )
+            try:
+                output = await _output_of(process)
+                code = await process.wait()
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            return _result(code, output, reward_file)
+
+
+def _arguments(command: str, task: Mapping[str, Any]) -> list[str]:
+    """The command's words; `{task}` is the task's text, `{name}` a field of it.
+
+    The words are split before the fields are put in: a task cannot add words of its own.
+    """
+    text = task.get("prompt") or task.get("question") or json.dumps(dict(task), default=str)
+    known = {**{str(name): value for name, value in task.items()}, "task": text}
+    try:
+        return [word.format_map(known) for word in shlex.split(command)]
+    except (KeyError, IndexError, ValueError) as error:
+        raise ConfigError(
+            f"the command {command!r} asks for {error}, which this task does not have; it has "
+            f"{', '.join(known)}. Write braces that are no field twice: {{{{ }}}}."
+        ) from None
+
+
+async def _output_of(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout is not None
+    kept = bytearray()
+    while chunk := await process.stdout.read(65536):
+        kept += chunk[: _MOST_OUTPUT - len(kept)]
+    return kept.decode(errors="replace")
+
+
+def _result(code: int, output: str, reward_file: Path) -> CommandResult:
+    reward = None
+    if reward_file.exists():
+        text = reward_file.read_text(encoding="utf-8")[:_MOST_OUTPUT]
+        try:
+            reward = json.loads(text)
+        except ValueError:
+            raise ConfigError(
+                f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number or "
+                "an object of numbers as JSON"
+            ) from None
+    return CommandResult(code, output, reward)
