@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from turnwise.agents.gateway import Gateway
-from turnwise.agents.runner import AgentSource, CommandResult, run_agent
+from turnwise.agents.runner import AgentSource, CommandResult, check_agent, run_agent
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import is_interrupt, num_abandoned
+from turnwise.episode.collector import EpisodeSource, EpisodeTask
 from turnwise.episode.limits import Clock
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
@@ -25,6 +27,50 @@ from turnwise.reward.function import step_rewards
 from turnwise.reward.result import count_turns, read_reward
 from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
+
+
+class AgentEpisodes(EpisodeSource):
+    """The episodes of one agent; they share a gateway, which starts with the first of them."""
+
+    def __init__(self, agent: Any, *, thoughts: ThoughtPolicy = "as_sent") -> None:
+        self.agent = check_agent(agent)
+        self._thoughts = thoughts
+        self._gateway: Gateway | None = None
+        self._starting = threading.Lock()
+
+    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> AgentEpisode:
+        """Make the episode of a task."""
+        return AgentEpisode(
+            setup,
+            self.agent,
+            self._started_gateway(),
+            seed=task.seed,
+            group=task.group,
+            member=task.member,
+            attempt=attempt,
+            task=task.task,
+            thoughts=self._thoughts,
+        )
+
+    def _started_gateway(self) -> Gateway:
+        with self._starting:
+            if self._gateway is None:
+                self._gateway = Gateway().start()
+            return self._gateway
+
+    def close(self) -> None:
+        """Stop the gateway; may be called twice."""
+        with self._starting:
+            if self._gateway is not None:
+                self._gateway.stop()
+            self._gateway = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process has a gateway of its own."""
+        return {"agent": self.agent, "_thoughts": self._thoughts}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["agent"], thoughts=state["_thoughts"])  # type: ignore[misc]
 
 
 class AgentEpisode:

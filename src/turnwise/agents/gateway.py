@@ -28,7 +28,6 @@ from starlette.routing import Route
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
 from turnwise.agents.requests import ApiError
 from turnwise.agents.session import AgentSession
-from turnwise.errors import EngineError
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 32 * 2**20
@@ -83,7 +82,8 @@ class Gateway:
         self._thread: threading.Thread | None = None
         self.address = ""
 
-    def __enter__(self) -> Gateway:
+    def start(self) -> Gateway:
+        """Listen for requests, in a thread of its own."""
         listener = socket.create_server((self._host, self._port), backlog=512)
         host, port = listener.getsockname()[:2]
         self.address = f"http://{host}:{port}"
@@ -95,11 +95,18 @@ class Gateway:
         started.result(_START_SECONDS)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def stop(self) -> None:
+        """End the server and its thread; may be called twice."""
         if self._server is not None:
             self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(_START_SECONDS)
+
+    def __enter__(self) -> Gateway:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def open(self, session: AgentSession, key: str | None = None) -> LLM:
         """Serve a session at a URL of its own; any thread may call this."""

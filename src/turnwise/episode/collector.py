@@ -10,9 +10,10 @@ import gc
 import logging
 import threading
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, NoReturn, Protocol, overload
 
 from turnwise.config import EnvironmentConfig
 from turnwise.deadlines import allow_abandoning, contained, is_interrupt, run_sync
@@ -56,6 +57,25 @@ class EpisodeTask:
     """The row of a dataset to play: the environment's `task`, and the trajectory's."""
     part: str = ""
     """The name of the environment in a mix; empty without a mix."""
+
+
+class PlayableEpisode(Protocol):
+    """One episode, to be run once."""
+
+    async def run(self) -> EpisodeResult: ...
+
+
+class EpisodeSource(ABC):
+    """Makes episodes that are played otherwise than in an environment, such as those of agents."""
+
+    @abstractmethod
+    def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
+        """Make the episode of a task."""
+
+
+def no_environment() -> NoReturn:
+    """Stand in for the environment's factory where episodes have none."""
+    raise ConfigError("this run's episodes are played by an agent; there is no environment")
 
 
 @dataclass(repr=False)  # asyncio.run calls the repr of its result, which would take seconds
@@ -113,7 +133,7 @@ class EpisodeCollector:
     def __init__(
         self,
         engine: Engine,
-        environment: EnvironmentSource,
+        environment: EnvironmentSource | EpisodeSource,
         options: CollectorOptions | None = None,
         *,
         config: EnvironmentConfig | dict[str, Any] | None = None,
@@ -123,7 +143,12 @@ class EpisodeCollector:
         self.options = dataclasses.replace(options or CollectorOptions(), **more)
         self.setup = make_setup(engine, self.options)
         self._batch_reward = BatchReward.of(self.options.reward_fn, self.setup)
-        self.make_environment: EnvironmentFactory = environment_factory(environment, config)
+        self.source = environment
+        self.make_environment: EnvironmentFactory = (
+            no_environment
+            if isinstance(environment, EpisodeSource)
+            else environment_factory(environment, config)
+        )
         self._num_groups = 0
         self._parts = dict(parts or {})
 
@@ -228,21 +253,25 @@ class EpisodeCollector:
         if failed is not None and self.options.on_error == "fail":
             raise EpisodeFailed(f"{failed.status}: {failed.error}")
 
+    def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
+        if isinstance(self.source, EpisodeSource):
+            return self.source.episode(setup, task, attempt)
+        return Episode(
+            setup,
+            self.make_environment,
+            seed=task.seed,
+            group=task.group,
+            member=task.member,
+            attempt=attempt,
+            prompt=task.prompt,
+            task=task.task,
+        )
+
     async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
         """Plays one episode, again after a failure if the error policy says so."""
         num_abandoned = 0
         for attempt in range(1, self.options.num_attempts + 1):
-            episode = Episode(
-                setup,
-                self.make_environment,
-                seed=task.seed,
-                group=task.group,
-                member=task.member,
-                attempt=attempt,
-                prompt=task.prompt,
-                task=task.task,
-            )
-            result = await episode.run()
+            result = await self._episode(task, setup, attempt).run()
             result.part = task.part
             result.abandoned_calls = num_abandoned = num_abandoned + result.abandoned_calls
             if not result.status.is_error:

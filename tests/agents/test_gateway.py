@@ -1,0 +1,221 @@
+"""Agents over HTTP: the APIs' own shapes, keys, budgets, and clients that misbehave."""
+
+import asyncio
+import http.client
+import json
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from agents.serving import LOOK, QUESTION, TOOL, ask, make_session, serving
+from turnwise.agents.gateway import MAX_BODY_BYTES
+from turnwise.episode import EpisodeLimits
+from turnwise.types import EpisodeStatus
+
+CHAT = "/chat/completions"
+
+
+def chat_body(messages, **more):
+    return {"model": "policy", "messages": messages, "tools": [TOOL], **more}
+
+
+def joined(chunks):
+    """The message of streamed chunks, as a client puts it together."""
+    message = {"role": "assistant", "content": ""}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            if delta.get("reasoning_content"):
+                message["reasoning_content"] = delta["reasoning_content"]
+            for call in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    calls.append({key: call[key] for key in ("id", "type", "function")})
+                else:
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_conversation_with_tools_over_chat_completions(streams):
+    with serving() as (_, session, llm):
+        messages = list(QUESTION)
+        for _ in range(2):
+            status, found = ask(llm, CHAT, chat_body(messages, stream=streams))
+            assert status == 200
+            message = joined(found) if streams else found["choices"][0]["message"]
+            messages.append(message)
+            for call in message.get("tool_calls", ()):
+                assert json.loads(call["function"]["arguments"]) == {"key": "x"}
+                result = {"role": "tool", "tool_call_id": call["id"], "content": "result 42"}
+                messages.append(result)
+        assert messages[1]["content"] == "Wait."
+        assert messages[1]["reasoning_content"] == "Which x?"
+        assert messages[-1]["content"] == "It is 42."
+        stream = session.tree.stream()
+        assert len(stream.turns) == 2
+        assert not stream.branches, "the second request continues the first one's tokens"
+
+
+def test_a_conversation_over_responses_and_over_anthropic_messages():
+    with serving() as (_, session, llm):
+        tools = [{"type": "function", **LOOK}]
+        body = {"model": "policy", "instructions": "Help.", "tools": tools}
+        _, first = ask(llm, "/responses", {**body, "input": "What is x?"})
+        kinds = [item["type"] for item in first["output"]]
+        assert kinds == ["reasoning", "message", "function_call"]
+        output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"]}
+        output["output"] = "result 42"
+        again = [{"role": "user", "content": "What is x?"}, *first["output"], output]
+        _, events = ask(llm, "/responses", {**body, "input": again, "stream": True})
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert events[-1]["response"]["output"][0]["content"][0]["text"] == "It is 42."
+        _, third = ask(
+            llm, "/responses", {**body, "input": [output], "previous_response_id": first["id"]}
+        )
+        assert third["output"][0]["content"][0]["text"] == "It is 42."
+        assert len(session.tree.stream().branches) == 1, "the third repeats the second"
+    with serving() as (_, session, llm):
+        tools = [{"name": "look", "input_schema": LOOK["parameters"]}]
+        body = {"model": "policy", "max_tokens": 99, "system": "Help.", "tools": tools}
+        _, first = ask(llm, "/messages", {**body, "messages": QUESTION})
+        assert [block["type"] for block in first["content"]] == ["thinking", "text", "tool_use"]
+        assert first["stop_reason"] == "tool_use"
+        result = {"type": "tool_result", "tool_use_id": first["content"][-1]["id"]}
+        result["content"] = [{"type": "text", "text": "result 42"}]
+        again = [
+            *QUESTION,
+            {"role": "assistant", "content": first["content"]},
+            {"role": "user", "content": [result]},
+        ]
+        _, events = ask(llm, "/messages", {**body, "messages": again, "stream": True})
+        texts = [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"]
+        assert "".join(texts) == "It is 42."
+        assert events[-1]["type"] == "message_stop"
+        assert not session.tree.stream().branches
+        _, counted = ask(llm, "/messages/count_tokens", {**body, "messages": QUESTION})
+        assert counted["input_tokens"] == first["usage"]["input_tokens"]
+
+
+def test_what_is_refused_has_the_shape_of_the_api():
+    cases = [
+        (CHAT, b"{not json", 400, "invalid_json"),
+        (CHAT, b"[]", 400, None),
+        (CHAT, {"model": "policy"}, 400, None),
+        (CHAT, chat_body([]), 400, None),
+        (CHAT, chat_body([{"role": "wizard", "content": "x"}]), 400, None),
+        (CHAT, chat_body([{"role": "user", "content": [{"type": "image_url"}]}]), 400, None),
+        (CHAT, chat_body(QUESTION, wings=2), 400, "unknown_parameter"),
+        (CHAT, chat_body(QUESTION, temperature=9), 400, None),
+        (CHAT, chat_body(QUESTION, n=0), 400, None),
+        (CHAT, chat_body(QUESTION, logit_bias={"5": 1}), 400, "unsupported_parameter"),
+        (
+            CHAT,
+            chat_body(QUESTION, response_format={"type": "json_object"}),
+            400,
+            "unsupported_parameter",
+        ),
+        (CHAT, {**chat_body(QUESTION), "model": "gpt"}, 404, "model_not_found"),
+        (CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]}, 400, None),
+        ("/embeddings", {"model": "policy", "input": "x"}, 404, "unknown_url"),
+        (
+            "/responses",
+            {"model": "policy", "input": "x", "previous_response_id": "r"},
+            400,
+            "previous_response_not_found",
+        ),
+        ("/responses", {"model": "policy", "input": [{"type": "image"}]}, 400, None),
+        (CHAT, b'{"a":' + b" " * MAX_BODY_BYTES + b"1}", 413, "request_too_large"),
+    ]
+    with serving() as (_, session, llm):
+        for path, body, status, code in cases:
+            found = ask(llm, path, body)
+            assert (found[0], found[1]["error"]["code"]) == (status, code), (str(body)[:80], found)
+            assert found[1]["error"]["message"]
+        for body in ({"model": "policy", "messages": QUESTION}, {"model": "x", "messages": []}):
+            status, found = ask(llm, "/messages", body)
+            assert status in (400, 404)
+            assert found["type"] == "error"
+            assert found["error"]["type"] in ("invalid_request_error", "not_found_error")
+        assert not session.tree.turns
+
+
+def test_a_key_opens_its_own_episode_until_that_ends():
+    with serving() as (gateway, _, llm):
+        other = gateway.open(make_session())
+        assert ask(llm, "/models", None, method="GET")[0] == 200
+        assert ask(llm, "/models", None, method="GET", key=other.api_key)[0] == 401
+        assert ask(llm, "/models", None, method="GET", key="sk-é")[0] == 401
+        asyncio.run(gateway.close(llm))
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 401
+        assert ask(other, CHAT, chat_body(QUESTION))[0] == 200
+        asyncio.run(gateway.close(other))
+
+
+def test_budgets_end_with_the_errors_of_the_real_api():
+    session = make_session(limits=EpisodeLimits(max_turns=2))
+    with serving(session) as (_, _, llm):
+        assert ask(llm, CHAT, chat_body(QUESTION, n=2))[0] == 200
+        status, found = ask(llm, CHAT, chat_body(QUESTION))
+        assert (status, found["error"]["code"]) == (429, "insufficient_quota")
+        assert session.exhausted is EpisodeStatus.TRUNCATED_BY_TURNS
+    session = make_session(limits=EpisodeLimits(max_tokens=20))
+    with serving(session) as (_, _, llm):
+        status, found = ask(llm, CHAT, chat_body(QUESTION))
+        assert (status, found["error"]["code"]) == (400, "context_length_exceeded")
+        assert session.exhausted is EpisodeStatus.TRUNCATED_BY_TOKENS
+    session = make_session(limits=EpisodeLimits(max_tokens_per_turn=3))
+    with serving(session) as (_, _, llm):
+        _, found = ask(llm, CHAT, chat_body(QUESTION))
+        assert found["choices"][0]["finish_reason"] == "length"
+        assert found["usage"]["completion_tokens"] == 3
+
+
+def test_replies_stop_choose_and_report_as_asked():
+    with serving() as (_, _, llm):
+        _, found = ask(llm, CHAT, chat_body(QUESTION, n=3, logprobs=True))
+        assert len({choice["index"] for choice in found["choices"]}) == 3
+        counted = [len(choice["logprobs"]["content"]) for choice in found["choices"]]
+        assert sum(counted) == found["usage"]["completion_tokens"]
+        _, found = ask(llm, CHAT, chat_body(QUESTION, stop=["Wait"]))
+        assert found["choices"][0]["message"]["content"] in (None, "")
+        _, found = ask(llm, CHAT, chat_body(QUESTION, tool_choice="none"))
+        assert "tool_calls" not in found["choices"][0]["message"]
+        _, chunks = ask(
+            llm, CHAT, chat_body(QUESTION, stream=True, stream_options={"include_usage": True})
+        )
+        assert chunks[-1]["usage"]["total_tokens"] > 0
+
+
+def test_a_client_that_hangs_up_leaves_nothing_behind():
+    started, release = threading.Event(), threading.Event()
+    session = make_session()
+    engine = session._setup.engine
+    sample = engine.sample
+    cancelled = threading.Event()
+
+    async def slow(request):
+        started.set()
+        try:
+            while not release.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return await sample(request)
+
+    engine.sample = slow
+    with serving(session) as (_, _, llm):
+        address = urlsplit(llm.base_url)
+        connection = http.client.HTTPConnection(address.netloc, timeout=60)
+        headers = {"authorization": f"Bearer {llm.api_key}"}
+        body = json.dumps(chat_body(QUESTION, stream=True))
+        connection.request("POST", address.path + CHAT, body, headers)
+        assert started.wait(60)
+        connection.close()
+        assert cancelled.wait(60), "the engine's request was not called off"
+        release.set()
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
+        assert len(session.tree.turns) == 1
