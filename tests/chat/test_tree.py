@@ -30,7 +30,11 @@ class Harness:
         return self.tree.prompt(messages)
 
     def answer(self, prompt, text):
-        ids = [i for letter in text for i in self.chat.tokenizer.encode(letter, add_special_tokens=False)]
+        ids = [
+            i
+            for letter in text
+            for i in self.chat.tokenizer.encode(letter, add_special_tokens=False)
+        ]
         ids = ids or [self.chat.tokenizer.encode("a", add_special_tokens=False)[-1]]
         log_probs = [-float(next(self.numbers)) for _ in ids]
         reply = {"role": "assistant", "content": self.chat.decode(ids)}

@@ -29,6 +29,7 @@ LAYERS = [
     {"algo"},
     {"inference"},
     {"episode"},
+    {"agents"},
     {"data", "runs", "learner"},
     {"progress", "trainer"},
     {"scale"},
@@ -51,8 +52,8 @@ HEAVY = {
     "wandb": "runs/sink_adapters",
     "mlflow": "runs/sink_adapters",
     "trackio": "runs/sink_adapters",
-    "starlette": "view",
-    "uvicorn": "view",
+    "starlette": ("view", "agents"),
+    "uvicorn": ("view", "agents"),
     "ray": "scale",
     "verl": "scale",
 }

@@ -100,7 +100,10 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
         elif kind == "redacted_thinking":
             continue
         elif kind == "tool_use":
-            function = {"name": block.get("name"), "arguments": json.dumps(block.get("input") or {})}
+            function = {
+                "name": block.get("name"),
+                "arguments": json.dumps(block.get("input") or {}),
+            }
             call = {"id": block.get("id"), "type": "function", "function": function}
             kept.setdefault("tool_calls", []).append(call)
         elif kind == "tool_result":

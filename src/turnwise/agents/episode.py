@@ -13,8 +13,8 @@ from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import is_interrupt, num_abandoned
 from turnwise.episode.collector import EpisodeSource, EpisodeTask
-from turnwise.episode.limits import Clock
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
 from turnwise.errors import (
     DeadlineExceeded,
@@ -98,8 +98,8 @@ class AgentEpisode:
         self._gateway = gateway
         self._task: Mapping[str, Any] = {"seed": seed} if task is None else task
         self._session = AgentSession(setup, seeds=(seed, group, member), thoughts=thoughts)
-        self._clock = Clock(setup.limits.max_seconds)
-        self._seconds: dict[str, float] = {}
+        self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
+        self._engine_seconds = 0.0
         self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
 
     async def run(self) -> EpisodeResult:
@@ -109,8 +109,9 @@ class AgentEpisode:
         returned: Any = None
         status, error = EpisodeStatus.DONE, None
         try:
-            timeout = self._clock.within(None)
-            returned = await run_agent(self._agent, self._task, llm, timeout)
+            with self._timer.component("agent"):
+                timeout = self._timer.within(None)
+                returned = await run_agent(self._agent, self._task, llm, timeout)
         except BaseException as raised:
             if is_interrupt(raised):
                 raise
@@ -127,14 +128,15 @@ class AgentEpisode:
         if not status.is_error:
             await self._score(record, returned)
         self.result.abandoned_calls = num_abandoned() - num_before
-        self.result.seconds = {**self._seconds, "total": self._clock.seconds}
+        seconds = {**self._timer.component_seconds, "engine": self._engine_seconds}
+        self.result.seconds = {**seconds, "total": self._timer.seconds}
         return self.result
 
     def _failure(self, error: BaseException) -> tuple[EpisodeStatus, str]:
         """The status of an agent that raised or did not return in time."""
         exhausted = self._session.exhausted
         text = error_message(error) if isinstance(error, TurnwiseError) else describe_error(error)
-        is_late = isinstance(error, DeadlineExceeded) and self._clock.is_over
+        is_late = isinstance(error, DeadlineExceeded) and self._timer.is_over
         if self._has_reward_function and (is_late or exhausted is not None):
             return exhausted or EpisodeStatus.TRUNCATED_BY_TIME, text
         self.result.traceback = user_traceback(error)
@@ -151,7 +153,8 @@ class AgentEpisode:
     async def _score(self, record: AgentRecord, returned: Any) -> None:
         try:
             if self._has_reward_function:
-                record.reward = await self._setup.score(record.trajectory, None)
+                with self._timer.component("reward"):
+                    record.reward = await self._setup.score(record.trajectory, None)
                 return
             value = returned
             if isinstance(returned, CommandResult):
@@ -200,7 +203,7 @@ class AgentEpisode:
         trajectory.dones = [turn.done for turn in record.turns]
         trajectory.infos = [turn.info for turn in record.turns]
         trajectory.prompts = [_text(turns[0])] if turns else []
-        self._seconds["engine"] = sum(facts.seconds for facts in session.facts.values())
+        self._engine_seconds = sum(facts.seconds for facts in session.facts.values())
         return record
 
 

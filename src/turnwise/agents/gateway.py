@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -306,9 +306,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _refusal(
-    error: ApiError, write: Callable[[ApiError], Mapping[str, Any]]
-) -> JSONResponse:
+def _refusal(error: ApiError, write: Callable[[ApiError], Mapping[str, Any]]) -> JSONResponse:
     # Both SDKs try again after 429 and 500 unless this header says not to.
     headers = {"x-should-retry": "false"}
     return JSONResponse(write(error), error.status, headers)

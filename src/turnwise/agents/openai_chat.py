@@ -122,9 +122,7 @@ def completion(model: str, replies: Sequence[ChatReply]) -> dict[str, Any]:
     }
 
 
-def events(
-    model: str, replies: Sequence[ChatReply], fields: ChatCompletionBody
-) -> Iterator[str]:
+def events(model: str, replies: Sequence[ChatReply], fields: ChatCompletionBody) -> Iterator[str]:
     """The same as server-sent events."""
     whole = completion(model, replies)
     head = {

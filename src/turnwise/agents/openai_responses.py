@@ -242,7 +242,7 @@ def _text_events(event: Any, item: Mapping[str, Any], at: Mapping[str, Any]) -> 
     part = item["content"][0]
     is_reasoning = item["type"] == "reasoning"
     name = "response.reasoning_text" if is_reasoning else "response.output_text"
-    more = {} if is_reasoning else {"logprobs": []}
+    more: dict[str, Any] = {} if is_reasoning else {"logprobs": []}
     place = {**at, "content_index": 0}
     yield event("response.content_part.added", **place, part={**part, "text": ""})
     for piece in pieces(part["text"]):

@@ -42,8 +42,8 @@ def check_agent(agent: Any) -> AgentSource:
         raise ConfigError("agent got an empty text, expected a command or a function")
     if not isinstance(agent, str) and not callable(agent):
         raise ConfigError(
-            f"agent got {type(agent).__name__}, expected a function of (task, llm), plain or async, "
-            'or a command such as "my-cli --task {task}"'
+            f"agent got {type(agent).__name__}, expected a function of (task, llm), plain or "
+            'async, or a command such as "my-cli --task {task}"'
         )
     source: AgentSource = agent
     return source

@@ -16,9 +16,9 @@ from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
 from turnwise.agents.templates import TemplateWriter, definition_of
 from turnwise.chat import ConversationTree, Message
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy, TreePrompt
-from turnwise.episode.limits import Clock
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolCall, answer_of, get_parser
@@ -65,7 +65,7 @@ class AgentSession:
         template = setup.chat.template
         parser = setup.parser
         self._parser = get_parser(parser, template=template) if isinstance(parser, str) else parser
-        self.tree = ConversationTree(TemplateWriter(setup.abilities, self._parser), thoughts)
+        self.tree = ConversationTree(TemplateWriter(setup.messages, self._parser), thoughts)
         self.facts: dict[SampledTurn, TurnFacts] = {}
         self.responses: dict[str, Sequence[Message]] = {}
         """Conversations by the id of the response that ended them, for OpenAI's responses."""
@@ -73,7 +73,7 @@ class AgentSession:
         """The limit that a request ran into, if one did."""
         self.failure: Exception | None = None
         """What the engine raised, if it did: the episode fails, whatever the agent makes of it."""
-        self._clock = Clock(setup.limits.max_seconds)
+        self._timer = EpisodeTimer(max_seconds=setup.limits.max_seconds)
         self._seeds = "/".join(map(str, (setup.seed, *seeds)))
         self._honours_sampling = honours_sampling
         self._engine_sessions: dict[SampledTurn, str] = {}
@@ -131,7 +131,7 @@ class AgentSession:
                 status=429,
                 code="insufficient_quota",
             )
-        if self._clock.is_over:
+        if self._timer.is_over:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TIME
             raise ApiError(
                 f"You exceeded your current quota: this episode may take {limits.max_seconds:g} "
@@ -142,7 +142,7 @@ class AgentSession:
         self._num_turns += request.num_replies
 
     async def _reply(self, request: ChatRequest) -> ChatReply:
-        started = self._clock.seconds
+        started = self._timer.seconds
         try:
             for tool in request.tools:
                 definition_of(tool)
@@ -189,7 +189,7 @@ class AgentSession:
         if self._honours_sampling:
             sampling = request.sampling or sampling
             seed = derive_seed(str(request.seed), prompt.key) if request.seed is not None else seed
-        timeout = self._clock.within(limits.generation_timeout)
+        timeout = self._timer.within(limits.generation_timeout)
         try:
             result = await asyncio.wait_for(
                 setup.engine.sample(
@@ -210,7 +210,9 @@ class AgentSession:
             raise
         except Exception as error:
             self.failure = error
-            raise ApiError(f"the engine failed: {error}", status=500, code="server_error") from error
+            raise ApiError(
+                f"the engine failed: {error}", status=500, code="server_error"
+            ) from error
         if result.finish_reason in (FinishReason.ABORTED, FinishReason.DEADLINE) or not result.ids:
             self.failure = EngineError(f"the engine gave no turn ({result.finish_reason})")
             raise ApiError(str(self.failure), status=500, code="server_error")
@@ -233,7 +235,7 @@ class AgentSession:
             result.finish_reason,
             result.weight_version,
             started,
-            self._clock.seconds - started,
+            self._timer.seconds - started,
         )
 
     def _message(self, prompt: TreePrompt, request: ChatRequest, facts: TurnFacts) -> Message:
@@ -271,7 +273,10 @@ class AgentSession:
             reason,
             len(prompt.ids),
             len(result.ids),
-            [str(self._setup.chat.tokenizer.decode([i], skip_special_tokens=False)) for i in result.ids]
+            [
+                str(self._setup.chat.tokenizer.decode([i], skip_special_tokens=False))
+                for i in result.ids
+            ]
             if request.wants_log_probs
             else [],
             list(result.log_probs),
@@ -287,4 +292,3 @@ def _openai_call(call: ToolCall, prompt: TreePrompt, number: int) -> dict[str, A
         "type": "function",
         "function": {"name": call.name, "arguments": arguments},
     }
-

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.chat import ChatFormat, Message
-from turnwise.episode.opening import Abilities, in_words
+from turnwise.episode.messages import MessageBuilder, describe_tools
 from turnwise.errors import ToolError
 from turnwise.tools import ActionParser, ToolCall, ToolDefinition
 
@@ -18,9 +18,9 @@ class TemplateWriter:
     It has the two methods of `ChatFormat` that a `ConversationTree` needs.
     """
 
-    def __init__(self, abilities: Abilities, parser: ActionParser) -> None:
-        self._abilities = abilities
-        self._chat: ChatFormat = abilities.chat
+    def __init__(self, builder: MessageBuilder, parser: ActionParser) -> None:
+        self._builder = builder
+        self._chat: ChatFormat = builder.chat
         self._parser = parser
 
     def prompt_ids(
@@ -28,10 +28,10 @@ class TemplateWriter:
     ) -> list[int]:
         """The tokens of a conversation from its beginning to where the policy's turn begins."""
         written = self._write(messages, messages)
-        if tools and not self._abilities.takes_tools:
-            text = in_words([definition_of(tool) for tool in tools], self._parser)
+        if tools and not self._builder.supports_tools:
+            text = describe_tools([definition_of(tool) for tool in tools], self._parser)
             written, tools = _with_system(written, text), None
-        if not self._abilities.takes_system:
+        if not self._builder.supports_system:
             written = _without_system(written)
         return self._chat.prompt_ids(written, tools)
 
@@ -59,17 +59,17 @@ class TemplateWriter:
                 results.append((name, str(message.get("content") or "")))
                 continue
             if results:
-                written += self._abilities.answers(results)
+                written += self._builder.tool_results(results)
                 results = []
             written.append(self._assistant(message) if message.get("tool_calls") else message)
         if results:
-            written += self._abilities.answers(results)
+            written += self._builder.tool_results(results)
         return written
 
     def _assistant(self, message: Message) -> Message:
         """A message with calls that were not sampled here, or that the agent has changed."""
         calls = [_readable_call(call) for call in message["tool_calls"]]
-        if self._abilities.takes_tools:
+        if self._builder.supports_tools:
             return {**message, "content": message.get("content") or "", "tool_calls": calls}
         texts = [
             self._parser.render(ToolCall(call["function"]["name"], call["function"]["arguments"]))
@@ -120,5 +120,8 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
     if not system:
         return rest
     if rest and rest[0]["role"] == "user":
-        return [{"role": "user", "content": f"{system}\n\n{rest[0].get('content') or ''}"}, *rest[1:]]
+        return [
+            {"role": "user", "content": f"{system}\n\n{rest[0].get('content') or ''}"},
+            *rest[1:],
+        ]
     return [{"role": "user", "content": system}, *rest]

@@ -93,7 +93,8 @@ class TokenStream:
         """
         if not 0 <= after <= len(self._ids):
             raise ConfigError(
-                f"begin_branch got {after}, expected a place in the stream's {len(self._ids)} tokens"
+                f"begin_branch got {after}, expected a place in the {len(self._ids)} tokens of "
+                "the stream"
             )
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))

@@ -9,6 +9,7 @@ branch begins after the last sampled turn that both have in common.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -174,7 +175,9 @@ class ConversationTree:
         siblings: dict[SampledTurn | None, list[_Placed]] = {}
         for turn in self.in_order():
             known = siblings.setdefault(turn.parent, [])
-            shared = max((_common(placed, turn.context_ids) for placed in known), key=len, default=[])
+            shared = max(
+                (_common(placed, turn.context_ids) for placed in known), key=len, default=[]
+            )
             stream.begin_branch(shared[-1] + 1 if shared else ends[turn.parent])
             start = len(stream)
             stream.add_context(turn.context_ids[len(shared) :])
@@ -205,14 +208,12 @@ def _common(placed: _Placed, ids: Sequence[int]) -> list[int]:
 
 
 def _call_key(call: Mapping[str, Any]) -> list[Any]:
-    """A tool call without its id; arguments as values, since clients write JSON in their own way."""
+    """A tool call without its id; its arguments as values, since clients format JSON anew."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
+        with contextlib.suppress(ValueError):
             arguments = json.loads(arguments)
-        except ValueError:
-            pass
     return [function.get("name"), arguments]
 
 

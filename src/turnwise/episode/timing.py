@@ -14,6 +14,7 @@ _COMPONENTS = {
     "environment": (EpisodeStatus.ENVIRONMENT_ERROR, "an environment"),
     "tools": (EpisodeStatus.TOOL_ERROR, "a tool"),
     "reward": (EpisodeStatus.REWARD_ERROR, "a reward"),
+    "agent": (EpisodeStatus.AGENT_ERROR, "an agent"),
 }
 
 
