@@ -8,6 +8,7 @@ names is in `turnwise/_names.py`.
 from typing import Any
 
 from turnwise._names import FACE_NAMES, MODULES, find
+from turnwise.assemblers import ASSEMBLERS
 
 __version__ = "0.1.0"
 __all__ = [*FACE_NAMES]
@@ -17,6 +18,15 @@ def __getattr__(name: str) -> Any:
     value = find(name)
     globals()[name] = value  # the next use does not come here again
     return value
+
+
+def _assemble_on_ray(*args: Any) -> Any:
+    from turnwise.scale.ray import assemble  # imports Ray
+
+    return assemble(*args)
+
+
+ASSEMBLERS["ray"] = _assemble_on_ray
 
 
 def __dir__() -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,7 +14,7 @@ from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import AgentRecord, EpisodeResult
 from turnwise.errors import RewardError, TurnwiseError, describe_error, error_message
 from turnwise.reward import Reward, RewardBatch, RewardFn, batch_type
-from turnwise.reward.batches import Columns
+from turnwise.reward.batches import Columns, is_data_proto
 from turnwise.reward.function import RewardFunction
 from turnwise.reward.result import read_reward
 from turnwise.types import EpisodeStatus
@@ -78,10 +77,7 @@ class BatchReward:
 
     def _data(self, rows: Sequence[ScoredAgent]) -> Any:
         data = make_reward_batch(rows, self.pad_id)
-        if isinstance(self.kind, type) and self.kind.__module__.split(".")[0] == "verl":
-            # By name: that package imports this one.
-            return importlib.import_module("turnwise.scale.verl.data_proto").to_data_proto(data)
-        return data
+        return data.as_data_proto(self.kind) if is_data_proto(self.kind) else data
 
 
 def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:

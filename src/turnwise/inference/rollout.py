@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any, Self
@@ -14,7 +13,7 @@ from turnwise.inference.base import BaseInferenceEngine, Prompts
 from turnwise.inference.batches import BatchInferenceManager
 from turnwise.inference.create import create_inference_engine
 from turnwise.inference.output import GenerationOutput
-from turnwise.reward.batches import Columns, RewardBatch
+from turnwise.reward.batches import Columns, RewardBatch, is_data_proto
 
 _NOT_SAMPLING = ("self", "prompts")
 
@@ -148,7 +147,4 @@ def _like(prompts: Any, found: dict[str, Any]) -> Any:
         return found
     others, about = dict(prompts.non_tensor_batch), dict(prompts.meta_info)
     data = RewardBatch(Columns(found), others, about)
-    if type(prompts).__module__.split(".")[0] == "verl":
-        # By name: that module is built on this one.
-        return importlib.import_module("turnwise.scale.verl.data_proto").to_data_proto(data)
-    return data
+    return data.as_data_proto(type(prompts)) if is_data_proto(type(prompts)) else data

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from turnwise.errors import ConfigError
 from turnwise.reward.function import RewardFn, RewardFunction
@@ -86,6 +86,28 @@ class RewardBatch:
 
     def __iter__(self) -> Iterator[RewardRow]:
         return map(self.__getitem__, range(len(self)))
+
+    def as_data_proto(self, data_proto: Any) -> Any:
+        """Return the same batch as VERL's `DataProto`, which is the class that is given.
+
+        Columns that are no tensors stay readable row by row, as `batch["state"][0]`.
+        """
+        import torch  # both come with VERL
+        from tensordict import NonTensorData, NonTensorStack
+
+        tensors = {k: v for k, v in self.batch.items() if isinstance(v, torch.Tensor)}
+        proto = data_proto.from_dict(
+            tensors=tensors, non_tensors=dict(self.non_tensor_batch), meta_info=self.meta_info
+        )
+        for name, column in self.batch.items():
+            if name not in tensors:
+                proto.batch[name] = NonTensorStack(*(NonTensorData(data=value) for value in column))
+        return proto
+
+
+def is_data_proto(kind: type | str) -> TypeGuard[type]:
+    """Return whether a class is VERL's own `DataProto`, without importing VERL."""
+    return isinstance(kind, type) and kind.__module__.split(".")[0] == "verl"
 
 
 def batch_type(function: RewardFn | None) -> type | str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -114,8 +113,9 @@ def _plain(row: Any) -> list[Any]:
 
 
 def _default_tokenizer(rows: Sequence[Sequence[int]]) -> Any:
-    # By name: that module is built on this one.
-    tokenizer = importlib.import_module("turnwise.models").load_tokenizer(_DEFAULT_TOKENIZER)
+    from turnwise.models import load_tokenizer  # imports torch
+
+    tokenizer = load_tokenizer(_DEFAULT_TOKENIZER)
     largest = max((max(row, default=0) for row in rows), default=0)
     if largest >= len(tokenizer):
         raise ConfigError(

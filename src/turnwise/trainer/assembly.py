@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
 from turnwise.trainer.rollout import Rollout
-from turnwise.user_code import require_model_code, require_use
+from turnwise.user_code import require_model_code
 
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
@@ -59,17 +58,10 @@ class RunComponents:
 def assemble(
     config: ConfigStore, user: UserComponents, total_steps: int | None = None
 ) -> RunComponents:
-    """Build everything that a run needs, in the order in which it depends on each other."""
+    """Build everything that a run needs in this process, in the order of the dependencies."""
     check_settings(config)
     check_components(user)
     algorithm = user.algorithm(config)
-    if config.ray.use_ray:
-        if config.ray.address is not None:
-            require_use(f"the Ray cluster {config.ray.address}")
-        # By name: that package is built on this one, and Ray is imported only where it is used.
-        on_ray = importlib.import_module("turnwise.scale.ray")
-        found: RunComponents = on_ray.assemble(config, user, total_steps)
-        return found
     factory = user.factory(config)
     model, tokenizer = user.model_and_tokenizer(config)
     # The learner first: adapters change the modules that the engine samples from.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
@@ -85,7 +86,8 @@ class RunLifecycle:
     def components(self) -> RunComponents:
         """The model, learner, engine and collector, built when they are first needed."""
         if self._components is None:
-            self._components = assemble(self.config, self._user, self._planned_steps())
+            assembler = ASSEMBLERS["ray"] if self.config.ray.use_ray else assemble
+            self._components = assembler(self.config, self._user, self._planned_steps())
         return self._components
 
     @property

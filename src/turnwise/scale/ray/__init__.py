@@ -31,8 +31,9 @@ from turnwise.trainer.assembly import (
     samples_exactly,
 )
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.components import EpisodeKind, UserComponents
+from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
 from turnwise.trainer.rollout import Rollout
+from turnwise.user_code import require_use
 
 __all__ = ["assemble"]
 
@@ -42,6 +43,9 @@ def assemble(
 ) -> RunComponents:
     """Start the workers, and build what stands for them in this process."""
     check_settings(config)
+    check_components(user)
+    if config.ray.address is not None:
+        require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)
     factory = user.factory(config)
     options = user.episode_options(config)

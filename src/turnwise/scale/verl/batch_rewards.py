@@ -14,7 +14,6 @@ from turnwise.episode.batch_reward import object_array, task_columns
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward import RewardBatch, RewardFn, batch_type
 from turnwise.reward.batches import Columns
-from turnwise.scale.verl.data_proto import to_data_proto
 
 TRAJECTORY = "trajectory"
 """The column that carries an episode from the agent loop to a reward function of batches."""
@@ -25,10 +24,12 @@ BatchScorer = Callable[[Any], Any]
 
 def scorer_of(function: RewardFn) -> BatchScorer:
     """A user's function, with the kind of batch that it asks for."""
+    from verl.protocol import DataProto
+
     wants_ours = batch_type(function) is RewardBatch
 
     def score(data: RewardBatch) -> Any:
-        value = function(data if wants_ours else to_data_proto(data))
+        value = function(data if wants_ours else data.as_data_proto(DataProto))
         return run_sync(value) if hasattr(value, "__await__") else value
 
     return score
@@ -36,6 +37,7 @@ def scorer_of(function: RewardFn) -> BatchScorer:
 
 def reward_model(worker: Any, config: Any, pools: Any, device_name: str | None) -> BatchScorer:
     """A group of workers for the role RewardModel, in VERL's own way."""
+    from verl.protocol import DataProto
     from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
     from verl.trainer.ppo.utils import Role
 
@@ -53,7 +55,7 @@ def reward_model(worker: Any, config: Any, pools: Any, device_name: str | None) 
         group.init_model()
 
     def score(data: RewardBatch) -> Any:
-        found = group.compute_rm_score(to_data_proto(data))
+        found = group.compute_rm_score(data.as_data_proto(DataProto))
         return found.batch["rm_scores"] if hasattr(found, "batch") else found
 
     return score
