@@ -187,8 +187,8 @@ class TestSubclasses:
         dataset = pickle.loads(pickle.dumps(Squares(object())))
         assert dataset[2]["input_ids"] == tokenizer()("2 squared?")["input_ids"]
         assert dataset[1]["input_ids"]
-        assert [r.getMessage()[:66] for r in caplog.records] == [
-            "Squares was given no tokenizer and takes that of the built-in mode"
+        assert [r.getMessage()[:60] for r in caplog.records] == [
+            "Squares got no tokenizer and uses that of the built-in model 'tiny'. "[:60]
         ]
         assert "input_ids" not in PromptDataset(["a"])[0]
 
@@ -248,7 +248,7 @@ class TestBatches:
         assert [p for batch in batches for p in batch["prompt"]] == PROMPTS
 
 
-class TestOpenings:
+class TestInitialPrompts:
     def test_items_are_the_openings_seed_by_seed(self):
         dataset = CustomEnvDataset("guess-number", size=5, seed=100)
         assert len(dataset) == 5

@@ -160,7 +160,7 @@ def test_what_json_holds_comes_back(tmp_path_factory, rows):
         ("a.json", '{"prompt": "x"}\n{"prompt": "y"}', r"at line 2, column 1.*name it a\.jsonl"),
         ("a.json", '[{"prompt": "x"},\n{"prompt" "y"}]', r"a\.json is no JSON: .*at line 2"),
         ("a.json", '[{"prompt": "x"}, 4]', r"a\.json, row 1 is 4 \(int\)"),
-        ("a.csv", "prompt\nx", r"a\.csv' is no file of a kind that is read: \.jsonl"),
+        ("a.csv", "prompt\nx", r"a\.csv' is not a file of a supported type: \.jsonl"),
     ],
 )
 def test_a_bad_file_is_told_with_the_place(tmp_path, name, text, told):

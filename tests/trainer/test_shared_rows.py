@@ -9,7 +9,7 @@ from trainer.runs import Listener
 from trainer.worlds import Echo, small_trainer
 from turnwise import PromptDataset
 from turnwise.cli import app
-from turnwise.data.shared_rows import SharedRows, shared_rows
+from turnwise.data.held_out import SharedRows, shared_rows
 
 QUICK = (
     "training.warm_start=null",

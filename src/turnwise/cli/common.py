@@ -89,7 +89,7 @@ def make_importable(name: str, folder: Path | None = None) -> None:
 
 def make_console(stderr: bool = False, quiet: bool = False) -> Console:
     """A console as wide as reads well; lines that go to a file or a pipe are left whole."""
-    from turnwise.progress.console import LegibleConsole
+    from turnwise.progress.display import LegibleConsole
 
     console = LegibleConsole(stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False)
     console.width = min(console.width, 100) if console.is_terminal else 10_000

@@ -1,10 +1,8 @@
-"""Datasets: prompts from files, lists, Hugging Face datasets, or an environment's openings."""
+"""Datasets: prompts from files, lists, Hugging Face datasets, or an environment."""
 
-from turnwise.data.collate import collate_fn
-from turnwise.data.dataset import PromptDataset, RLHFDataset, Truncation
-from turnwise.data.mix import parts_for_step
-from turnwise.data.openings import CustomEnvDataset
-from turnwise.data.order import epoch_order, rows_for_step
+from turnwise.data.dataset import PromptDataset, RLHFDataset, Truncation, collate_fn
+from turnwise.data.environment_rows import CustomEnvDataset
+from turnwise.data.order import epoch_order, parts_for_step, rows_for_step
 
 __all__ = [
     "CustomEnvDataset",

@@ -1,4 +1,4 @@
-"""A dataset from a configuration file: files or a folder of splits, columns, how many rows."""
+"""Makes a dataset from the settings: files or a folder of splits, columns, number of rows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from turnwise.config import DatasetConfig
 from turnwise.data.dataset import PromptDataset
-from turnwise.data.files import FILE_KINDS
-from turnwise.data.sources import Row, rows_of
+from turnwise.data.sources import FILE_KINDS, Row, rows_of
 from turnwise.errors import ConfigError, did_you_mean
 
 
 def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDataset | None:
-    """Return the rows that the settings name, or None if they name no file.
+    """Return the dataset that the settings name, or None if they name no file.
 
-    Rows that are not prompts are the tasks of an environment, as they stand in the file.
+    Rows that are not prompts are tasks, which an environment reads as they are.
     """
     if config.path is None:
         return None
@@ -34,7 +33,7 @@ def dataset_by_name(config: DatasetConfig, *, are_prompts: bool) -> PromptDatase
 
 
 def _files(path: Path, split: str | None) -> list[Path]:
-    """The file itself, or those of a folder that belong to the split."""
+    """Return the file itself, or the files of a folder that belong to the split."""
     if not path.is_dir():
         if split is not None:
             raise ConfigError(

@@ -17,8 +17,7 @@ from turnwise.errors import ConfigError
 from turnwise.models import load_tokenizer
 
 Truncation: TypeAlias = Literal["error", "drop", "left", "right"]
-"""About a prompt that is too long: refuse the dataset, leave the row out, or cut the text's
-beginning or end."""
+"""Prompts that are too long refuse the dataset, drop their row, or are cut at the left or right."""
 
 _LOG = logging.getLogger("turnwise")
 _DEFAULT_SIZE = 1000
@@ -69,7 +68,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         self._tokenizer = tokenizer
         self._size = size
         self.tokenizer_kwargs: dict[str, Any] = dict(tokenizer_kwargs or {})
-        """Of the calls of the tokenizer for texts; messages go through the chat template."""
+        """Keyword arguments for tokenizing texts; messages go through the chat template."""
         self.max_prompt_length = max_prompt_length
         self._format: ChatFormat | None = None
         self._rows: Sequence[Row] | None = None
@@ -81,7 +80,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
                 "the tokenizer and max_prompt_length, or say which column is the prompt."
             )
         self.origin = _origin(source, prompt_key)
-        """The files that the rows came from, or None."""
+        """The files that the rows are from, or None."""
         if source is not None:
             self._rows = rows_of(source, prompt_key)
             if max_prompt_length is not None:
@@ -91,10 +90,10 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     @property
     def tokenizer(self) -> Any:
-        """The one that was given. A subclass that makes its items itself always has one."""
+        """The given tokenizer; a subclass that makes its items itself always has one."""
         if self._tokenizer is None and self.makes_items:
             _LOG.warning(
-                "%s was given no tokenizer and takes that of the built-in model %r. "
+                "%s got no tokenizer and uses that of the built-in model %r. "
                 "Pass tokenizer= for another.",
                 type(self).__name__,
                 _DEFAULT_TOKENIZER,
@@ -108,7 +107,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
     @property
     def makes_items(self) -> bool:
-        """Whether the items come from a subclass and not from a source."""
+        """Whether a subclass makes the items, and no source has them."""
         return self._rows is None and type(self).__getitem__ is not PromptDataset.__getitem__
 
     def __len__(self) -> int:
@@ -126,7 +125,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return item
 
     def plain_row(self, index: int) -> dict[str, Any]:
-        """The item without its token ids, which follow from it and the tokenizer."""
+        """Return an item without its token ids."""
         if type(self).__getitem__ is not PromptDataset.__getitem__:
             return self[index]
         number = range(len(self))[operator.index(index)]
@@ -136,7 +135,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return map(self.__getitem__, range(len(self)))
 
     def _tokens(self, row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-        """Ids and mask of a row's prompt: a text as it is, messages by the chat template."""
+        """Return ids and mask of a prompt: text as it is, messages by the chat template."""
         prompt = prompt_of(row)
         if not isinstance(row["prompt"], str) or prompt.system:
             ids = self._chat().prompt_ids(prompt.messages)
@@ -158,7 +157,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return self._format
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_format": None}  # it holds what cannot go to another process
+        return {**self.__dict__, "_format": None}  # it cannot be pickled
 
     def _given_rows(self) -> Sequence[Row]:
         if self._rows is None:
@@ -175,7 +174,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return row
 
     def _limit(self, rows: Sequence[Row], limit: int, truncation: Truncation) -> None:
-        """Look at the length of every prompt, before anything is trained."""
+        """Check the length of every prompt, and drop or cut those that are too long."""
         if self.tokenizer is None or limit < 1:
             raise ConfigError(
                 f"max_prompt_length got {limit}, expected at least 1, and a tokenizer to count by"
@@ -228,7 +227,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
 
 
 RLHFDataset = PromptDataset
-"""The same class under the name that VERL's users know; pickles and subclasses may name it."""
+"""The same class under the name that users of VERL know."""
 
 
 def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
@@ -239,8 +238,52 @@ def _origin(source: Any, prompt_key: str | None) -> DatasetConfig | None:
 
 
 def flat_ids(ids: Any) -> list[int]:
-    """Token ids as a list, whatever a tokenizer was asked to return: lists, arrays, tensors."""
+    """Return token ids as a list, from a list, an array or a tensor."""
     flat: list[Any] = ids.tolist() if hasattr(ids, "tolist") else list(ids)
     while flat and isinstance(flat[0], list):  # a batch of one
         flat = flat[0]
     return flat
+
+
+def collate_fn(data_list: Sequence[Mapping[str, Any]], pad_token_id: int = 0) -> dict[str, Any]:
+    """Collate items into a batch, for torch's `DataLoader`.
+
+    `input_ids` and `attention_mask` become tensors [num_items, longest], padded on the left, so
+    that generation continues from the last column. Everything else becomes a list, with None where
+    an item has no such key.
+
+    >>> batch = collate_fn([{"input_ids": [5], "seed": 1}, {"input_ids": [6, 7]}])
+    >>> batch["input_ids"].tolist(), batch["attention_mask"].tolist(), batch["seed"]
+    ([[0, 5], [6, 7]], [[0, 1], [1, 1]], [1, None])
+    """
+    if not data_list:
+        raise ConfigError("there are no items to make a batch of")
+    keys = list(dict.fromkeys(key for item in data_list for key in item))
+    batch: dict[str, Any] = {key: [item.get(key) for item in data_list] for key in keys}
+    if "input_ids" in batch:
+        ids, mask = _padded(data_list, pad_token_id)
+        batch |= {"input_ids": ids, "attention_mask": mask}
+    return batch
+
+
+def _padded(items: Sequence[Mapping[str, Any]], pad_token_id: int) -> tuple[Any, Any]:
+    import torch
+
+    rows = []
+    for number, item in enumerate(items):
+        if item.get("input_ids") is None:
+            raise ConfigError(f"item {number} of the batch has no input_ids, and others have")
+        ids = flat_ids(item["input_ids"])
+        given = item.get("attention_mask")
+        mask = [1] * len(ids) if given is None else flat_ids(given)
+        if len(mask) != len(ids):
+            raise ConfigError(
+                f"item {number} of the batch has {len(ids)} input_ids and an attention_mask of "
+                f"{len(mask)}; expected as many"
+            )
+        rows.append((ids, mask))
+    longest = max(len(ids) for ids, _ in rows)
+    padding = [longest - len(ids) for ids, _ in rows]
+    padded_ids = [[pad_token_id] * p + ids for p, (ids, _) in zip(padding, rows, strict=True)]
+    padded_mask = [[0] * p + mask for p, (_, mask) in zip(padding, rows, strict=True)]
+    return torch.tensor(padded_ids, dtype=torch.long), torch.tensor(padded_mask, dtype=torch.long)

@@ -1,20 +1,22 @@
-"""Rows that are held out for evaluation: chosen by what is in a row, not by where it stands."""
+"""Rows that are held out for evaluation, chosen by their content; rows that datasets share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
 from turnwise.data.dataset import PromptDataset
 
+MOST_COMPARED = 100_000
+"""Only so many rows of each dataset are compared, so that the first step is not delayed."""
 MIN_HELD_OUT = 16
-"""Different rows that an evaluation needs at least."""
+"""The least number of different rows for an evaluation."""
 MIN_ROWS = 4 * MIN_HELD_OUT
-"""With fewer different rows too few would be left to train on."""
+"""With fewer different rows, none is held out: too few would be left to train on."""
 
 _BITS = 64
 _DERIVED = ("input_ids", "attention_mask")
@@ -43,7 +45,7 @@ class RowSubset(Sequence[Any]):
 
 @dataclass(frozen=True)
 class Split:
-    """The rows to train on and those to evaluate on."""
+    """The rows to train on and the rows to evaluate on."""
 
     train: Any
     held_out: Any = None
@@ -51,11 +53,11 @@ class Split:
 
 
 def split_rows(rows: Any, fraction: float | None) -> Split:
-    """Hold out this share of the rows, at least 16 different ones; None or 0 holds out none.
+    """Hold out this fraction of the rows, at least 16 different ones; None or 0 holds out none.
 
     A row is held out if a hash of its content is small. So the order of the rows does not matter,
-    and equal rows stay together. Where rows are added, none that was trained on becomes held out.
-    Of a `CustomEnvDataset` a row is its seed, since an opening need not show the whole task.
+    equal rows stay together, and adding rows never holds out one that was trained on. In a
+    `CustomEnvDataset` the hash includes the seed, as a prompt need not show the whole task.
 
     >>> split = split_rows([{"prompt": str(number)} for number in range(1000)], 0.05)
     >>> len(split.train), len(split.held_out)
@@ -74,7 +76,7 @@ def split_rows(rows: Any, fraction: float | None) -> Split:
 
 
 def row_key(row: Any) -> int:
-    """A hash of what is in a row, the same in every process and on every machine."""
+    """Return a hash of a row's content, the same in every process and on every machine."""
     if isinstance(row, Mapping):
         row = {name: value for name, value in row.items() if name not in _DERIVED}
     text = json.dumps(_plain(row), sort_keys=True)
@@ -82,7 +84,7 @@ def row_key(row: Any) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold. Of anything else only its type counts: a `repr` may hold an address."""
+    """Return a value as JSON; other objects by type alone, as a `repr` may have an address."""
     if value is None or isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
@@ -97,5 +99,46 @@ def _plain(value: Any) -> Any:
 
 
 def makes_items(rows: Any) -> bool:
-    """Whether the items come from a user's method, which may give others each time."""
+    """Return whether a user's `__getitem__` makes the items, which may differ each time."""
     return isinstance(rows, PromptDataset) and rows.makes_items
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """How many rows of a dataset are also in another one."""
+
+    num_shared: int
+    num_compared: int
+    """Rows of the first dataset that were compared."""
+
+
+def shared_rows(rows: Any, others: Any) -> SharedRows:
+    """Count the rows that are also among the others, compared as JSON.
+
+    Rows with a value that JSON cannot hold (an image) are not compared, nor are items that a
+    user's `__getitem__` makes.
+
+    >>> shared_rows([{"a": 1, "b": 2}, {"a": 3}], [{"b": 2, "a": 1}])
+    SharedRows(num_shared=1, num_compared=2)
+    """
+    keys = list(_keys(rows))
+    known = set(_keys(others)) if keys else set()
+    return SharedRows(sum(key in known for key in keys), len(keys))
+
+
+def _keys(rows: Any) -> Iterator[int]:
+    if makes_items(rows):
+        return
+    for number in range(min(len(rows), MOST_COMPARED)):
+        row = rows[number]
+        if _is_content(row):
+            yield row_key(row)
+
+
+def _is_content(value: Any) -> bool:
+    """Return whether `row_key` hashes the whole value, and not only the type of an object."""
+    if isinstance(value, Mapping):
+        return all(map(_is_content, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_content, value))
+    return value is None or isinstance(value, str | int | float | bytes) or hasattr(value, "tolist")

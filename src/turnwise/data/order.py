@@ -1,12 +1,15 @@
-"""Which rows a training step takes: a function of the seed and the step, so nothing is to be saved.
+"""The rows, and the environments of a mix, that a training step plays.
 
-A run that resumes at step 1000 asks for the rows of step 1000.
+Both are functions of the seed and the step: a run that resumes at step 1000 needs no saved state.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -17,7 +20,7 @@ _Order: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def epoch_order(num_rows: int, epoch: int, seed: int, shuffle: bool = True) -> list[int]:
-    """All rows in the order of this epoch, counted from 0; each epoch has an order of its own.
+    """Return all rows in the order of an epoch, counted from 0; each epoch has its own order.
 
     >>> sorted(epoch_order(5, epoch=0, seed=1)) == epoch_order(5, epoch=0, seed=1, shuffle=False)
     True
@@ -30,10 +33,10 @@ def epoch_order(num_rows: int, epoch: int, seed: int, shuffle: bool = True) -> l
 def rows_for_step(
     num_rows: int, step: int, batch_size: int, seed: int, shuffle: bool = True
 ) -> list[int]:
-    """The rows of a training step, counted from 0 across epochs.
+    """Return the rows of a training step, counted from 0 across epochs.
 
-    Every row comes once an epoch. Where an epoch ends inside a batch, the next one fills it: all
-    batches are of one size, and no row is left out.
+    Every row comes once per epoch. A batch in which an epoch ends is filled from the next epoch, so
+    that all batches have the same size and no row is left out.
 
     >>> [rows_for_step(3, step, 2, seed=0, shuffle=False) for step in range(3)]
     [[0, 1], [2, 0], [1, 2]]
@@ -49,11 +52,11 @@ def rows_for_step(
     return rows
 
 
-@lru_cache(maxsize=4)  # the steps of an epoch share its order
+@lru_cache(maxsize=4)  # all steps of an epoch share its order
 def _order(num_rows: int, epoch: int, seed: int, shuffle: bool) -> _Order:
     if not shuffle:
         return np.arange(num_rows)
-    # A bit generator's stream is the same in all versions of numpy; that of permutation() is not.
+    # Unlike permutation(), a bit generator's stream is the same in all versions of numpy.
     keys = np.random.PCG64(derive_seed(seed, "epoch", epoch)).random_raw(num_rows)
     return np.argsort(keys, kind="stable")
 
@@ -66,3 +69,53 @@ def _check(
             f"got num_rows={num_rows}, step={step}, epoch={epoch}, batch_size={batch_size}; "
             f"expected at least {least_rows}, 0, 0 and 1"
         )
+
+
+class Draw(NamedTuple):
+    """The environment of a mix that a group plays."""
+
+    part: int
+    """The environment, counted from 0 in the order of the weights."""
+    number: int
+    """How many groups of this environment came before it in the run: its index in the dataset."""
+
+
+def parts_for_step(weights: Sequence[float], step: int, num_groups: int, seed: int) -> list[Draw]:
+    """Return the environment of each group of a training step, counted from 0.
+
+    The groups of an environment are evenly spaced over the run: after any number of groups each
+    environment has had its share of them, give or take `1 + share * num_environments` groups.
+
+    >>> [draw.part for draw in parts_for_step([3, 1], step=0, num_groups=8, seed=0)]
+    [0, 1, 0, 0, 0, 1, 0, 0]
+    """
+    if not weights or not all(0 < weight < float("inf") for weight in weights):
+        raise ConfigError(f"the weights of a mix got {list(weights)}, expected numbers above 0")
+    if step < 0 or num_groups < 1:
+        raise ConfigError(f"got step={step}, num_groups={num_groups}; expected at least 0 and 1")
+    # Fractions, so that no rounding error puts a group into two steps or into none.
+    total = sum(map(Fraction, weights))
+    shares = [Fraction(weight) / total for weight in weights]
+    phases = _phases(len(weights), seed)
+
+    def num_before(time: int) -> list[int]:
+        """Return how many groups of each environment are due before a time, one per unit."""
+        due = (time * share - phase for share, phase in zip(shares, phases, strict=True))
+        return [max(0, -(-number.numerator // number.denominator)) for number in due]
+
+    first, end = step * num_groups, (step + 1) * num_groups
+    # As many groups are due before a time as it counts, up to one per environment.
+    starts, ends = num_before(first - len(weights)), num_before(end + len(weights))
+    due = sorted(
+        ((number + phases[part]) / shares[part], part, number)
+        for part, (low, high) in enumerate(zip(starts, ends, strict=True))
+        for number in range(low, high)
+    )
+    skipped = first - sum(starts)
+    return [Draw(part, number) for _, part, number in due[skipped : skipped + num_groups]]
+
+
+def _phases(num_parts: int, seed: int) -> list[Fraction]:
+    """Return when the first group of each environment is due, in [0, 1) of its interval."""
+    rng = random.Random(derive_seed(seed, "mix"))
+    return [Fraction(rng.getrandbits(32), 2**32) for _ in range(num_parts)]

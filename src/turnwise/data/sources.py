@@ -1,19 +1,24 @@
-"""Where rows come from: files, lists, and whatever can be counted and indexed."""
+"""Reads the rows of a dataset: from files, lists, and objects with a length and items."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, overload, runtime_checkable
 
 import numpy as np
 
-from turnwise.data.files import FILE_KINDS, Placed, read_files
+from turnwise.bounded_files import parse_json
 from turnwise.env.prompts import prompt_of
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError, did_you_mean, import_extra
+
+FILE_KINDS = (".jsonl", ".json", ".parquet")
 
 Row: TypeAlias = dict[str, Any]
+Placed: TypeAlias = tuple[str, object]
+"""Where a value is, for error messages, and the value."""
 
 
 @runtime_checkable
@@ -28,7 +33,7 @@ Source: TypeAlias = str | Path | Sequence[str | Path | Mapping[str, Any]] | Inde
 
 
 def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
-    """The rows of a source, each checked: at once if they are here already, else when asked for.
+    """Return the rows of a source. Rows of files and lists are checked now, others when read.
 
     Without a `prompt_key` the rows are taken as they are: an environment reads them.
     """
@@ -37,7 +42,7 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
     rows: Sequence[Row]
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
-        placed = read_files(source) if is_files else _numbered(source)
+        placed = _read_files(source) if is_files else _numbered(source)
         rows = [read_row(value, prompt_key, place) for place, value in placed]
     elif isinstance(source, Mapping):
         names = ", ".join(map(repr, source))
@@ -57,13 +62,13 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
 
 
 class LazyRows(Sequence[Row]):
-    """Rows of somebody else's dataset, read and checked when they are asked for."""
+    """The rows of an indexed dataset, read and checked on access."""
 
     def __init__(self, source: Indexed, prompt_key: str | None) -> None:
         self._source = source
         self._prompt_key = prompt_key
         if len(source) > 0:
-            self._read(0)  # a wrong name of the prompt is known before the training begins
+            self._read(0)  # so that a wrong `prompt_key` fails before the training begins
 
     def __len__(self) -> int:
         return len(self._source)
@@ -83,16 +88,16 @@ class LazyRows(Sequence[Row]):
             value = self._source[number]
         except KeyError as error:
             if error.args != (number,):
-                raise  # from within, and about something else
+                raise  # another error inside of the dataset
             raise ConfigError(
-                f"{place} cannot be had by its number. "
+                f"{place} cannot be read by its index. "
                 "A table of pandas is given as table.to_dict('records')."
             ) from None
         return read_row(value, self._prompt_key, place)
 
 
 def read_row(value: object, prompt_key: str | None, place: str) -> Row:
-    """A row with its `prompt` in place, a text or messages that an episode can open with."""
+    """Return a row with its `prompt`, which is text or a list of messages."""
     if isinstance(value, str):
         value = {prompt_key or "prompt": value}
     if not isinstance(value, Mapping):
@@ -129,7 +134,7 @@ def _numbered(values: Iterable[object]) -> Iterable[Placed]:
 
 
 def is_file_name(value: object) -> bool:
-    """A path; or a text that ends like one and has no spaces, which a prompt would have."""
+    """Return whether a value is a path, or text that ends like one and has no spaces."""
     if isinstance(value, str):
         return value.endswith(FILE_KINDS) and len(value.split()) == 1
     return isinstance(value, Path)
@@ -142,3 +147,82 @@ def _no_source(source: object) -> str:
         f"({', '.join(FILE_KINDS)}) or a list of files, a list of texts or dicts, or an object "
         "with a length that gives dicts by number, such as a split of a Hugging Face dataset." + fix
     )
+
+
+def _read_files(paths: Iterable[str | Path]) -> Iterator[Placed]:
+    """Yield the rows of all files in order, each with its place for error messages."""
+    for path in (Path(path).expanduser() for path in paths):
+        if path.suffix not in FILE_KINDS:
+            raise ConfigError(
+                f"{str(path)!r} is not a file of a supported type: {', '.join(FILE_KINDS)}. "
+                "A single prompt goes into a list: [prompt]. A table such as .csv is given as "
+                "rows: pandas.read_csv(path).to_dict('records'). A dataset of the Hugging Face hub "
+                "is loaded by its own package: datasets.load_dataset(name, split='train')."
+            )
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder, expected a file")
+        if not path.is_file():
+            is_there = os.path.lexists(path)
+            what = "is no plain file" if is_there else f"is not there (looked in {Path.cwd()})"
+            raise ConfigError(f"there is no file {path}: it {what}")
+        if path.stat().st_size == 0:
+            raise ConfigError(f"{path} is empty, expected rows with a prompt")
+        readers = {".jsonl": _read_lines, ".json": _read_array, ".parquet": _read_parquet}
+        try:
+            yield from readers[path.suffix](path)
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _read_lines(path: Path) -> Iterator[Placed]:
+    """Yield one JSON value per line; empty lines are skipped."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            text = _decoded(line, f"{path}, line {number}").strip()
+            if text:
+                yield f"{path}, line {number}", parse_json(text, f"{path}, line {number}")
+
+
+def _read_array(path: Path) -> Iterator[Placed]:
+    """Yield the rows of a JSON list."""
+    text = _decoded(path.read_bytes(), str(path))
+    try:
+        values = parse_json(text, str(path))
+    except ConfigError as error:
+        if "Extra data" in str(error):
+            raise ConfigError(
+                f"{error}. It has more than one JSON value. Is it one a line? Then name it "
+                f"{path.with_suffix('.jsonl').name}."
+            ) from None
+        raise
+    if not isinstance(values, list):
+        raise ConfigError(
+            f"{path} holds a {type(values).__name__}, {text[:60].strip()!r} ..., expected a list "
+            "of rows"
+        )
+    for number, value in enumerate(values):
+        yield f"{path}, row {number}", value
+
+
+def _read_parquet(path: Path) -> Iterator[Placed]:
+    arrow: Any = import_extra("pyarrow", "parquet")
+    parquet: Any = import_extra("pyarrow.parquet", "parquet")
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    yield f"{path}, row {number}", row
+                    number += 1
+    except (arrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        # A damaged file raises any of these.
+        raise ConfigError(
+            f"{path} cannot be read as Parquet, after {number} rows: {error}"
+        ) from error
+
+
+def _decoded(data: bytes, place: str) -> str:
+    try:
+        return data.decode("utf-8-sig")  # some editors write a byte order mark
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{place} is not UTF-8: {error}. Save the file as UTF-8.") from None

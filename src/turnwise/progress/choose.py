@@ -1,4 +1,4 @@
-"""Which display suits the place where a run is started."""
+"""Chooses the display for the place where a run is started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from turnwise.progress.console import LegibleConsole
+from turnwise.progress.display import LegibleConsole
 from turnwise.progress.lines import JsonReporter, LineReporter, as_block
 from turnwise.progress.live import LiveReporter
 from turnwise.progress.notebook import NotebookReporter, is_notebook
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def make_reporter(
     *, plain: bool = False, as_json: bool = False
 ) -> LiveReporter | NotebookReporter | LineReporter | JsonReporter:
-    """What suits where the output goes; a context manager, so that a terminal is left as it was."""
+    """Return a display for the standard output; leaving its context restores the terminal."""
     if as_json:
         return JsonReporter()
     is_main = threading.current_thread() is threading.main_thread()
-    if plain or not is_main:  # several threads may train at once: only lines can share a place
+    if plain or not is_main:  # several threads may train at once: only lines can share a terminal
         return LineReporter()
     if is_notebook():
         return NotebookReporter()
@@ -37,10 +37,10 @@ def make_reporter(
 
 
 class AutoReporter:
-    """The trainer's default reporter: a display for each `fit`, chosen when it begins.
+    """The trainer's default reporter: it chooses a display when it is entered around a run.
 
-    Enter it around a run. Worker processes (of multiprocessing, of Ray, of torchrun) display
-    nothing: whoever started them has the terminal.
+    Worker processes (of multiprocessing, Ray or torchrun) display nothing: the terminal belongs to
+    the process that started them.
     """
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class AutoReporter:
     def say(self, text: str) -> None:
         if self._display is not None:
             self._display.say(text)
-        elif not is_worker():  # a step by hand, `evaluate()`, or a thread that outlives the run
+        elif not is_worker():  # outside `fit`, for example in `evaluate()`
             print(as_block(text), file=sys.stderr)
 
     def progress(self, what: str, done: int, total: int) -> None:
@@ -81,7 +81,7 @@ class AutoReporter:
 
 
 def is_worker() -> bool:
-    """Whether another process of the same program started this one to work for it."""
+    """Return whether this process is a worker of multiprocessing, of torchrun or of Ray."""
     if multiprocessing.parent_process() is not None or os.environ.get("RANK", "0") != "0":
         return True
     ray = sys.modules.get("ray")

@@ -1,4 +1,4 @@
-"""A curve drawn in the terminal: every step as faint dots, their moving mean as a bold line."""
+"""Draws a curve in a terminal: every step as a dim dot, the moving mean as a bold line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from rich.text import Text
 
-# A braille character has two columns of four dots; these are their bits, row by row.
+# The bits of a braille character, which has two columns of four dots, row by row.
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 
 Point = tuple[float, float]
@@ -23,9 +23,9 @@ def draw_curve(
     bounds: tuple[float, float] | None = None,
     ascii_only: bool = False,
 ) -> list[Text]:
-    """Lines of exactly this width and height: the curve, its y-axis, and the steps below.
+    """Return lines of exactly this width and height: curve, y-axis, and the steps below.
 
-    `points` are (step, value), in order; `bounds` are values that the y-axis must reach.
+    `points` are (step, value), in order; `bounds` are values that the y-axis must include.
     """
     num_rows = height - 1
     values = [value for _, value in points] + list(bounds or ())
@@ -55,7 +55,7 @@ def draw_curve(
 
 
 def moving_mean(values: Sequence[float]) -> list[float]:
-    """The mean of a tenth of all values around each; fewer at the ends, so nothing lags."""
+    """Return the centred mean over a tenth of all values; over fewer at the ends."""
     reach = len(values) // 20 + (len(values) >= 5)
     sums = [0.0, *accumulate(values)]
     return [
@@ -66,7 +66,7 @@ def moving_mean(values: Sequence[float]) -> list[float]:
 
 
 def nice_ticks(low: float, high: float, num_most: int) -> list[float]:
-    """Round numbers, evenly apart, the first not above `low` and the last not below `high`."""
+    """Return evenly spaced round numbers that enclose `low` and `high`, at most `num_most`."""
     if high - low < 1e-9 * max(abs(low), abs(high), 1e-3):
         room = max(abs(low) * 0.1, 0.01)
         low, high = low - room, high + room
@@ -82,7 +82,7 @@ def nice_ticks(low: float, high: float, num_most: int) -> list[float]:
 
 
 def _ticks_on_rows(low: float, high: float, num_rows: int) -> list[float]:
-    """Ticks that are the same number of rows apart, if they need not much more room for it."""
+    """Return ticks a whole number of rows apart, unless that makes the axis much longer."""
     most = max(2, (num_rows + 1) // 2)
     choices = [nice_ticks(low, high, num_most) for num_most in range(most, 1, -1)]
     narrowest = min(ticks[-1] - ticks[0] for ticks in choices)
@@ -94,7 +94,7 @@ def _ticks_on_rows(low: float, high: float, num_rows: int) -> list[float]:
 
 
 def _name(tick: float, ticks: Sequence[float]) -> str:
-    """All ticks with as many places as the finest needs."""
+    """Return a tick's label; all ticks have the same number of decimal places."""
     step = ticks[1] - ticks[0]
     if not 1e-4 <= step < 1e6:
         return f"{tick:.1e}"
@@ -110,7 +110,7 @@ def _row(tick: float, ticks: Sequence[float], num_rows: int) -> int:
 
 
 class _Canvas:
-    """Dots in a grid of characters, eight to each; one to each where there is only ASCII."""
+    """A grid of dots: eight per braille character, or one per ASCII character."""
 
     def __init__(self, num_columns: int, num_rows: int, ascii_only: bool) -> None:
         self.per_column, self.per_row = (1, 1) if ascii_only else (2, 4)
@@ -140,7 +140,7 @@ class _Canvas:
                 self._dot(round(x0 + (x1 - x0) * share), round(y0 + (y1 - y0) * share))
 
     def _place(self, point: Point, steps: Point, values: Point) -> tuple[int, int]:
-        # Values at the middles of the first and last row, beside which their names stand.
+        # The lowest and highest tick are at the middle of the rows that have their labels.
         edge = (self.per_row - 1) / 2
         across = (point[0] - steps[0]) / max(steps[1] - steps[0], 1)
         up = (point[1] - values[0]) / (values[1] - values[0])

@@ -1,4 +1,4 @@
-"""A run as plain lines, for pipes, files and CI: one a step, or a JSON object a step."""
+"""Displays for pipes, files and CI: one line of text, or one JSON object, per step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from turnwise.progress.run_state import RunState, clock_time, one_line, step_tex
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
 
-SECONDS_BETWEEN_SIGNS_OF_LIFE = 20.0
-"""A slow step gets a line about its episodes this often."""
+SECONDS_BETWEEN_PROGRESS_LINES = 20.0
+"""A slow step prints the number of finished episodes this often."""
 
 
 class LineReporter(Display):
-    """Lines that can be read and searched; a run continues when nobody reads them any more."""
+    """Prints one line per step. The run continues when the reader of a pipe is gone."""
 
     def __init__(
         self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
@@ -30,68 +30,68 @@ class LineReporter(Display):
         super().__init__()
         self.state = RunState(clock)
         self._out = _Out(stream or sys.stdout)
-        self._told = -SECONDS_BETWEEN_SIGNS_OF_LIFE
+        self._last_line = -SECONDS_BETWEEN_PROGRESS_LINES
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
         state = self.state
-        self._tell(f"run folder {state.folder}")
-        self._tell(f"training {state.model} on {state.environment}, {state.num_steps:,} steps")
+        self._print(f"run folder {state.folder}")
+        self._print(f"training {state.model} on {state.environment}, {state.num_steps:,} steps")
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.state.step(metrics)
-        self._tell(step_text(self.state, metrics))
+        self._print(step_text(self.state, metrics))
 
     def say(self, text: str) -> None:
         self.state.say(text)
         self._out.write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        if self.state.clock() - self._told >= SECONDS_BETWEEN_SIGNS_OF_LIFE:
-            self._tell(f"  {one_line(what)} {done:,}/{total:,}")
+        if self.state.clock() - self._last_line >= SECONDS_BETWEEN_PROGRESS_LINES:
+            self._print(f"  {one_line(what)} {done:,}/{total:,}")
 
     def end(self, outcome: str) -> None:
         self.state.end(outcome)
-        self._tell(f"{self.state.outcome} after {clock_time(self.state.elapsed)}")
+        self._print(f"{self.state.outcome} after {clock_time(self.state.elapsed)}")
 
-    def _tell(self, line: str) -> None:
-        self._told = self.state.clock()
+    def _print(self, line: str) -> None:
+        self._last_line = self.state.clock()
         self._out.write(line)
 
 
 class JsonReporter(Display):
-    """The metrics of each step as a line of JSON on one stream, words on the other."""
+    """Prints each step's metrics as a line of JSON to one stream, and messages to the other."""
 
-    def __init__(self, stream: TextIO | None = None, words: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, messages: TextIO | None = None) -> None:
         super().__init__()
         self._out = _Out(stream or sys.stdout)
-        self._words = _Out(words or sys.stderr)
+        self._messages = _Out(messages or sys.stderr)
 
     def begin(self, run: RunInfo) -> None:
-        self._words.write(f"run folder {one_line(str(run.folder))}")
+        self._messages.write(f"run folder {one_line(str(run.folder))}")
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self._out.write(json.dumps(dict(metrics)))
 
     def say(self, text: str) -> None:
-        self._words.write(as_block(text))
+        self._messages.write(as_block(text))
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Only whole steps are written."""
 
     def end(self, outcome: str) -> None:
-        self._words.write(one_line(outcome.partition(":")[0]))
+        self._messages.write(one_line(outcome.partition(":")[0]))
 
 
 def as_block(text: str) -> str:
-    """Foreign text that does the terminal no harm; further lines are indented, so that none looks
-    like a line of the run."""
+    """Return text without control characters; lines after the first are indented, so that none
+    looks like a line of the run."""
     first, *rest = legible(text.strip("\n")).split("\n")
     return "\n".join([first, *(f"    {line}" for line in rest)])
 
 
 class _Out:
-    """Whole lines, each at once. A signal's handler may write while a line is being written."""
+    """Writes whole lines. A signal handler may call it while a line is being written."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream: TextIO | None = stream
@@ -115,13 +115,13 @@ class _Out:
         try:
             self._stream.write(line + "\n")
             self._stream.flush()
-        except OSError:  # `| head` has seen enough; the run is worth more than its log
+        except OSError:  # the reader of a pipe, such as `| head`, has ended; the run continues
             self._forget()
         except UnicodeEncodeError as error:
             self._stream.write(line.encode(error.encoding, "replace").decode(error.encoding) + "\n")
 
     def _forget(self) -> None:
-        """What is still in the buffer would fail once more when Python ends."""
+        """Discard the stream's buffer, which would fail once more when Python exits."""
         stream, self._stream = self._stream, None
         with contextlib.suppress(OSError, ValueError):
             if stream is not None:

@@ -1,8 +1,7 @@
-"""A run in a terminal: a picture that is drawn anew while it goes, and what is said above it.
+"""The live display of a run in a terminal, redrawn in place by a thread of its own.
 
-Only one thread writes to the terminal while the picture is there. What anybody else prints (the
-environment's `print`, a library's warning, a log) is queued and appears above the picture: two
-threads that write at once would leave pieces of it behind.
+While it is shown, no other thread writes to the terminal: other output (an environment's `print`, a
+library's warning, a log record) is queued and printed above the display with the next refresh.
 """
 
 from __future__ import annotations
@@ -19,45 +18,44 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from turnwise.progress.display import Display
+from turnwise.progress.display import Display, printed_through
 from turnwise.progress.lines import as_block
-from turnwise.progress.log_records import printed_through
 from turnwise.progress.run_state import RunState
 from turnwise.progress.run_view import RunView
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
 
-SECONDS_BETWEEN_PICTURES = 0.25
-# Asks a terminal that knows it to show all that comes until the second one at once.
-_TOGETHER, _DONE = "\x1b[?2026h", "\x1b[?2026l"
+REFRESH_SECONDS = 0.25
+# Synchronized output: a terminal that supports it shows everything between these at once.
+_BEGIN_SYNC, _END_SYNC = "\x1b[?2026h", "\x1b[?2026l"
 
 
 class LiveReporter(Display):
-    """Only notes what it is told, which is quick and safe in a signal's handler; a thread draws."""
+    """Records events, which is safe in a signal handler; a thread of its own draws them."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.state = RunState()
         self.console = console
-        # To the stream of now: the name will mean the one that prints above the picture.
+        # Fixed now: `sys.stdout` is replaced below by the stream that prints above the display.
         self.console.file = console.file
         self._view = _View(self.state)
         self._live: Live | None = None
         self._width = console.width
         self._over = threading.Event()
-        self._painter: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._above: deque[Text] = deque()
-        """What is to be printed above the picture, with the next one."""
+        """Lines to print above the display with the next refresh."""
 
     def __enter__(self) -> Self:
         super().__enter__()
-        out, err = (Above(stream, self._above) for stream in (sys.stdout, sys.stderr))
+        out, err = (QueuedStream(stream, self._above) for stream in (sys.stdout, sys.stderr))
         self._entered.enter_context(printed_through(out, err))
         self._entered.enter_context(_as_streams(out, err))
         self._start()
-        self._painter = threading.Thread(target=self._paint_on, name="display", daemon=True)
-        self._painter.start()
+        self._thread = threading.Thread(target=self._keep_drawing, name="display", daemon=True)
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,8 +69,7 @@ class LiveReporter(Display):
         self.state.step(metrics)
 
     def say(self, text: str) -> None:
-        """A line stands in the picture while there is room; a traceback, or a word after the end,
-        stays on the screen."""
+        """Show a line inside the display; text of several lines, or after the end, above it."""
         if self.state.outcome is not None:
             self._say_above(text)
             self._print_above()
@@ -85,21 +82,21 @@ class LiveReporter(Display):
         self.state.progress(what, done, total)
 
     def end(self, outcome: str) -> None:
-        """The last picture stays."""
+        """Stop refreshing; the last state stays on the screen."""
         self.state.end(outcome)
         self._close()
 
     def _close(self) -> None:
         self._over.set()
-        if self._painter is not None:
-            self._painter.join()
-            self._painter = None
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
         self._entered.close()
         with contextlib.suppress(OSError):  # the terminal may be gone
             if self._live is not None:
                 self._clear_if_narrower()
                 self._print_above()
-                self._live.transient = not self._view.has_begun  # nothing worth keeping
+                self._live.transient = not self._view.has_begun  # an empty display is removed
                 self._live.stop()
             self._print_above()
         self._live = None
@@ -114,22 +111,22 @@ class LiveReporter(Display):
         )
         self._live.start(refresh=True)
 
-    def _paint_on(self) -> None:
-        while not self._over.wait(SECONDS_BETWEEN_PICTURES):
+    def _keep_drawing(self) -> None:
+        while not self._over.wait(REFRESH_SECONDS):
             try:
                 self._clear_if_narrower()
                 if self._live is not None:
-                    self._together(self._live)
-            except OSError:  # the terminal is gone; the run is worth more than its picture
+                    self._refresh(self._live)
+            except OSError:  # the terminal is gone; the run continues
                 return
 
-    def _together(self, live: Live) -> None:
-        self.console.file.write(_TOGETHER)
+    def _refresh(self, live: Live) -> None:
+        self.console.file.write(_BEGIN_SYNC)
         try:
             self._print_above()
             live.refresh()
         finally:
-            self.console.file.write(_DONE)
+            self.console.file.write(_END_SYNC)
             self.console.file.flush()
 
     def _show_warning(self, text: str) -> None:
@@ -143,8 +140,7 @@ class LiveReporter(Display):
             self.console.print(self._above.popleft(), soft_wrap=True)
 
     def _clear_if_narrower(self) -> None:
-        """A terminal made narrower breaks the lines of the last picture, whose place is then
-        unknown: begin on an empty screen."""
+        """Clear a terminal that was made narrower: its wrapped lines have unknown positions."""
         before, self._width = self._width, self.console.width
         if self._width < before and self._live is not None:
             self._live.stop()
@@ -164,14 +160,14 @@ class _View:
         yield self._run if self.has_begun else self._setting_up
 
 
-class Above:
-    """A stream whose lines are queued, to be printed above the picture; else it is the original."""
+class QueuedStream:
+    """Wraps a stream, and queues whole lines to be printed above the display."""
 
     def __init__(self, stream: Any, queue: deque[Text]) -> None:
         self._stream = stream
         self._queue = queue
         self._begun: dict[int, str] = {}
-        """The line that each thread has begun."""
+        """The unfinished line of each thread."""
 
     def write(self, text: str) -> int:
         thread = threading.get_ident()
@@ -182,10 +178,10 @@ class Above:
         return len(text)
 
     def flush(self) -> None:
-        """A line is printed when it is whole."""
+        """Do nothing: a line is printed when it is complete."""
 
     def close_lines(self) -> None:
-        """Give up lines that were begun: nobody will end them."""
+        """Queue the unfinished lines as well."""
         while self._begun:
             self._queue.append(_printed(self._begun.popitem()[1]))
 
@@ -194,13 +190,12 @@ class Above:
 
 
 def _printed(line: str) -> Text:
-    """As a terminal shows it: colours stay, and a bar that went back to the line's start is its
-    last state."""
+    """Return a line as a terminal shows it: with colours, and only what follows the last return."""
     return Text.from_ansi(line.rstrip("\r").rpartition("\r")[2])
 
 
 @contextlib.contextmanager
-def _as_streams(out: Above, err: Above) -> Iterator[None]:
+def _as_streams(out: QueuedStream, err: QueuedStream) -> Iterator[None]:
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = out, err
     try:
@@ -208,6 +203,6 @@ def _as_streams(out: Above, err: Above) -> Iterator[None]:
     finally:
         for stream in (out, err):
             stream.close_lines()
-        # What was put there meanwhile (by pytest, by contextlib.redirect_stdout) stays.
+        # Streams that others have set since (pytest, contextlib.redirect_stdout) stay.
         sys.stdout = before[0] if sys.stdout is out else sys.stdout
         sys.stderr = before[1] if sys.stderr is err else sys.stderr

@@ -1,13 +1,13 @@
-"""A run in a notebook: one output of the cell, updated in place."""
+"""The display of a run in a notebook: one output of the cell, updated in place."""
 
 from __future__ import annotations
 
-import html
 import importlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 from turnwise.progress.display import Display
@@ -33,13 +33,13 @@ def is_notebook() -> bool:
 
 
 class NotebookReporter(Display):
-    """Curves, progress and messages as HTML; plain text where a reader shows no HTML."""
+    """Shows curves, progress and messages as HTML, with plain text for readers without HTML."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self.state = RunState(clock)
         self._steps: list[str] = []
-        """The latest steps, a line each."""
+        """One line for each of the latest steps."""
         self._messages: list[str] = []
         self._handle: Any = None
         self._shown = -SECONDS_BETWEEN_UPDATES
@@ -59,7 +59,7 @@ class NotebookReporter(Display):
         self._update_if_time()
 
     def say(self, text: str) -> None:
-        """Only noted, which is safe in a signal's handler; it is shown with what comes next."""
+        """Record a message, which is safe in a signal handler; the next update shows it."""
         self._messages = [*self._messages, as_block(text)][-NUM_MESSAGES:]
         if self.state.outcome is not None:
             self._update()
@@ -77,7 +77,7 @@ class NotebookReporter(Display):
             self._update()
 
     def _update(self) -> None:
-        """Show the present state. Episodes report from a thread of their own."""
+        """Show the current state. Episodes report from a thread of their own."""
         if not self.state.folder and not self._messages:
             return
         if not self._lock.acquire(blocking=False):
@@ -94,7 +94,7 @@ class NotebookReporter(Display):
             self._lock.release()
 
     def as_text(self) -> str:
-        """The present state as lines."""
+        """Return the current state as lines."""
         state = self.state
         lines = [
             f"run folder {state.folder}",
@@ -106,22 +106,22 @@ class NotebookReporter(Display):
         return "\n".join(lines if state.folder else self._messages)
 
     def as_html(self) -> str:
-        """The present state as HTML without scripts; foreign text is escaped."""
+        """Return the current state as HTML without scripts; all text is escaped."""
         state = self.state
         names = ["reward", *(["success"] if state.reports_success else [])]
         charts = "".join(_chart(name, state.points(name)) for name in names)
-        head = f"<b>{_safe(state.environment)}</b> · {_safe(state.model)}"
-        head += f" · run folder <code>{_safe(state.folder)}</code>"
+        head = f"<b>{escape(state.environment)}</b> · {escape(state.model)}"
+        head += f" · run folder <code>{escape(state.folder)}</code>"
         bar = f'<progress value="{state.step_number}" max="{max(state.num_steps, 1)}"></progress>'
-        rows = [head, f"{bar} {_safe(_standing(state))}"] if state.folder else []
+        rows = [head, f"{bar} {escape(_standing(state))}"] if state.folder else []
         if charts:
             rows.append(charts)
         if self._steps:
-            rows.append(_safe(self._steps[-1]))
+            rows.append(escape(self._steps[-1]))
         said = "\n".join(self._messages)
         if said:
             style = "margin:0;white-space:pre-wrap;font-size:12px"
-            rows.append(f'<pre style="{style}">{_safe(said)}</pre>')
+            rows.append(f'<pre style="{style}">{escape(said)}</pre>')
         return "".join(f'<div style="margin:2px 0">{row}</div>' for row in rows)
 
 
@@ -142,7 +142,7 @@ def _ending(state: RunState) -> str:
 
 
 def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:
-    """A curve as SVG, with its lowest and its highest value beside it."""
+    """Return a curve as SVG, with its last, lowest and highest value in the caption."""
     if len(points) < 2:
         return ""
     width, height = _CHART
@@ -162,7 +162,3 @@ def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:
         f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/></svg>'
         "</figure>"
     )
-
-
-def _safe(text: str) -> str:
-    return html.escape(text)

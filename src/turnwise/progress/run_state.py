@@ -1,4 +1,4 @@
-"""What is known of a run while it goes: its metrics so far, what it does now, how long it takes."""
+"""The state of a running training that displays show: metrics, current activity, remaining time."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from turnwise.runs.headline import policy_movement
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
 
-# The pace of the latest steps tells more about those to come than the mean of all.
 NUM_STEPS_OF_PACE = 20
+"""The remaining time is estimated from this many latest steps."""
 
 
 @dataclass
 class RunState:
-    """Follows a run through what a reporter is told."""
+    """Collects what a reporter receives about a run."""
 
     clock: Callable[[], float] = time.monotonic
     environment: str = ""
     model: str = ""
     folder: str = ""
     num_steps: int = 0
-    """Of the whole run, those before a resume included."""
+    """Steps of the whole run, including those before a resume."""
     evaluated_on: str = "held-out seeds"
     history: list[Mapping[str, float]] = field(default_factory=list)
     """The metrics of every step so far."""
     messages: list[tuple[float, str]] = field(default_factory=list)
-    """Lines that were said, each with the seconds since the beginning."""
+    """Messages, each with the seconds since the start."""
     now: tuple[str, int, int] | None = None
-    """What is being done: its name, how much of it is done, of how much."""
+    """The current activity: its name, how much of it is done, and of how much."""
     outcome: str | None = None
-    """How it ended; None while it runs."""
+    """How the run ended; None while it is running."""
 
     def __post_init__(self) -> None:
         self._started = self.clock()
@@ -69,23 +69,23 @@ class RunState:
 
     def end(self, outcome: str) -> None:
         self.now = None
-        # Why it was stopped is said by the error that follows.
+        # The error that follows has the reason.
         self.outcome = one_line(outcome.partition(":")[0])
         self._ended = self.clock()
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this start of the run; a resumed run has had others."""
+        """Seconds since this start of the run; time before a resume is not counted."""
         return (self.clock() if self._ended is None else self._ended) - self._started
 
     @property
     def step_number(self) -> int:
-        """The last step that is done."""
+        """The number of the last finished step."""
         return int(self.history[-1]["step"]) if self.history else self._first_step
 
     @property
     def seconds_left(self) -> float | None:
-        """None until a step has shown how long one takes."""
+        """The estimated remaining seconds; None before the first step is finished."""
         if not self._step_ends:
             return None
         if len(self._step_ends) == 1:
@@ -99,7 +99,7 @@ class RunState:
 
     @property
     def reports_success(self) -> bool:
-        """Whether the environment ever said so; it is 0 in every step of one that does not."""
+        """Whether any episode succeeded: without reports of success, all steps have 0."""
         return any(
             metrics.get(name)
             for metrics in self.history
@@ -107,21 +107,20 @@ class RunState:
         )
 
     def points(self, name: str) -> list[tuple[float, float]]:
-        """A metric over the steps, where it has a value."""
+        """Return (step, value) of a metric for every step that has one."""
         return [(m["step"], m[name]) for m in self.history if name in m]
 
     def latest(self, name: str) -> tuple[int, float] | None:
-        """The last value of a metric, with its step."""
+        """Return the step and value of a metric where it was last reported."""
         for metrics in reversed(self.history):
             if name in metrics:
                 return int(metrics["step"]), metrics[name]
         return None
 
     def change(self, name: str, num_steps: int = 10) -> float | None:
-        """How much a metric differs from so many steps ago, or from the first if there are fewer.
+        """Return the change of a metric over so many steps, or over all if there are fewer.
 
-        Up to three steps are taken together on either side, since one alone is mostly noise. None
-        where there is nothing to compare.
+        Each end is a mean of up to three steps, since a single one is noisy. None: too few values.
         """
         values = [value for _, value in self.points(name)[-num_steps - 3 :]]
         num_together = min(3, len(values) // 2)
@@ -131,7 +130,7 @@ class RunState:
 
 
 def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
-    """A step in one line: `step 3/9  reward 0.50  entropy 1.20  1,234 tok/s  eta 0:12`."""
+    """Return a line such as `step 3/9  reward 0.50  entropy 1.20  1,234 tok/s  eta 0:12`."""
     parts = [f"step {metrics['step']:.0f}/{state.num_steps}"]
     names = ["reward", "success", "entropy", *policy_movement(metrics)]
     if not state.reports_success:
@@ -147,12 +146,12 @@ def step_text(state: RunState, metrics: Mapping[str, float]) -> str:
 
 
 def one_line(text: str) -> str:
-    """Foreign text as one line that does the terminal no harm."""
+    """Return text as one line without control characters."""
     return legible(" ".join(text.split()))
 
 
 def brief(value: float) -> str:
-    """A number in at most six or seven characters."""
+    """Return a number in at most seven characters."""
     size = abs(value)
     if size == 0:
         return "0"
@@ -168,7 +167,7 @@ def brief(value: float) -> str:
 
 
 def clock_time(seconds: float) -> str:
-    """2:05, or 1:02:05 from an hour on."""
+    """Return a duration as 2:05, or as 1:02:05 from one hour on."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

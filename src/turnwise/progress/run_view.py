@@ -1,4 +1,4 @@
-"""The picture of a run in a terminal: curves, the numbers that matter, progress, messages."""
+"""Renders a run for a terminal: curves, the main metrics, progress, messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from turnwise.progress.curve import draw_curve
 from turnwise.progress.run_state import RunState, brief, clock_time
 from turnwise.runs.headline import policy_movement
 
-# Metric, its name here, and which way is better: 1 up, -1 down, 0 neither.
-FIGURES = (
+# Metric, its label, and which direction is better: 1 up, -1 down, 0 neither.
+METRICS = (
     ("reward", "reward", 1),
     ("success", "success", 1),
     ("entropy", "entropy", 0),
@@ -25,54 +25,55 @@ FIGURES = (
     ("turns", "turns", 0),
 )
 _MOVEMENT = ("kl_ref", "kl", "grad_norm")
-NUM_FIGURES = 5
+NUM_METRICS = 5
 MOST_COLUMNS = 120
 MOST_ROWS = 34
 LEAST_ROWS_WITH_CURVE = 17
-NUM_ROWS_OF_CLOSING = 8
+NUM_ROWS_BELOW = 8
+"""Rows left free after the end for the closing lines of the command."""
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class RunView:
-    """Renders a state anew each time, in as much room as there is then."""
+    """Renders the current state to the size of the terminal."""
 
     def __init__(self, state: RunState) -> None:
         self.state = state
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Never as wide or as high as the terminal: a full last column or row would scroll it.
+        # Smaller than the terminal: a full last column or row would scroll it.
         width = max(min(options.max_width - 1, MOST_COLUMNS), 20)
         num_rows = max(min(console.height - 1, MOST_ROWS), 4)
-        if self.state.outcome is not None:  # room for the words that follow it
-            num_rows = min(num_rows, max(num_rows - NUM_ROWS_OF_CLOSING, LEAST_ROWS_WITH_CURVE))
+        if self.state.outcome is not None:
+            num_rows = min(num_rows, max(num_rows - NUM_ROWS_BELOW, LEAST_ROWS_WITH_CURVE))
         for line in self.lines(width, num_rows, options.ascii_only):
             line.truncate(width)
             line.no_wrap = True
             yield line
 
     def lines(self, width: int, num_rows: int, ascii_only: bool) -> list[Text]:
-        """The whole picture; the less room there is, the less of it."""
+        """Return all lines; small terminals get fewer of them."""
         title = self._title(width, ascii_only)
-        figures = self._figures(width, ascii_only)
+        metrics = self._metrics(width, ascii_only)
         below = [self._bar(width, ascii_only), self._now(width, ascii_only)]
         num_messages = min(max((num_rows - 12) // 3, 0), 6)
         messages = self._messages(width, num_messages)
-        if self.state.outcome is None:  # their room is kept, so that the picture does not jump
+        if self.state.outcome is None:  # reserve their rows, so that the display does not jump
             messages += [Text()] * (num_messages - len(messages))
-        num_for_chart = num_rows - len(figures) - 7 - num_messages
+        num_for_chart = num_rows - len(metrics) - 7 - num_messages
         if num_for_chart < 6:
-            return [*figures, *below][:num_rows] if num_rows < 6 else [title, *figures, *below]
+            return [*metrics, *below][:num_rows] if num_rows < 6 else [title, *metrics, *below]
         charts = self._charts(width, num_for_chart, ascii_only)
         blank = [Text()]
-        picture = [title, *blank, *charts, *blank, *figures, *blank, *below]
-        return [*picture, *blank, *messages] if messages else picture
+        whole = [title, *blank, *charts, *blank, *metrics, *blank, *below]
+        return [*whole, *blank, *messages] if messages else whole
 
     def _title(self, width: int, ascii_only: bool) -> Text:
         between = " - " if ascii_only else " · "
         left = Text.assemble(
             (self.state.environment, "bold"), (between, "dim"), (self.state.model, "")
         )
-        return _spread(left, Text(self.state.folder, "dim"), width)
+        return _justified(left, Text(self.state.folder, "dim"), width)
 
     def _charts(self, width: int, height: int, ascii_only: bool) -> list[Text]:
         names = [("reward", "cyan")]
@@ -95,7 +96,7 @@ class RunView:
         points = self.state.points(name)
         if not points:
             room = [Text()] * ((height - 1) // 2)
-            waiting = Text("the curve begins with the first step", "dim")
+            waiting = Text("waiting for the first step", "dim")
             waiting.pad_left(max((width - waiting.cell_len) // 2, 0))
             return [head, *room, waiting, *[Text()] * (height - 2 - len(room))]
         bounds = (0.0, 1.0) if name == "success" else None
@@ -104,19 +105,19 @@ class RunView:
             *draw_curve(points, width, height - 1, style, bounds=bounds, ascii_only=ascii_only),
         ]
 
-    def _figures(self, width: int, ascii_only: bool) -> list[Text]:
-        """Names above, values below, each with an arrow: against ten steps ago."""
+    def _metrics(self, width: int, ascii_only: bool) -> list[Text]:
+        """Return labels, and below them values with an arrow for the change over ten steps."""
         latest = self.state.history[-1] if self.state.history else {}
         shown = [
-            figure
-            for figure in FIGURES
-            if figure[0] in latest
-            and (figure[0] != "success" or self.state.reports_success)
-            and (figure[0] not in _MOVEMENT or figure[0] in policy_movement(latest)[:1])
+            row
+            for row in METRICS
+            if row[0] in latest
+            and (row[0] != "success" or self.state.reports_success)
+            and (row[0] not in _MOVEMENT or row[0] in policy_movement(latest)[:1])
         ]
-        room = max(width // NUM_FIGURES, 11)
+        room = max(width // NUM_METRICS, 11)
         names, values = Text(), Text()
-        for metric, name, better in islice(shown, min(NUM_FIGURES, width // room)):
+        for metric, name, better in islice(shown, min(NUM_METRICS, width // room)):
             value = Text().append(brief(latest[metric]), "bold")
             value.append(*self._arrow(metric, better, room >= 20, ascii_only))
             names.append(name.ljust(room), "dim")
@@ -140,7 +141,7 @@ class RunView:
         return arrow, colours[better if change > 0 else -better]
 
     def _bar(self, width: int, ascii_only: bool) -> Text:
-        """The whole run."""
+        """Return the progress bar of the whole run."""
         state = self.state
         left = Text(f"step {state.step_number:,}/{state.num_steps:,} ", "bold")
         times = f" {clock_time(state.elapsed)} elapsed"
@@ -153,7 +154,7 @@ class RunView:
         return Text.assemble(left, *_bar_parts(share, room, ascii_only), (times, "dim"))
 
     def _now(self, width: int, ascii_only: bool) -> Text:
-        """What is being done, and the last evaluation beside it."""
+        """Return the current activity, and the last evaluation at the right."""
         state = self.state
         if state.outcome is not None:
             left = Text(state.outcome, "bold green" if state.outcome == "finished" else "bold")
@@ -171,7 +172,7 @@ class RunView:
             left = Text.assemble((turn, "cyan"), words)
             if what == "warm start":
                 left.append_text(Text.assemble(*_bar_parts(done / max(total, 1), 20, ascii_only)))
-        return _spread(left, self._held_out(), width)
+        return _justified(left, self._held_out(), width)
 
     def _held_out(self) -> Text:
         name = "success" if self.state.reports_success else "reward"
@@ -183,7 +184,7 @@ class RunView:
         return Text(text, "dim")
 
     def _messages(self, width: int, num_lines: int) -> list[Text]:
-        """The newest that have room, whole ones, the newest last."""
+        """Return the latest messages that fit, in order; a message is cut only if none fits."""
         lines: list[Text] = []
         for when, text in reversed(self.state.messages):
             stamp = f"{clock_time(when):>7}  "
@@ -206,8 +207,8 @@ def _bar_parts(share: float, width: int, ascii_only: bool) -> Sequence[tuple[str
     return (full * num_full, "green"), (rest * (width - num_full), "dim")
 
 
-def _spread(left: Text, right: Text, width: int) -> Text:
-    """One at each end of a line. The right one gives way, its end being the part to keep."""
+def _justified(left: Text, right: Text, width: int) -> Text:
+    """Return a line with one text at each end; where space lacks, the right one loses its start."""
     room = width - left.cell_len - 2
     if right.cell_len > room:
         right = Text(f"…{right.plain[-room + 1 :]}" if room > 8 else "", right.style)

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress.choose import AutoReporter
-from turnwise.progress.log_records import PROGRESS
+from turnwise.progress.display import PROGRESS
 from turnwise.runs.headline import policy_movement
 
 Metrics: TypeAlias = dict[str, float]

@@ -14,8 +14,7 @@ from turnwise.algo.choose import get_advantage_estimator
 from turnwise.algo.records import AdvantageEstimator
 from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
-from turnwise.data.mix import Draw, parts_for_step
-from turnwise.data.order import rows_for_step
+from turnwise.data.order import Draw, parts_for_step, rows_for_step
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
 from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed, training_seed

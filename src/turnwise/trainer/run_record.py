@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.config import RUN, ConfigStore, DatasetConfig
-from turnwise.data.shared_rows import shared_rows
+from turnwise.data.held_out import shared_rows
 from turnwise.env.catalog import EnvironmentSource, source_by_name
 from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from turnwise.data import CustomEnvDataset
-from turnwise.data.openings import Openings
+from turnwise.data.environment_rows import InitialPrompts
 from turnwise.data.order import rows_for_step
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.seeds import derive_seed, training_seed
@@ -104,7 +104,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         return seed_of(row, self._rows, seed), sampling, row
 
     def _opening(self, seed: int) -> dict[str, Any]:
-        opening = Openings(self.environment, None, 1, seed)[0]["prompt"]
+        opening = InitialPrompts(self.environment, None, 1, seed)[0]["prompt"]
         encoded = self.tokenizer(
             opening,
             max_length=self._max_length,

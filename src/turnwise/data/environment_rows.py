@@ -1,4 +1,4 @@
-"""`CustomEnvDataset`: the rows are the openings of an environment."""
+"""`CustomEnvDataset`: each row is the initial prompt of an environment for one seed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from turnwise.errors import ConfigError
 
 
 class CustomEnvDataset(PromptDataset):
-    """Row i is how an environment opens with the seed `seed + i`.
+    """Row i is the initial prompt of an environment that is reset with the seed `seed + i`.
 
-    `environment` is a name, a class, a factory or an instance, which stays as it is; `config` is
+    `environment` is a name, a class, a factory or an instance, which is not changed; `config` is
     the environment's, the other options are `PromptDataset`'s. An item has the `prompt` (prefix and
-    first observation), the `seed`, the `state` in words, and `expected_action` where the
-    environment knows a good player's. For evaluation, begin where the training's seeds end.
+    first observation), the `seed`, the `state` as text, and `expected_action` if the environment
+    has an expert. For evaluation, begin after the last seed of the training.
 
     >>> dataset = CustomEnvDataset("grid-world", size=3)
     >>> len(dataset), dataset[2]["seed"], dataset[2]["expected_action"]
@@ -41,11 +41,11 @@ class CustomEnvDataset(PromptDataset):
         if size < 1:
             raise ConfigError(f"size got {size}, expected at least 1")
         self.environment = environment
-        super().__init__(Openings(environment, config, size, seed), tokenizer, **options)
+        super().__init__(InitialPrompts(environment, config, size, seed), tokenizer, **options)
 
 
-class Openings(Sequence[dict[str, Any]]):
-    """What an environment says first, seed by seed; each on a fresh one."""
+class InitialPrompts(Sequence[dict[str, Any]]):
+    """The initial prompts of an environment by seed; a fresh environment makes each."""
 
     def __init__(
         self,
@@ -77,16 +77,16 @@ class Openings(Sequence[dict[str, Any]]):
     def __getitem__(self, index: int | slice) -> dict[str, Any] | Sequence[dict[str, Any]]:
         numbers = range(self._size)
         if isinstance(index, slice):
-            return [self._open(self._seed + number) for number in numbers[index]]
-        return self._open(self._seed + numbers[operator.index(index)])
+            return [self._row(self._seed + number) for number in numbers[index]]
+        return self._row(self._seed + numbers[operator.index(index)])
 
-    def _open(self, seed: int) -> dict[str, Any]:
+    def _row(self, seed: int) -> dict[str, Any]:
         environment = self._make()
         try:
             reset = reset_environment(environment, seed)
             if is_async(environment.reset):
                 observation = run_sync(reset)
-            else:  # an event loop of its own would cost more than most resets
+            else:  # a new event loop would take longer than most resets
                 observation = finish_without_loop(reset, f"{type(environment).__name__}.reset()")
             row = {
                 "prompt": "\n\n".join(filter(None, [environment.get_prompt_prefix(), observation])),
