@@ -117,11 +117,11 @@ def test_commands(turnwise, reads):
     reads("Yes.")
     ran = turnwise("chat", "tiny", typed="/help\n/stats\nHi\n/stats\n/rest\n/quit\nnever said\n")
     lines = ran.out.splitlines()
-    assert lines[0].startswith("/reset begins anew")
-    assert lines[1].startswith("0 answers, 0 tokens")
+    assert lines[0].startswith("/reset starts a new conversation")
+    assert lines[1].startswith("0 replies, 0 tokens")
     assert lines[2] == "Yes."
-    assert re.match(r"1 answer, 5 tokens, .* tokens/s; the conversation has \d+ of", lines[3])
-    assert lines[4].startswith("There is no command /rest. /reset begins anew")
+    assert re.match(r"1 reply, 5 tokens, .* tokens/s; the conversation has \d+ of", lines[3])
+    assert lines[4].startswith("There is no command /rest. /reset starts a new conversation")
     assert len(lines) == 5
 
 
@@ -178,7 +178,7 @@ def test_a_wrong_request_is_one_message(turnwise, arguments, message):
 def test_a_full_context_is_told(turnwise):
     ran = turnwise("chat", "tiny", "--device", "cpu", typed="x" * 5000 + "\n")
     assert (ran.code, ran.out) == (0, "\n")
-    assert ran.err == "the context of 4,096 tokens is full, /reset begins anew\n"
+    assert ran.err == "the context of 4,096 tokens is full, /reset starts a new conversation\n"
 
 
 class Terminal:
@@ -236,7 +236,7 @@ class Terminal:
 def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
     terminal = Terminal("tiny", "--device", "cpu", "--max-tokens", "3900")
     process = terminal.process
-    assert "/reset begins anew" in terminal.read_until("> ")
+    assert "/reset starts a new conversation" in terminal.read_until("> ")
     terminal.type(b"Hello\n")
     terminal.read_until("Hello\r\n")
     assert terminal.has_more(60), "the answer did not begin"
@@ -248,9 +248,9 @@ def test_in_a_real_terminal_ctrl_c_ends_the_answer_and_ctrl_d_the_program():
     terminal.read_until("> ")
     terminal.type(b"/stats\n")
     stats = terminal.read_until("of 4,096 tokens")
-    assert f"1 answer, {said[1]} tokens" in stats  # what was read is kept
+    assert f"1 reply, {said[1]} tokens" in stats  # what was read is kept
     terminal.read_until("> ")
-    hint = "/quit or Ctrl-D leaves"
+    hint = "/quit or Ctrl-D exits"
     terminal.insist(lambda: process.send_signal(signal.SIGINT), lambda: terminal.has(hint))
     terminal.read_until("> ")
     terminal.insist(

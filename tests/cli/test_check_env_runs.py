@@ -64,7 +64,7 @@ def test_the_runs_parameters_hold_and_can_be_replaced(turnwise, runs):
 def test_what_is_no_run_is_said(turnwise, runs):
     ran = turnwise("check-env", "runs")
     assert ran.code == 2
-    assert "runs is not a run, it holds runs" in ran.err
+    assert "runs is not a run, it contains runs" in ran.err
 
 
 @pytest.mark.usefixtures("coins")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.cli.intervals import Estimate
 from turnwise.cli.pass_at_k import pass_at_k, shown_ks
+from turnwise.cli.scores import Estimate
 from turnwise.runs.headline import wilson_interval
 
 AGENTS = '''
@@ -185,7 +185,7 @@ def test_an_agent_needs_no_model(turnwise, runs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nobody is named who plays"),
+        ([], "no player is named"),
         (["--agent", "expert"], "--agent expert does not say what to play"),
         (["tiny", "--agent", "expert", "--env", "shop"], "one of them plays"),
         (["--agent", "export", "--env", "shop"], "--agent got 'export', expected expert, random"),
@@ -193,7 +193,7 @@ def test_an_agent_needs_no_model(turnwise, runs):
         (["--agent", "agents.py:word", "--env", "shop"], "which is of type str; expected a func"),
         (["--agent", "agents.py:alone", "--env", "shop"], "(observation, state)"),
         (["--agent", "agents.py:numbers", "--env", "shop"], "returned 5 of type int, expected the"),
-        (["runs"], "runs is not a run, it holds runs. Name one of them: "),
+        (["runs"], "runs is not a run, it contains runs. Name one of them: "),
         (["tiny", "--env", "shop", "--checkpoint", "nowhere"], "--checkpoint got 'nowhere'"),
     ],
 )

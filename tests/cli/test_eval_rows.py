@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cli.test_eval_agents import figures, runs as runs
-from turnwise.cli.intervals import Estimate, standard_error
+from turnwise.cli.scores import Estimate, standard_error
 from turnwise.runs.headline import wilson_interval
 
 rows_of_episodes = st.integers(1, 5).flatmap(

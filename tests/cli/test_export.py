@@ -40,7 +40,7 @@ def test_transformers_loads_what_was_trained(turnwise, run):
     ran = turnwise("export", run, "models/mine")
     assert ran.code == 0, ran.err
     assert ran.out == (
-        "models/mine holds the model of step 1. Talk to it: turnwise chat models/mine\n"
+        "models/mine has the model of step 1. Chat with it: turnwise chat models/mine\n"
     )
     trained, _ = load_trained_model(run)
     exported = AutoModelForCausalLM.from_pretrained("models/mine")

@@ -61,7 +61,7 @@ def test_eval_has_scores_of_each_part_and_the_mean(turnwise, there):
     assert ran.code == 0
     assert f"{there} on Coins, 2 held-out episodes, greedy" in ran.out
     assert f"{there} on told, 2 episodes on 2 training rows, each once, greedy" in ran.out
-    assert "mean over the parts by weight (Coins 3, told 1): success" in ran.out
+    assert "mean over the environments by weight (Coins 3, told 1): success" in ran.out
     found = json.loads(turnwise("eval", there, "--episodes", "2", "--json").out)
     coins, told = found["parts"]["Coins"], found["parts"]["told"]
     # Each part is played with its own parameters, rows and reward.

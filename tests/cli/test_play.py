@@ -23,9 +23,9 @@ def test_a_person_plays_to_the_end(turnwise, coins):
     assert ran.err == ""
     assert ran.out == (
         "coins.py:Coins  seed 7, at most 4 turns\n"
-        "rules: Say take or stop. [bold]Be quick.[/bold]\n"
+        "system prompt: Say take or stop. [bold]Be quick.[/bold]\n"
         "\nTake 1.\n\n"
-        "(? for help, quit to leave)\n"
+        "(? for help, quit to exit)\n"
         "1> take\n"
         "You have 1.\n"
         "  reward -0.1\n"
@@ -40,17 +40,17 @@ def test_state_hint_and_words_that_are_not_commands(turnwise, coins):
     typed = "?\n\nhint\n=hint\n=quit\n"
     ran = turnwise("play", coins, "-p", "num_asked=2", typed=typed)
     assert "1> ?\ntaken 0 of 2\n" in ran.out
-    assert "hint asks the expert" in ran.out
+    assert "hint the expert's action" in ran.out
     assert "1> hint\ntake\n" in ran.out
-    assert ran.out.count("What?\n  reward 0  (not understood)") == 2
-    assert "Left after 2 turns, total reward 0." in ran.out
+    assert ran.out.count("What?\n  reward 0  (invalid action)") == 2
+    assert "Stopped after 2 turns, total reward 0." in ran.out
 
 
 @pytest.mark.parametrize("typed", ["take\nquit\n", "take\n"])
 def test_quit_and_the_end_of_input_leave_politely(turnwise, coins, typed):
     ran = turnwise("play", coins, "-p", "num_asked=2", typed=typed)
     assert ran.code == 0
-    assert ran.out.endswith("Left after 1 turn, total reward -0.1.\n")
+    assert ran.out.endswith("Stopped after 1 turn, total reward -0.1.\n")
 
 
 def test_endings_are_told_apart(turnwise, coins):
@@ -60,7 +60,7 @@ def test_endings_are_told_apart(turnwise, coins):
 
 
 def test_a_hint_without_an_expert(turnwise, coins):
-    assert "no expert to ask" in turnwise("play", "coins.py:Mute", typed="hint\n").out
+    assert "has no expert" in turnwise("play", "coins.py:Mute", typed="hint\n").out
 
 
 def test_one_scripted_episode_is_shown_turn_by_turn(turnwise, coins):
@@ -190,7 +190,7 @@ def read_until(terminal: int, text: str, seconds: float = 20) -> str:
 def test_in_a_real_terminal(coins):
     process, terminal = start_in_terminal("play", coins, "-p", "num_asked=1")
     opening = read_until(terminal, "1> ")
-    assert "╭─ rules ──" in re.sub(r"\x1b\[[\d;]*m", "", opening)
+    assert "╭─ system prompt ──" in re.sub(r"\x1b\[[\d;]*m", "", opening)
     assert "[bold]Be quick.[/bold]" in opening  # an environment's brackets are no markup
     os.write(terminal, b"take\n")
     read_until(terminal, "2> ")
@@ -208,7 +208,7 @@ def test_ctrl_c_leaves_politely(coins):
         process.send_signal(signal.SIGINT)
         if select.select([terminal], [], [], 2)[0]:
             break
-    assert "Left after 0 turns" in read_until(terminal, "reward 0.")
+    assert "Stopped after 0 turns" in read_until(terminal, "reward 0.")
     assert process.wait(timeout=10) == 0
     os.close(terminal)
 

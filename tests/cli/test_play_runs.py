@@ -43,12 +43,12 @@ def test_a_person_plays_a_runs_environment_with_its_tools(turnwise, runs):
     assert ran.out == (
         f"greenhouse.py:Greenhouse of {runs.tools}  seed 1, row 2 of the dataset, "
         "at most 4 turns\n"
-        "rules: You are a gardener.\n"
+        "system prompt: You are a gardener.\n"
         "\nSay the tree.\n\n"
         "tools:\n"
         "  /look_up kind=...  Find the word of a kind.\n"
         "  /say_word word=...  Say the word.\n"
-        "(? for help, quit to leave)\n"
+        "(? for help, quit to exit)\n"
         "1> /say_word word=oak\n"
         "  say_word(word='oak') -> You said oak.\n"
         "  reward 0\n"
@@ -63,7 +63,7 @@ def test_calls_may_be_typed_as_the_model_writes_them_and_may_be_wrong(turnwise, 
     out = turnwise("play", str(runs.tools), "--seed", "1", typed=typed).out
     assert "  look_up(kind='moss') -> look_up failed with KeyError: 'moss'\n" in out
     assert "A call could not be read" in out
-    assert "Left after 2 turns" in out
+    assert "Stopped after 2 turns" in out
 
 
 def test_an_environments_own_tools_need_no_run(turnwise, runs):
@@ -138,12 +138,12 @@ def test_an_agents_thoughts_calls_and_failures_are_shown(turnwise, runs):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "nothing is named to play"),
-        (["--player", "expert"], "nothing is named to play"),
-        (["runs"], "runs is not a run, it holds runs"),
-        (["--player", "runs"], "runs is not a run, it holds runs"),
+        ([], "no environment is named"),
+        (["--player", "expert"], "no environment is named"),
+        (["runs"], "runs is not a run, it contains runs"),
+        (["--player", "runs"], "runs is not a run, it contains runs"),
         (["shop", "--player", "no/such/run"], "no/such/run"),
-        (["runs/tools", "--json"], "--json is for others than a human"),
+        (["runs/tools", "--json"], "--json is not for a human"),
     ],
 )
 @pytest.mark.usefixtures("runs")
@@ -173,5 +173,5 @@ def test_ctrl_c_leaves_a_watched_agent_cleanly(runs):
             except OSError:
                 break
     assert child.wait(60) == 0, shown.decode()
-    assert b"Left after 0 turns" in shown
+    assert b"Stopped after 0 turns" in shown
     assert b"Traceback" not in shown

@@ -163,14 +163,14 @@ def test_metrics_without_settings_are_drawn_too(turnwise):
     ("arguments", "message"),
     [
         (["nowhere"], "there is no run nowhere"),
-        (["runs"], "runs is not a run, it holds runs. Name one of them: runs/"),
+        (["runs"], "runs is not a run, it contains runs. Name one of them: runs/"),
         (["runs/empty"], "no step of this run was finished yet"),
         (["runs/a", "-m", "rewrad"], "Did you mean 'reward'?"),
         (["runs/a", "runs/other", "-m", "odd"], "runs/a has no metric 'odd'"),
         (["runs/a", "-o", "a.gif"], "expected a name that ends in .png, .svg or .pdf"),
         (["runs/a", "-o", "runs/a/metrics.jsonl/a.png"], "cannot write"),
         (["runs/a", "--label", "a", "--label", "b"], "there are 1 curves"),
-        (["runs/timeless", "--x", "minutes"], "Take --x step"),
+        (["runs/timeless", "--x", "minutes"], "Use --x step"),
         ([], "Missing argument"),
     ],
 )

@@ -54,7 +54,7 @@ def test_what_is_no_run_is_named_with_what_to_name(turnwise, name):
     Path("bare").mkdir(exist_ok=True)
     holds = turnwise(*command(name, "runs"))
     assert (holds.code, holds.out) == (2, "")
-    assert "runs is not a run, it holds runs. Name one of them: runs/" in holds.err
+    assert "runs is not a run, it contains runs. Name one of them: runs/" in holds.err
     for wrong in ("runs/none", "rows.jsonl", "bare"):
         ran = turnwise(*command(name, wrong))
         assert (ran.code, ran.out) == (2, ""), wrong
@@ -136,7 +136,7 @@ def test_a_run_is_asked_with_its_prompt_and_tools(turnwise, runs, reads):
     assert ran.code == 0, ran.err
     assert ran.err == (
         "the model after step 1, with its system prompt and the tools look_up; its environment "
-        "greenhouse.py:Greenhouse takes no part\n"
+        "greenhouse.py:Greenhouse is not used\n"
     )
     assert ran.out == (
         '{"name": "look_up", "arguments": {"kind": "tree"}}\n'

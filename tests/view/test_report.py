@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 def test_the_command_writes_the_whole_run(folder, tmp_path, capsys):
     file = tmp_path / "out" / "rooms.html"
     main_ended(["export", str(folder), str(file), "--episodes", "8"])
-    assert f"{file} holds the run" in capsys.readouterr().out
+    assert f"{file} has the run" in capsys.readouterr().out
     page = read(file.read_text())
     words = "".join(page.words)
     for part in (

@@ -1,7 +1,5 @@
-"""The command `turnwise`: play and check environments, print the configuration, talk to a model.
-
-What a command needs is imported when it runs, so that `turnwise --help` is quick.
-"""
+"""The command line `turnwise`. Each command imports its dependencies when it runs, so that
+`turnwise --help` is fast."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ app = typer.Typer(
 
 
 def _add(command: Callable[..., None], name: str | None = None) -> None:
-    """Register a command; the examples in its docstring go to the end of its help."""
+    """Register a command; the examples of its docstring go to the end of its help."""
     about, _, examples = inspect.cleandoc(command.__doc__ or "").partition(_EXAMPLES)
     lines = [f"[cyan]{line}[/cyan]" for line in examples.splitlines() if line]
     app.command(name, help=about, epilog="\n\n".join([_EXAMPLES, *lines]))(command)
@@ -81,8 +79,8 @@ def turnwise(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command; the one place where an error of turnwise becomes a message."""
-    _make_reports_legible()
+    """Run a command, and print errors of turnwise as messages."""
+    _escape_control_characters()
     try:
         app(args=arguments)
     except TurnwiseError as error:
@@ -90,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
 
 
-def _make_reports_legible() -> None:
-    """Tracebacks and warnings quote what environments and models say, too."""
+def _escape_control_characters() -> None:
+    """Escape control characters in tracebacks and warnings, which quote environments and models."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _report
     if threading.excepthook is threading.__excepthook__:
@@ -103,5 +101,5 @@ def _make_reports_legible() -> None:
 def _report(
     kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
 ) -> None:
-    if kind is not SystemExit:  # with which a thread may end itself
+    if kind is not SystemExit:  # a thread may end itself with it
         say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"), err=True)

@@ -1,4 +1,4 @@
-"""Who plays in the model's place: the expert, chance, or a function of a user."""
+"""Players that replace the model: the expert, the random player, or a function of the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.user_code import import_object
 
 SCRIPTED = ("expert", "random")
 AgentMaker: TypeAlias = Callable[[int, int], Player]
-"""Makes the player of one episode from the seed of its task and the number of the attempt."""
+"""Makes the player of an episode from the seed of the task and the index of the attempt."""
 
 _EXPECTED = (
     "expected a function (observation) or (observation, state) that returns the action as text, "
@@ -23,7 +23,7 @@ _EXPECTED = (
 
 
 def agent_by_name(who: str) -> AgentMaker:
-    """Return who plays: `expert`, `random`, or a user's `file.py:function`."""
+    """Return the player `expert`, `random`, or the user's `file.py:function`."""
     if who == "expert":
         return lambda seed, attempt: expert_player
     if who == "random":
@@ -46,7 +46,7 @@ def agent_by_name(who: str) -> AgentMaker:
 
 
 def is_repeatable(who: str) -> bool:
-    """Whether a second attempt at a task is sure to be the same as the first."""
+    """Return whether all attempts at a task are identical."""
     return who == "expert"
 
 
@@ -59,7 +59,7 @@ def _random_player(seed: int, attempt: int) -> Player:
 
 
 def _takes_state(function: Callable[..., Any], who: str, skip: int = 0) -> bool:
-    """Whether it wants the state as well; `skip` arguments belong to the object."""
+    """Return whether a function takes the state as well; the first `skip` arguments are bound."""
     parameters = list(inspect.signature(function).parameters.values())[skip:]
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = sum(
@@ -75,9 +75,9 @@ def _takes_state(function: Callable[..., Any], who: str, skip: int = 0) -> bool:
 
 def _function_player(function: Callable[..., Any], who: str, takes_state: bool) -> Player:
     async def play(env: BaseEnvironment, observation: str) -> str:
-        words = (observation, env.get_state_description()) if takes_state else (observation,)
-        # A plain function may wait for a server: in a thread, so that other episodes go on.
-        action = await call_with_deadline(function, *words, timeout=None, waiting_for=who)
+        given = (observation, env.get_state_description()) if takes_state else (observation,)
+        # In a thread: a plain function may wait for a server, and other episodes must not.
+        action = await call_with_deadline(function, *given, timeout=None, waiting_for=who)
         if not isinstance(action, str):
             raise ConfigError(
                 f"{who} returned {action!r:.80} of type {type(action).__name__}, expected the "

@@ -1,4 +1,4 @@
-"""`turnwise chat`: talk to a model in the terminal."""
+"""`turnwise chat`: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import contextlib
 import random
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console, say
-from turnwise.cli.run_parts import CheckpointOption, ParserOption, Supplied, ToolOption
+from turnwise.cli.options import CheckpointOption, ParserOption, ToolOption, argument
+from turnwise.cli.run_settings import Supplied, source_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from turnwise.chat import ChatFormat
-    from turnwise.cli.talk import Answer, Talk
+    from turnwise.cli.chat_session import ChatSession, Reply
     from turnwise.tools import ToolCall
 
 HELP = (
-    "/reset begins anew, /stats counts, /quit leaves (so does Ctrl-D). Ctrl-C ends an answer. "
-    "A message that begins with a slash is written with two: //like this"
+    "/reset starts a new conversation, /stats shows token counts, /quit exits (so does Ctrl-D). "
+    "Ctrl-C stops a reply. To send a message that begins with a slash, write two: //like this"
 )
 
 
@@ -40,24 +40,21 @@ class BackendName(StrEnum):
 def chat(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="RUN_OR_MODEL",
-            help="A run's folder, a checkpoint, tiny, smollm2-135m, a folder, a Hugging Face id, "
-            "or a server's URL.",
-            show_default=False,
-            autocompletion=completion.runs_and_models,
+        argument(
+            "RUN_OR_MODEL",
+            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
+            "or the URL of a server.",
+            completion.runs_and_models,
         ),
     ],
-    backend: Annotated[
-        BackendName, typer.Option(help="The engine that generates.")
-    ] = BackendName.local,
+    backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,
     system: Annotated[
         str | None,
         typer.Option(
             "--system",
             "--system-prompt",
             metavar="TEXT",
-            help="The system prompt.",
+            help="System prompt.",
             show_default="the run's own, if any",
         ),
     ] = None,
@@ -66,17 +63,17 @@ def chat(
     checkpoint: CheckpointOption = "last",
     temperature: Annotated[
         float | None,
-        typer.Option(min=0, help="0 is greedy.", show_default="0.7, or the run's own"),
+        typer.Option(min=0, help="0 is greedy decoding.", show_default="0.7, or the run's own"),
     ] = None,
     top_p: Annotated[
         float | None,
         typer.Option(
-            help="Sample from the likeliest with this mass.", show_default="0.9, or the run's own"
+            help="Nucleus sampling: cumulative probability.", show_default="0.9, or the run's own"
         ),
     ] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Most tokens of an answer.", show_default="256, or the run's own"),
+        typer.Option(min=1, help="Maximum tokens per reply.", show_default="256, or the run's own"),
     ] = None,
     seed: Annotated[
         int | None,
@@ -91,21 +88,21 @@ def chat(
         ),
     ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Whose tokenizer, for a server's URL.")
+        str | None, typer.Option(metavar="MODEL", help="Tokenizer for a server's URL.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Precision: float32, bfloat16, float16.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
     ] = False,
 ) -> None:
-    """Talk to the model of a run or a checkpoint, or to any other model.
+    """Chat with the model of a run or a checkpoint, or with any other model.
 
-    A run is asked with its own system prompt, tools, parser and sampling; its environment takes no
-    part in a talk (`turnwise play --player RUN` watches it there).
+    The model of a run uses the run's system prompt, tools, parser and sampling. The environment is
+    not used; to watch the model in it: `turnwise play --player RUN`.
 
-    While you talk, [bold]/reset[/bold] begins anew, [bold]/stats[/bold] counts and
-    [bold]/quit[/bold] leaves; Ctrl-C ends an answer. Piped input is answered line by line.
+    In the chat, [bold]/reset[/bold] starts a new conversation, [bold]/stats[/bold] shows token
+    counts and [bold]/quit[/bold] exits; Ctrl-C stops a reply. Piped input is one message per line.
 
     [bold]Examples[/bold]
 
@@ -116,46 +113,43 @@ def chat(
     turnwise chat http://localhost:8000 --backend vllm --tokenizer Qwen/Qwen3-0.6B
     echo "What is the capital of France?" | turnwise chat smollm2-135m
     """
-    from turnwise.cli.run_parts import source_of
-    from turnwise.cli.run_place import not_a_run, runs_in
+    from turnwise.cli.run_paths import find_run_or_refuse
 
     console = make_console()
     is_terminal = sys.stdin.isatty() and console.is_terminal
-    said = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
-    config = {name: value for name, value in said.items() if value not in ("auto", False)}
-    source = source_of(model, checkpoint)
-    if source is None and runs_in(Path(model).expanduser()):
-        raise not_a_run(model)
+    given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+    config = {name: value for name, value in given.items() if value not in ("auto", False)}
+    source = source_of(model, checkpoint) or find_run_or_refuse(model)
     supplied = Supplied(tools=tool, parser=parser, system_prompt=system)
     supplied.allow_code()
     with contextlib.ExitStack() as closing:
         with console.status(f"loading {model}") if is_terminal else contextlib.nullcontext():
-            from turnwise.cli.chat_parts import ChatParts
-            from turnwise.cli.talk import Talk
+            from turnwise.cli.chat_session import ChatSession
+            from turnwise.cli.chat_setup import ChatSetup
 
             if source is None:
-                parts = ChatParts.of_model(model, backend.value, config, tokenizer, supplied)
+                setup = ChatSetup.of_model(model, backend.value, config, tokenizer, supplied)
             else:
                 _check_run_options(model, backend, dtype, device, tokenizer)
-                parts = ChatParts.of_run(
+                setup = ChatSetup.of_run(
                     source, checkpoint, backend.value, supplied, trust_remote_code
                 )
-            closing.enter_context(parts.engine)
-            closing.enter_context(parts.closing)
-        chat_format = _format(parts.engine.tokenizer, model, template or parts.template)
-        talk = Talk(
-            parts.engine,
+            closing.enter_context(setup.engine)
+            closing.enter_context(setup.closing)
+        chat_format = _format(setup.engine.tokenizer, model, template or setup.template)
+        session = ChatSession(
+            setup.engine,
             chat_format,
-            parts.system_prompt,
-            parts.sampling(temperature, top_p),
-            max_tokens or parts.max_tokens,
+            setup.system_prompt,
+            setup.sampling(temperature, top_p),
+            max_tokens or setup.max_tokens,
             random.randrange(2**31) if seed is None else seed,
-            parts.tools(chat_format),
+            setup.tools(chat_format),
         )
         screen = ChatScreen(console, is_terminal)
-        if parts.about is not None:
-            screen.remark(parts.about)
-        _converse(talk, screen)
+        if setup.about is not None:
+            screen.remark(setup.about)
+        _converse(session, screen)
 
 
 def _check_run_options(
@@ -186,7 +180,7 @@ def _format(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
     return ChatFormat(tokenizer, template)
 
 
-def _converse(talk: Talk, screen: ChatScreen) -> None:
+def _converse(session: ChatSession, screen: ChatScreen) -> None:
     screen.note(HELP)
     while (line := screen.ask()) is not None:
         command = line.strip()
@@ -195,34 +189,34 @@ def _converse(talk: Talk, screen: ChatScreen) -> None:
         if command == "/quit":
             return
         if command == "/reset":
-            talk.reset()
-            screen.note("A new conversation.")
+            session.reset()
+            screen.note("New conversation.")
         elif command == "/stats":
-            screen.tell(_stats(talk))
+            screen.print(_stats(session))
         elif command == "/help":
-            screen.tell(HELP)
+            screen.print(HELP)
         elif command.startswith("/") and not command.startswith("//"):
-            screen.tell(f"There is no command {legible(command)}. {HELP}")
+            screen.print(f"There is no command {legible(command)}. {HELP}")
         else:
             text = line.replace("//", "/", 1) if command[0] == "/" else line
-            answer = talk.say(text, screen.show, screen.call)
-            screen.ending(answer, talk)
+            reply = session.say(text, screen.show, screen.call)
+            screen.ending(reply, session)
 
 
-def _stats(talk: Talk) -> str:
-    count = len(talk.answers)
-    num_tokens = sum(answer.num_tokens for answer in talk.answers)
-    seconds = sum(answer.seconds for answer in talk.answers)
-    held = len(talk.conversation.stream) if talk.conversation else 0
+def _stats(session: ChatSession) -> str:
+    replies = session.replies
+    num_tokens = sum(reply.num_tokens for reply in replies)
+    seconds = sum(reply.seconds for reply in replies)
+    used = len(session.conversation.stream) if session.conversation else 0
     return (
-        f"{count} answer{'s' if count != 1 else ''}, {num_tokens} tokens, "
+        f"{len(replies)} {'reply' if len(replies) == 1 else 'replies'}, {num_tokens} tokens, "
         f"{_speed(num_tokens, seconds)}; "
-        f"the conversation has {held:,} of {talk.engine.context_length:,} tokens"
+        f"the conversation has {used:,} of {session.engine.context_length:,} tokens"
     )
 
 
 class ChatScreen:
-    """Where a conversation is read and written; plain when piped."""
+    """Reads messages and prints replies; without styles if the output is piped."""
 
     def __init__(self, console: Console, is_terminal: bool) -> None:
         self.console = console
@@ -232,7 +226,7 @@ class ChatScreen:
                 import readline  # noqa: F401 - its import gives `input` arrow keys and a history
 
     def ask(self) -> str | None:
-        """The next line; None at the end."""
+        """Return the next line; None at the end of the input."""
         while True:
             try:
                 return input("> " if self.is_terminal else "")
@@ -242,52 +236,53 @@ class ChatScreen:
             except KeyboardInterrupt:
                 if not self.is_terminal:
                     raise
-                self.note("\n/quit or Ctrl-D leaves.")
+                self.note("\n/quit or Ctrl-D exits.")
 
     def show(self, piece: str) -> None:
-        """More of an answer."""
+        """Print the next piece of a reply."""
         from rich.text import Text
 
         self.console.print(Text(legible(piece)), end="", soft_wrap=True)
 
     def call(self, call: ToolCall) -> None:
-        """A tool call of an answer, and its result."""
+        """Print a tool call and its result."""
         from rich.text import Text
 
         given = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
         line = f"  {call.name}({given}) -> {call.result}"
         self.console.print(Text(legible(f"\n{line}"), "magenta" if call.success else "red"))
 
-    def ending(self, answer: Answer, talk: Talk) -> None:
+    def ending(self, reply: Reply, session: ChatSession) -> None:
         from turnwise.inference import FinishReason
 
-        self.tell("")
-        full = f"the context of {talk.engine.context_length:,} tokens is full, /reset begins anew"
+        self.print("")
+        length = session.engine.context_length
+        full = f"the context of {length:,} tokens is full, /reset starts a new conversation"
         cut = {
             FinishReason.LENGTH: "cut by --max-tokens",
             FinishReason.CONTEXT: full,
             FinishReason.ABORTED: "interrupted",
         }
-        facts = [f"{answer.num_tokens} tokens", _speed(answer.num_tokens, answer.seconds)]
-        self.note(f"  {', '.join([*facts, cut.get(answer.reason, answer.reason.value)])}\n")
+        facts = [f"{reply.num_tokens} tokens", _speed(reply.num_tokens, reply.seconds)]
+        self.note(f"  {', '.join([*facts, cut.get(reply.reason, reply.reason.value)])}\n")
         if not self.is_terminal:
-            if answer.reason is FinishReason.CONTEXT:
+            if reply.reason is FinishReason.CONTEXT:
                 make_console(stderr=True).print(full)
-            if answer.reason is FinishReason.ABORTED:
+            if reply.reason is FinishReason.ABORTED:
                 raise KeyboardInterrupt
 
     def remark(self, text: str) -> None:
-        """A line about the conversation, which is not part of it."""
+        """Print a line about the conversation; to the standard error if the output is piped."""
         if self.is_terminal:
             self.note(legible(text))
         else:
             say(text, err=True)
 
-    def tell(self, text: str) -> None:
+    def print(self, text: str) -> None:
         self.console.print(text)
 
     def note(self, text: str) -> None:
-        """For a person at the terminal only."""
+        """Print a dimmed line, only on a terminal."""
         if self.is_terminal:
             self.console.print(text, style="dim")
 

@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import AsJson, MaxSteps, Parameters, TrustRemoteCode
-from turnwise.cli.run_parts import (
-    DatasetOption,
-    EnvironmentOption,
-    ParserOption,
-    PartOption,
-    Supplied,
-    ToolOption,
-)
+from turnwise.cli import completion, options as opt
+from turnwise.cli.run_settings import Supplied, played_settings
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,36 +24,35 @@ _MARKS = {"error": ("✗", "bold red"), "warning": ("!", "bold yellow"), "note":
 def check_env(
     env: Annotated[
         str,
-        typer.Argument(
-            metavar="ENV_OR_RUN",
-            help="A name that `turnwise envs` lists, your own (path/to/file.py:ClassName), or the "
-            "folder of a run: its environment, with its parameters, tools and dataset.",
-            show_default=False,
-            autocompletion=completion.environments_and_runs,
+        opt.argument(
+            "ENV_OR_RUN",
+            "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
+            "of a run, for its environment with parameters, tools and dataset.",
+            completion.environments_and_runs,
         ),
     ],
-    param: Parameters = None,
-    max_steps: MaxSteps = None,
-    other_env: EnvironmentOption = None,
-    dataset: DatasetOption = None,
-    tool: ToolOption = None,
-    parser: ParserOption = None,
-    part: PartOption = None,
-    seed: Annotated[int, typer.Option(help="The first seed to play.")] = 0,
-    episodes: Annotated[int, typer.Option(min=1, help="How many seeds to play.")] = 5,
+    param: opt.Parameters = None,
+    max_steps: opt.MaxSteps = None,
+    other_env: opt.EnvironmentOption = None,
+    dataset: opt.DatasetOption = None,
+    tool: opt.ToolOption = None,
+    parser: opt.ParserOption = None,
+    part: opt.PartOption = None,
+    seed: Annotated[int, typer.Option(help="First seed.")] = 0,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of seeds.")] = 5,
     slow_after: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Mean time above which steps are slow.")
+        float, typer.Option(metavar="SECONDS", help="Mean time of a step that counts as slow.")
     ] = 0.1,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Time after which a call hangs.")
+        float, typer.Option(metavar="SECONDS", help="Time after which a call counts as hanging.")
     ] = 10.0,
-    trust_remote_code: TrustRemoteCode = False,
-    as_json: AsJson = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Check that an environment is fit for training; every finding names the fix.
+    """Check that an environment is ready for training; every finding comes with a fix.
 
-    The rows of a dataset are the tasks of the episodes that are played (`self.task`).
-    The exit code is 1 if there are errors, 0 if there are none.
+    Episodes get the rows of the dataset as their tasks (`self.task`).
+    The exit code is 1 if there are errors, 0 otherwise.
 
     [bold]Examples[/bold]
 
@@ -74,15 +64,11 @@ def check_env(
     turnwise check-env my_env.py:MyEnvironment --json | jq '.findings[].fix'
     """
     from turnwise.cli.common import make_console, print_json, working
-    from turnwise.cli.run_parts import restore, settings_of
-    from turnwise.cli.run_place import find_run, not_a_run, runs_in
-    from turnwise.config import ConfigStore
+    from turnwise.cli.run_paths import find_run_or_refuse
     from turnwise.env.checker import check_env as run_checks
     from turnwise.user_code import settings_from
 
-    source = find_run(env)
-    if source is None and runs_in(Path(env).expanduser()):
-        raise not_a_run(env)
+    source = find_run_or_refuse(env)
     if source is None and other_env is not None:
         raise ConfigError("--env is for a run whose own environment cannot be restored.")
     name = env if source is None else other_env
@@ -95,12 +81,7 @@ def check_env(
         working(f"checking {env}"),
         contextlib.ExitStack() as closing,
     ):
-        if source is None:
-            config = ConfigStore()
-            supplied.put_into(config)
-        else:
-            config = settings_of(source)
-            restore(config, source, supplied, is_checked=False)
+        config = played_settings(source, supplied, is_checked=False)
         report = run_checks(
             config.environment.name,
             config.environment,
@@ -118,15 +99,14 @@ def check_env(
 
 
 def _components(config: ConfigStore, is_run: bool, closing: contextlib.ExitStack) -> dict[str, Any]:
-    """Rows, tools and parser that the environment is played with; most environments have none."""
+    """Return the dataset, tools and parser that the environment is played with."""
     from turnwise.tools.by_name import parser_by_name, tools_by_name
 
     found: dict[str, Any] = {}
     if config.dataset.path is not None or config.eval_dataset.path is not None:
-        from turnwise.cli.run_parts import rows_of
         from turnwise.trainer.components import UserComponents
 
-        found["dataset"] = rows_of(UserComponents().filled_from(config))
+        found["dataset"] = UserComponents().filled_from(config).eval_rows
     if config.tools:
         found["tools"] = tools_by_name(config.tools, closing)
     found["parser"] = parser_by_name(config.parser)
@@ -134,7 +114,7 @@ def _components(config: ConfigStore, is_run: bool, closing: contextlib.ExitStack
         from turnwise.tools import get_parser
         from turnwise.trainer.state import load_configured_tokenizer
 
-        # Calls are written as the chat template of the run's model has it.
+        # The parser `auto` follows the chat template of the run's model.
         template = load_configured_tokenizer(config).chat_template
         found["parser"] = get_parser("auto", template=template)
     return found

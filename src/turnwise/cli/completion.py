@@ -1,7 +1,4 @@
-"""What the shell offers on Tab: environments, settings, folders of runs.
-
-`turnwise --install-completion` makes bash, zsh, fish and PowerShell ask.
-"""
+"""Shell completion of environments, settings and runs (`turnwise --install-completion`)."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 Offer = tuple[str, str]
-"""A word, and one line about it; some shells show it."""
+"""A completion, and a description that some shells show."""
 
 
 def environments(incomplete: str) -> Iterator[Offer]:
-    """Names of environments, and Python files in which there may be one."""
+    """Complete names of environments, and Python files that may define one."""
     from turnwise.env.catalog import BUILT_IN
 
     yield from ((name, "built in") for name in BUILT_IN if name.startswith(incomplete))
@@ -24,7 +21,7 @@ def environments(incomplete: str) -> Iterator[Offer]:
 
 
 def settings(incomplete: str) -> Iterator[Offer]:
-    """`section.name=`, then the values that there are; configuration files and runs before them."""
+    """Complete configuration files, runs, `section.name=`, and the choices of a setting."""
     key, is_given, value = incomplete.partition("=")
     if is_given:
         yield from ((f"{key}={choice}", "") for choice in _choices(key) if choice.startswith(value))
@@ -40,7 +37,7 @@ def settings(incomplete: str) -> Iterator[Offer]:
 
 
 def runs(incomplete: str) -> Iterator[Offer]:
-    """Folders of runs, folders on the way to them, and the checkpoints in a run."""
+    """Complete folders of runs, folders that contain runs, and checkpoints."""
     for folder in _folders(incomplete):
         if (folder / "state.json").is_file():
             yield str(folder), "checkpoint"
@@ -51,7 +48,7 @@ def runs(incomplete: str) -> Iterator[Offer]:
 
 
 def runs_and_models(incomplete: str) -> Iterator[Offer]:
-    """What can play: a run, a built-in model, a folder with a model in it."""
+    """Complete runs, built-in models, and folders of models."""
     for name in ("tiny", "smollm2-135m"):
         if name.startswith(incomplete):
             yield name, "built in"
@@ -62,20 +59,20 @@ def runs_and_models(incomplete: str) -> Iterator[Offer]:
 
 
 def environments_and_runs(incomplete: str) -> Iterator[Offer]:
-    """What can be played."""
+    """Complete environments and runs."""
     yield from environments(incomplete)
     yield from runs(incomplete)
 
 
 def players(incomplete: str) -> Iterator[Offer]:
-    """Who can play."""
-    names = {"human": "you", "expert": "the environment's own", "random": "chance"}
+    """Complete players."""
+    names = {"human": "you", "expert": "the environment's own", "random": "random actions"}
     yield from (offer for offer in names.items() if offer[0].startswith(incomplete))
     yield from runs_and_models(incomplete)
 
 
 def parsers(incomplete: str) -> Iterator[Offer]:
-    """Ways of writing tool calls, and Python files in which there may be one."""
+    """Complete parsers of tool calls, and Python files that may define one."""
     from turnwise.tools.parsers import PARSERS
 
     yield from ((name, "") for name in PARSERS if name.startswith(incomplete))
@@ -83,14 +80,14 @@ def parsers(incomplete: str) -> Iterator[Offer]:
 
 
 def metrics(incomplete: str) -> Iterator[Offer]:
-    """Names of metrics that most runs have."""
+    """Complete the metrics that most runs have."""
     names = ("reward", "success", "entropy", "kl", "turns", "tokens_per_episode", "truncated")
     evaluated = [f"eval/{kind}/{name}" for kind in ("greedy", "sampled") for name in names[:2]]
     yield from ((name, "") for name in (*names, *evaluated) if name.startswith(incomplete))
 
 
 def _choices(key: str) -> list[str]:
-    """The values of a setting that has a few."""
+    """Return the choices of a setting that has some."""
     from typing import Literal
 
     from turnwise.config import setting_types

@@ -5,31 +5,25 @@ from __future__ import annotations
 import dataclasses
 from typing import Annotated
 
-import typer
-
 from turnwise.cli import completion
-from turnwise.cli.common import AsJson, print_file, print_json
+from turnwise.cli.common import print_file, print_json
+from turnwise.cli.options import AsJson, ConfigName, ConfigPath, argument
 
 
 def config(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [SECTION.NAME=VALUE]...",
-            help="A YAML file, then settings that replace its values.",
-            show_default=False,
-            autocompletion=completion.settings,
+        argument(
+            "[CONFIG] [SECTION.NAME=VALUE]...",
+            "A YAML file, and settings that override its values.",
+            completion.settings,
         ),
     ] = None,
-    config_path: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the YAML file.")
-    ] = None,
-    config_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its name, with or without .yaml.")
-    ] = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the resolved configuration as YAML, each setting under its line of help.
+    """Print the whole configuration as YAML, with a comment that explains each setting.
 
     [bold]Examples[/bold]
 

@@ -1,4 +1,4 @@
-"""`turnwise doctor`: what works on this machine, or what is wrong with a run."""
+"""`turnwise doctor`: checks this machine, or diagnoses a run."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import AsJson, legible, make_console
-from turnwise.cli.run_place import find_run, metrics_file, run_of
+from turnwise.cli import completion, options as opt
+from turnwise.cli.common import legible, make_console
+from turnwise.cli.run_paths import find_run, metrics_file, run_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,16 +30,13 @@ _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bol
 def doctor(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RUN]",
-            help="The folder of a run, a checkpoint in it, or its metrics.jsonl.",
-            show_default=False,
-            autocompletion=completion.runs,
+        opt.argument(
+            "[RUN]", "Folder of a run or a checkpoint, or its metrics.jsonl.", completion.runs
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Report what works on this machine; with a run, what was wrong with it, when, and the fix.
+    """Check this machine; or, given a run, report what is wrong with it, since when, and the fix.
 
     The exit code is 1 if this machine cannot train at all.
 
@@ -50,15 +47,15 @@ def doctor(
     turnwise doctor runs/guess-number --json | jq .now
     """
     if run is None:
-        _look_at_machine(as_json)
+        _check_machine(as_json)
     else:
-        _look_at_run(run, as_json)
+        _diagnose_run(run, as_json)
 
 
-def _look_at_machine(as_json: bool) -> None:
-    from turnwise.cli.machine import look_around
+def _check_machine(as_json: bool) -> None:
+    from turnwise.cli.machine import check_machine
 
-    facts = list(look_around()) if as_json else list(_shown(look_around()))
+    facts = list(check_machine()) if as_json else list(_shown(check_machine()))
     failures = [fact for fact in facts if fact.is_basic and fact.state == "broken"]
     if as_json:
         rows = [dataclasses.asdict(fact) for fact in facts]
@@ -88,14 +85,14 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
         yield fact
 
 
-def _look_at_run(run: str, as_json: bool) -> None:
+def _diagnose_run(run: str, as_json: bool) -> None:
     from turnwise.runs.doctor import diagnose, findings, present
     from turnwise.runs.headline import headline
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
     folder = find_run(run)
-    # A run that stopped in its first step has no metrics, and a reason.
+    # A run that stopped in its first step has no metrics, but a finding.
     now = None if folder is None else findings(run_of(folder))
     steps: list[dict[str, float]] = []
     if not now or RunFolder(run_of(folder or Path())).metrics_file.is_file():
@@ -103,11 +100,11 @@ def _look_at_run(run: str, as_json: bool) -> None:
         steps = [numbers_of(line) for line in MetricsLog(file).read()]
         if not now and not steps:
             raise ConfigError(f"{file} is empty: no step of this run was finished yet")
-    said = diagnose(steps)
-    if now is None:  # a file by itself, without the folder that it was in
+    over_time = diagnose(steps)
+    if now is None:  # a copy of metrics.jsonl without its run folder
         now = present(steps)
     if as_json:
-        found = [{"step": step, **dataclasses.asdict(finding)} for step, finding in said]
+        found = [{"step": step, **dataclasses.asdict(finding)} for step, finding in over_time]
         main = headline(steps, _folder(run).evaluated_on)
         facts = {
             "run": run,
@@ -118,14 +115,14 @@ def _look_at_run(run: str, as_json: bool) -> None:
         rows = [dataclasses.asdict(finding) for finding in now]
         typer.echo(json.dumps({**facts, "findings": found, "now": rows}, indent=1))
     else:
-        _show_run(make_console(), run, steps, said, now)
+        _show_run(make_console(), run, steps, over_time, now)
 
 
 def _show_run(
     console: Console,
     run: str,
     steps: Sequence[Mapping[str, Any]],
-    said: Sequence[tuple[int, Finding]],
+    over_time: Sequence[tuple[int, Finding]],
     now: Sequence[Finding],
 ) -> None:
     from rich.text import Text
@@ -133,15 +130,15 @@ def _show_run(
     from turnwise.runs.checkpoints import CheckpointStore
 
     lasting = {finding.code: finding for finding in now}
-    for step, finding in said:
-        # What lasts is shown with what has come of it since.
-        is_last = finding.code not in {later.code for when, later in said if when > step}
+    for step, finding in over_time:
+        # A finding that lasts is shown with its present consequences.
+        is_last = finding.code not in {later.code for when, later in over_time if when > step}
         last = lasting.get(finding.code) if is_last else None
         _show_finding(console, f"step {step:<6}", finding, last or finding, run)
     for finding in now:
-        if finding.code not in {one.code for _, one in said}:
+        if finding.code not in {one.code for _, one in over_time}:
             _show_finding(console, "", finding, finding, run)
-    if said or now:
+    if over_time or now:
         console.print()
     console.print(Text(f"{legible(run)}: {_summary(run, steps)}", "bold"))
     if (best := CheckpointStore(_folder(run).checkpoints).best) is not None:
@@ -154,7 +151,7 @@ def _show_run(
 
 
 def _show_finding(console: Console, when: str, finding: Finding, last: Finding, run: str) -> None:
-    """What was seen when it began, and what is known of it now."""
+    """Print a finding as it began, with its present consequences and example."""
     from rich.padding import Padding
     from rich.text import Text
 
@@ -168,13 +165,13 @@ def _show_finding(console: Console, when: str, finding: Finding, last: Finding, 
         folder = run_of(Path(run).expanduser())
         address = f"#/run/{folder.resolve().name}/episodes/{last.example}"
         place = legible(f"turnwise view {shlex.quote(str(folder))}, {address}")
-        lines.append(Text.assemble(("look at: ", "bold"), place))
+        lines.append(Text.assemble(("example: ", "bold"), place))
     for line in lines:
         console.print(Padding(line, (0, 0, 0, 2), expand=False))
 
 
 def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
-    """How to follow the advice: some settings can be changed in this run, some in a new one."""
+    """Return how to change settings: some can change in this run, some only in a new one."""
     from turnwise.runs.resume_settings import FIXED
 
     advised = {name for found in present for name in re.findall(r"\w+\.[a-z_]+", found.fix)}
@@ -186,7 +183,7 @@ def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
 
 
 def _summary(run: str, steps: Sequence[Mapping[str, Any]]) -> str:
-    """How far a run has come, and how well it went."""
+    """Return the number of steps, the headline and the highest reward of a run."""
     from turnwise.runs.headline import headline
 
     if not steps:
@@ -201,7 +198,7 @@ def _summary(run: str, steps: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _folder(run: str) -> RunFolder:
-    """The folder of a run that was named by itself or by its metrics."""
+    """Return the folder of a run, given the folder or its metrics."""
     from turnwise.runs.run_folder import RunFolder
 
     found = find_run(run)

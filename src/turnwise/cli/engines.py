@@ -1,4 +1,4 @@
-"""`turnwise train --engine`: the same settings in one process, on Ray, or by VERL's own trainer."""
+"""`turnwise train --engine`: trains in one process, on Ray, or with VERL's own trainer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SETTING = re.compile(r"[+~]{0,2}(\w+)(?:@[\w.]*)?[.=]")
 
 
 class Engine(StrEnum):
-    """What trains; the names that `create_trainer` takes."""
+    """The engines of `create_trainer`."""
 
     LOCAL = "local"
     RAY = "ray"
@@ -32,7 +32,7 @@ class Engine(StrEnum):
 
 
 def split_settings(words: Sequence[str], engine: Engine | None) -> tuple[list[str], list[str]]:
-    """Words for us, and settings that only VERL can mean: those of sections that we do not have."""
+    """Return our arguments and VERL's: settings of sections that turnwise does not have."""
     if engine is not Engine.VERL:
         return list(words), []
     ours = _our_sections()
@@ -52,28 +52,28 @@ def _our_sections() -> set[str]:
 
 
 def place(config: ConfigStore, engine: Engine | None) -> None:
-    """Write an engine that was named into the settings; without one they say it themselves."""
+    """Write `--engine` into the settings; without it, `ray.use_ray` decides."""
     if engine in (Engine.LOCAL, Engine.RAY):
         config.ray.use_ray = engine is Engine.RAY
 
 
 def dry_run(config: ConfigStore, engine: Engine | None, overrides: Sequence[str]) -> str:
-    """The settings that would run, in YAML: VERL's whole config, or ours."""
+    """Return the resolved settings as YAML: VERL's whole config, or ours."""
     if engine is not Engine.VERL:
         return config.to_yaml()
     return _verl_trainer(config, "auto", overrides).dry_run()
 
 
 def train_with_verl(
-    config: ConfigStore, resume: Resume, overrides: Sequence[str], words: Console
+    config: ConfigStore, resume: Resume, overrides: Sequence[str], console: Console
 ) -> None:
-    """Train; VERL tells of it on the console in its own way."""
+    """Train with VERL, which prints its own progress."""
     trainer = _verl_trainer(config, resume, overrides)
     try:
         with trainer:
             history = trainer.fit()
     except KeyboardInterrupt:
-        words.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
+        console.print("\ninterrupted; the same command resumes from VERL's last checkpoint")
         raise typer.Exit(130) from None
     except ConfigError:
         raise
@@ -81,7 +81,7 @@ def train_with_verl(
         say(f"error: {error}", err=True)
         raise typer.Exit(1) from None
     first, last = history[0], history[-1]
-    words.print(
+    console.print(
         f"\nreward   {first['reward']:.3g} at first, {last['reward']:.3g} at last\n"
         f"metrics  {legible(str(trainer.run_folder))}/metrics.jsonl\n"
         f"weights  {legible(str(trainer.save_checkpoint()))}, in VERL's own format",

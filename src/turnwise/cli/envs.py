@@ -1,15 +1,15 @@
-"""`turnwise envs`: the environments that there are, and how each kind is named."""
+"""`turnwise envs`: lists the environments."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnwise.cli.common import AsJson
+from turnwise.cli.options import AsJson
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-# The form of a name, the package it needs, and one line about it.
+# The form of a name, the package that it needs, and a description.
 FORMS: tuple[tuple[str, str | None, str], ...] = (
     ("gym:CartPole-v1", "gymnasium", "any registered Gymnasium environment, as text"),
     ("textarena:TicTacToe-v0", "textarena", "TextArena's offline games"),
@@ -48,12 +48,12 @@ def envs(as_json: AsJson = False) -> None:
     console = make_console()
     console.print("Built in", style="bold")
     console.print(built_in)
-    console.print("\nBy the form of the name", style="bold")
+    console.print("\nOther names", style="bold")
     console.print(others)
 
 
 def _built_in() -> dict[str, str]:
-    """Each name, and the first line about it."""
+    """Return each name with the first line of its docstring."""
     from importlib import import_module
 
     from turnwise.env.catalog import BUILT_IN

@@ -1,4 +1,4 @@
-"""`turnwise train --estimate`: two real steps, and what they say of the whole run."""
+"""`turnwise train --estimate`: measures two steps, and estimates the whole run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 2
 MOST_WARM_START_STEPS = 20
-# Parts of a step, as the metrics name them and as a person does.
-PARTS = {
+# The phases of a step: the metric, and its label.
+PHASES = {
     "time/generate": "generating",
     "time/environment": "environment",
     "time/tools": "tools",
@@ -36,12 +36,12 @@ PARTS = {
 
 @dataclass
 class Measured:
-    """A reporter that takes the time, and what else was seen of two steps."""
+    """A reporter that records the times of two steps, and the sizes of their files."""
 
     show: Console
     steps: list[Mapping[str, float]] = field(default_factory=list)
     warm_start: list[float] = field(default_factory=list)
-    """When each of its steps was done."""
+    """The time at which each warm-start step ended."""
     checkpoint_bytes: int = 0
     checkpoint_seconds: float = 0.0
     episode_bytes: int = 0
@@ -53,18 +53,18 @@ class Measured:
         self.steps.append(dict(metrics))
 
     def say(self, text: str) -> None:
-        """Of a run that nobody will look at."""
+        """Ignore messages: the measured run is deleted."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         if what == "warm start":
             self.warm_start.append(time.perf_counter())
 
     def end(self, outcome: str) -> None:
-        """It always ends."""
+        """Nothing to record."""
 
 
 def estimate_run(config: ConfigStore, console: Console, as_json: bool = False) -> None:
-    """Measure in a folder that is gone afterwards, and tell."""
+    """Measure in a temporary folder, and print the estimate."""
     with tempfile.TemporaryDirectory(prefix="turnwise-estimate-") as folder:
         measured = Measured(console)
         with working(f"measuring {NUM_STEPS} steps"):
@@ -96,19 +96,19 @@ def _measure(config: ConfigStore, measured: Measured, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take, in seconds, bytes and tokens."""
+    """The estimated cost of a run in seconds, bytes and tokens."""
 
     num_steps: int
     step_seconds: float
     parts: Mapping[str, float]
-    """Seconds of a step, by what they are spent on."""
+    """Seconds of a step by phase."""
     warm_start_seconds: float
     evaluation_seconds: float
-    """Of one evaluation, after each epoch."""
+    """Seconds of one evaluation, which follows each epoch."""
     checkpoint_seconds: float
     checkpoint_bytes: int
     num_checkpoints: int
-    """Kept at the same time."""
+    """Checkpoints that are kept at the same time."""
     episode_bytes: float
     whole_seconds: float
     memory_gib: float
@@ -122,7 +122,7 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
     step = last["time/step"]
     _, *warm_ends = measured.warm_start
     warm = 0.0
-    if len(warm_ends) > 1:  # the first one also pays for what is made once
+    if len(warm_ends) > 1:  # the first step includes one-time costs
         pace = (warm_ends[-1] - warm_ends[0]) / (len(warm_ends) - 1)
         warm = pace * training.warm_start_steps
     evaluation = last.get("time/evaluate", 0.0)
@@ -133,7 +133,7 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
     return Estimate(
         num_steps=num_steps,
         step_seconds=step,
-        parts={name: last[key] for key, name in PARTS.items() if last.get(key, 0) >= 0.01 * step},
+        parts={name: last[key] for key, name in PHASES.items() if last.get(key, 0) >= 0.01 * step},
         warm_start_seconds=warm,
         evaluation_seconds=evaluation,
         checkpoint_seconds=measured.checkpoint_seconds,
@@ -169,10 +169,10 @@ def _report(config: ConfigStore, found: Estimate) -> list[str]:
     head = (
         f"{one_line(model)} on {one_line(config.environment_name)}, measured on {NUM_STEPS} steps"
     )
-    notes = ["", "Episodes get longer or shorter as a model learns, and the time with them."]
+    notes = ["", "The length of episodes changes as the model learns, and so does the time."]
     if training.warm_start is not None and training.warm_start_steps > MOST_WARM_START_STEPS:
         notes.append(
-            f"They were played after {MOST_WARM_START_STEPS} steps of warm start instead of "
+            f"The measured episodes follow {MOST_WARM_START_STEPS} steps of warm start instead of "
             f"{training.warm_start_steps:,}."
         )
     return [head, "", *(f"{name:<12}{text}" for name, text in rows.items() if text), *notes]

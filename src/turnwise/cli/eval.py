@@ -1,43 +1,21 @@
-"""`turnwise eval`: how good a trained model is, on episodes that training never saw."""
+"""`turnwise eval`: evaluates a trained model on held-out episodes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import (
-    AsJson,
-    MaxSteps,
-    Parameters,
-    TrustRemoteCode,
-    legible,
-    make_console,
-    print_json,
-    working,
-)
-from turnwise.cli.eval_rows import EvalRows, SplitName, rows_of_split
-from turnwise.cli.run_parts import (
-    CheckpointOption,
-    DatasetOption,
-    EnvironmentOption,
-    ModelOption,
-    ParserOption,
-    PartOption,
-    RewardOption,
-    Supplied,
-    SystemPromptOption,
-    ToolOption,
-)
+from turnwise.cli import completion, options as opt
+from turnwise.cli.common import legible, make_console, working
+from turnwise.cli.run_settings import Supplied, load_player, restore, settings_of, source_of
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
-    from turnwise.cli.held_out import Plan
-    from turnwise.cli.pass_at_k import AttemptScores
-    from turnwise.cli.scores import Scores
+    from turnwise.cli.eval_episodes import EvalRows, Plan
     from turnwise.config import ConfigStore
     from turnwise.episode import EpisodeResult
     from turnwise.models import LoadedModel
@@ -46,51 +24,54 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+class SplitName(StrEnum):
+    train = "train"
+    eval = "eval"
+
+
 def evaluate(
     run_or_model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN_OR_MODEL",
-            help="A run's folder, a checkpoint, or a model: a name, a folder, a Hugging Face id.",
-            show_default=False,
-            autocompletion=completion.runs_and_models,
+        opt.argument(
+            "[RUN_OR_MODEL]",
+            "The folder of a run or a checkpoint, or a model: a name, a folder, a Hugging Face id.",
+            completion.runs_and_models,
         ),
     ] = None,
-    env: EnvironmentOption = None,
-    param: Parameters = None,
-    max_steps: MaxSteps = None,
-    reward: RewardOption = None,
-    dataset: DatasetOption = None,
-    tool: ToolOption = None,
-    parser: ParserOption = None,
-    system_prompt: SystemPromptOption = None,
-    model: ModelOption = None,
-    part: PartOption = None,
+    env: opt.EnvironmentOption = None,
+    param: opt.Parameters = None,
+    max_steps: opt.MaxSteps = None,
+    reward: opt.RewardOption = None,
+    dataset: opt.DatasetOption = None,
+    tool: opt.ToolOption = None,
+    parser: opt.ParserOption = None,
+    system_prompt: opt.SystemPromptOption = None,
+    model: opt.ModelOption = None,
+    part: opt.PartOption = None,
     split: Annotated[
         SplitName | None,
         typer.Option(
-            help="Which rows of the run's dataset to play: those that it was trained on, or those "
-            "that were held out.",
-            show_default="held-out rows where there are any",
+            help="Play the rows that the run was trained on, or its held-out rows.",
+            show_default="eval, if there are held-out rows",
         ),
     ] = None,
     agent: Annotated[
         str | None,
         typer.Option(
             metavar="WHO",
-            help="Who plays instead of the model: expert, random, or FILE.PY:NAME, a function "
-            "from the observation (and the state, if it takes two arguments) to the action.",
+            help="Evaluate a player instead of the model: expert, random, or FILE.PY:NAME, a "
+            "function (observation) or (observation, state) that returns the action.",
             show_default=False,
         ),
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many tasks to play.")] = 100,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of tasks to play.")] = 100,
     k: Annotated[
         int | None,
         typer.Option(
             "--k",
             min=1,
             metavar="N",
-            help="Attempts at each task, sampled: pass@1 to pass@N, and mean@N.",
+            help="Sample N attempts per task, and report pass@1 to pass@N and mean@N.",
             show_default=False,
         ),
     ] = None,
@@ -98,27 +79,27 @@ def evaluate(
         bool | None,
         typer.Option(
             "--greedy/--sampled",
-            help="Take the likeliest token, or draw one.",
+            help="Greedy decoding, or sampling as in training.",
             show_default="greedy",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Other held-out episodes.", show_default="the run's own"),
+        typer.Option(min=0, help="Seed of the held-out episodes.", show_default="the run's own"),
     ] = None,
-    checkpoint: CheckpointOption = "last",
-    trust_remote_code: TrustRemoteCode = False,
-    as_json: AsJson = False,
+    checkpoint: opt.CheckpointOption = "last",
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.AsJson = False,
     show: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Print so many whole conversations.")
+        int, typer.Option(min=0, metavar="N", help="Print the first N conversations.")
     ] = 0,
 ) -> None:
-    """Evaluate a trained model on held-out episodes, next to the expert and the random player.
+    """Evaluate a trained model on held-out episodes, compared with the expert and a random player.
 
     A run is played with its own environment, tools, parser, system prompt, dataset and reward.
-    The same seed means the same episodes for each player. Ranges are 95 % intervals; where there
-    are fewer rows than episodes, each row is played equally often, and the intervals are over
-    rows. Of a mix of environments each part plays so many episodes, and has its own scores.
+    All players play the same episodes. Ranges are 95 % confidence intervals; if there are fewer
+    rows than episodes, each row is played equally often and the intervals are over rows. Of a mix,
+    each environment plays that many episodes and has its own scores.
 
     [bold]Examples[/bold]
 
@@ -133,9 +114,8 @@ def evaluate(
     turnwise eval --agent expert --env my_env.py:MyEnv
     turnwise eval runs/mine --json | jq .model.success
     """
-    from turnwise.cli.eval_report import reported_headline
-    from turnwise.cli.held_out import Plan
-    from turnwise.cli.run_parts import source_of
+    from turnwise.cli.eval_episodes import Plan
+    from turnwise.cli.eval_report import report, report_mix, reported_headline
     from turnwise.user_code import settings_from
 
     is_greedy = k is None if greedy is None else greedy
@@ -181,10 +161,10 @@ def evaluate(
         **({} if agent is None else {"played_by": agent}),
     }
     if config.environments is None:
-        _report(facts, parts[""], chosen[""], plan, as_json, show)
+        report(facts, parts[""], chosen[""], plan, as_json, show)
     else:
         weights = {name: item.weight for name, item in zip(parts, config.environments, strict=True)}
-        _report_mix(facts, parts, chosen, weights, plan, as_json, show)
+        report_mix(facts, parts, chosen, weights, plan, as_json, show)
     if not as_json and facts["in_training"] is not None:
         text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
         make_console().print(text, soft_wrap=True)
@@ -209,12 +189,12 @@ def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
 def _check_names(
     name: str | None, source: Path | None, environment: str | None, agent: str | None
 ) -> None:
-    """Refuse what does not say who plays what."""
-    from turnwise.cli.run_place import not_a_run, runs_in
+    """Raise `ConfigError` unless the arguments say who plays what."""
+    from turnwise.cli.run_paths import not_a_run, runs_in
 
     if name is None and agent is None:
         raise ConfigError(
-            "nobody is named who plays. Name a run or a model (turnwise eval runs/mine), or an "
+            "no player is named. Name a run or a model (turnwise eval runs/mine), or an "
             "agent: turnwise eval --agent expert --env guess-number"
         )
     if source is not None or (name is None and environment is not None):
@@ -242,13 +222,14 @@ def _loaded(
     agent: str | None,
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
-    """Who plays, and the settings under which it plays."""
-    from turnwise.cli.run_parts import load_with_settings, restore, settings_of
+    """Return the player (for an agent, only a tokenizer) and the settings of the episodes."""
     from turnwise.config import ConfigStore
 
     if agent is None:
         assert name is not None
-        player, config = load_with_settings(name, source, checkpoint, supplied, trust_remote_code)
+        player, config = load_player(
+            name, source, checkpoint, ConfigStore(), supplied.model, trust_remote_code
+        )
     else:
         from turnwise.models import LoadedModel
         from turnwise.trainer.state import load_configured_tokenizer, use_model
@@ -264,7 +245,8 @@ def _loaded(
 def _play_parts(
     player: LoadedModel, config: ConfigStore, split: SplitName | None, plan: Plan
 ) -> tuple[dict[str, EvalRows], dict[str, Mapping[str, Sequence[EpisodeResult]]]]:
-    """The rows of each environment of a mix, or of the only one, and what was played of them."""
+    """Return the rows and the episodes by environment of a mix; without a mix its name is ""."""
+    from turnwise.cli.eval_episodes import rows_of_split
     from turnwise.trainer.components import UserComponents
 
     parts = {name: UserComponents().filled_from(own) for name, own in config.parts().items()}
@@ -281,7 +263,7 @@ def _played(
 ) -> Mapping[str, Sequence[EpisodeResult]]:
     from rich.status import Status
 
-    from turnwise.cli.held_out import play_held_out
+    from turnwise.cli.eval_episodes import play_held_out
     from turnwise.trainer.rollout import Interrupted
     from turnwise.trainer.stopping import StopRequest
 
@@ -289,12 +271,12 @@ def _played(
     status = Status("", console=console)
     stop = StopRequest(lambda text: None)
 
-    def tell(who: str, done: int, total: int) -> None:
+    def progress(who: str, done: int, total: int) -> None:
         status.update(f"{who}: {done:,} of {total:,} episodes")
 
     try:
         with status, stop.listening():
-            played = play_held_out(player, config, parts, chosen, plan, stop, tell)
+            played = play_held_out(player, config, parts, chosen, plan, stop, progress)
         if stop.is_wanted:
             raise Interrupted
     except (Interrupted, KeyboardInterrupt):
@@ -303,101 +285,8 @@ def _played(
     return played
 
 
-def _report(
-    facts: Mapping[str, Any],
-    played: Mapping[str, Sequence[EpisodeResult]],
-    chosen: EvalRows,
-    plan: Plan,
-    as_json: bool,
-    show: int,
-) -> None:
-    from turnwise.cli.eval_report import show_attempts, show_conversation, show_scores
-
-    scores, attempts = _scored(played, plan, facts["seed"])
-    if as_json:
-        print_json({**facts, **_as_dict(scores, attempts)})
-        return
-    console = make_console()
-    for result in played[plan.who][:show]:
-        show_conversation(console, result)
-    console.print(_headline(facts, chosen, plan))
-    name = plan.agent or "model"
-    if attempts is not None:
-        show_attempts(console, name, attempts)
-        scores.pop(plan.who)
-    show_scores(console, {name if who == plan.who else who: s for who, s in scores.items()})
-
-
-def _report_mix(
-    facts: Mapping[str, Any],
-    parts: Mapping[str, Mapping[str, Sequence[EpisodeResult]]],
-    chosen: Mapping[str, EvalRows],
-    weights: Mapping[str, float],
-    plan: Plan,
-    as_json: bool,
-    show: int,
-) -> None:
-    """Each part by itself, and the mean over them, each counted with its weight in the mix."""
-    from turnwise.trainer.episode_metrics import weighted_mean
-
-    scored = {name: _scored(played, plan, facts["seed"]) for name, played in parts.items()}
-    firsts = {name: scores[plan.who] for name, (scores, _) in scored.items()}
-    kinds = ("success", "reward")
-    known = {
-        name: {kind: value for kind in kinds if (value := getattr(first, kind)) is not None}
-        for name, first in firsts.items()
-    }
-    mean = weighted_mean(known, weights)
-    if as_json:
-        each = {name: {"weight": weights[name], **_as_dict(*scored[name])} for name in parts}
-        print_json({**facts, "parts": each, "mean_by_weight": mean})
-        return
-    for name, played in parts.items():
-        _report({**facts, "environment": name}, played, chosen[name], plan, False, show)
-        typer.echo()
-    console = make_console()
-    words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
-    found = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
-    console.print(f"mean over the parts by weight ({words}): {found}")
-
-
-def _scored(
-    played: Mapping[str, Sequence[EpisodeResult]], plan: Plan, seed: int
-) -> tuple[dict[str, Scores | None], AttemptScores | None]:
-    from turnwise.cli.pass_at_k import AttemptScores
-    from turnwise.cli.scores import Scores, tells_success
-
-    tells = any(tells_success(results) for results in played.values())
-    scores = {who: Scores.of(results, tells, seed) for who, results in played.items()}
-    if plan.k is None:
-        return scores, None
-    return scores, AttemptScores.of(played[plan.who], plan.num_attempts, seed, tells)
-
-
-def _as_dict(scores: Mapping[str, Scores | None], attempts: AttemptScores | None) -> dict[str, Any]:
-    found: dict[str, Any] = {who: score.to_dict() for who, score in scores.items() if score}
-    return found if attempts is None else {**found, "attempts": attempts.to_dict()}
-
-
-def _headline(facts: Mapping[str, Any], chosen: EvalRows, plan: Plan) -> str:
-    who = legible(str(facts["name"] or plan.agent))
-    if facts["name"] and plan.agent:
-        who = f"{legible(plan.agent)} in the environment of {who}"
-    how = "" if plan.agent is not None else f", {facts['sampling']}"
-    number = plan.num_episodes(chosen)
-    if plan.k is not None:
-        tasks = "held-out tasks" if chosen.is_seeds else f"tasks of {chosen.words}"
-        many = f"{number:,} {tasks}, {plan.num_attempts} attempts each"
-    elif chosen.is_seeds:
-        many = f"{number:,} held-out episodes"
-    else:
-        many = f"{number:,} episodes on {chosen.words}{chosen.often(number)}"
-    best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
-    return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
-
-
 def _which_checkpoint(source: Path | None, checkpoint: str) -> str | None:
-    """Which one `best` is, and by what; None where another one is asked for."""
+    """Return which checkpoint is `best` and by which metric; None for another `--checkpoint`."""
     from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.run_folder import RunFolder
 

@@ -1,43 +1,130 @@
-"""What `turnwise eval` prints: conversations, and the scores of who played."""
+"""Prints the results of `turnwise eval`: conversations, and the scores of all players."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.common import legible
+import typer
+
+from turnwise.cli.common import legible, make_console, print_json
+from turnwise.cli.pass_at_k import NO_SUCCESS, AttemptScores
+from turnwise.cli.run_paths import run_of
+from turnwise.cli.scores import Estimate, Scores, reports_success
 from turnwise.errors import ConfigError
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from turnwise.cli.intervals import Estimate
-    from turnwise.cli.pass_at_k import AttemptScores
-    from turnwise.cli.scores import Scores
+    from turnwise.cli.eval_episodes import EvalRows, Plan
     from turnwise.episode import EpisodeResult
 
 
 def reported_headline(source: Path | None) -> dict[str, Any] | None:
     """Return the headline that the run reported in training; None for a model without a run."""
-    from turnwise.cli.run_place import run_of
-    from turnwise.runs.headline import headline
-    from turnwise.runs.metrics_log import MetricsLog, numbers_of
-    from turnwise.runs.run_folder import RunFolder
-
     if source is None:
         return None
     folder = RunFolder(run_of(source))
     try:
-        steps = [numbers_of(line) for line in MetricsLog(folder.metrics_file).read()]
-    except ConfigError:  # a damaged file of metrics does not keep the model from playing
+        found = headline(folder.read_metrics(), folder.evaluated_on)
+    except ConfigError:  # the model can be evaluated without the file of metrics
         return None
-    found = headline(steps, folder.evaluated_on)
     return None if found is None else found.to_dict()
 
 
-def show_conversation(console: Console, result: EpisodeResult) -> None:
-    """Every word of an episode, and how it ended."""
+def report(
+    facts: Mapping[str, Any],
+    played: Mapping[str, Sequence[EpisodeResult]],
+    chosen: EvalRows,
+    plan: Plan,
+    as_json: bool,
+    show: int,
+) -> None:
+    scores, attempts = _scored(played, plan, facts["seed"])
+    if as_json:
+        print_json({**facts, **_as_dict(scores, attempts)})
+        return
+    console = make_console()
+    for result in played[plan.who][:show]:
+        _show_conversation(console, result)
+    console.print(_headline(facts, chosen, plan))
+    name = plan.agent or "model"
+    if attempts is not None:
+        _show_attempts(console, name, attempts)
+        scores.pop(plan.who)
+    _show_scores(console, {name if who == plan.who else who: s for who, s in scores.items()})
+
+
+def report_mix(
+    facts: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Sequence[EpisodeResult]]],
+    chosen: Mapping[str, EvalRows],
+    weights: Mapping[str, float],
+    plan: Plan,
+    as_json: bool,
+    show: int,
+) -> None:
+    """Report each environment of a mix, and the mean over them by their weights."""
+    from turnwise.trainer.episode_metrics import weighted_mean
+
+    scored = {name: _scored(played, plan, facts["seed"]) for name, played in parts.items()}
+    firsts = {name: scores[plan.who] for name, (scores, _) in scored.items()}
+    kinds = ("success", "reward")
+    known = {
+        name: {kind: value for kind in kinds if (value := getattr(first, kind)) is not None}
+        for name, first in firsts.items()
+    }
+    mean = weighted_mean(known, weights)
+    if as_json:
+        each = {name: {"weight": weights[name], **_as_dict(*scored[name])} for name in parts}
+        print_json({**facts, "parts": each, "mean_by_weight": mean})
+        return
+    for name, played in parts.items():
+        report({**facts, "environment": name}, played, chosen[name], plan, False, show)
+        typer.echo()
+    console = make_console()
+    words = ", ".join(f"{legible(name)} {weight:g}" for name, weight in weights.items())
+    found = ", ".join(f"{kind} {value:.4g}" for kind, value in mean.items())
+    console.print(f"mean over the environments by weight ({words}): {found}")
+
+
+def _scored(
+    played: Mapping[str, Sequence[EpisodeResult]], plan: Plan, seed: int
+) -> tuple[dict[str, Scores | None], AttemptScores | None]:
+    reports = any(reports_success(results) for results in played.values())
+    scores = {who: Scores.of(results, reports, seed) for who, results in played.items()}
+    if plan.k is None:
+        return scores, None
+    return scores, AttemptScores.of(played[plan.who], plan.num_attempts, seed, reports)
+
+
+def _as_dict(scores: Mapping[str, Scores | None], attempts: AttemptScores | None) -> dict[str, Any]:
+    found: dict[str, Any] = {who: score.to_dict() for who, score in scores.items() if score}
+    return found if attempts is None else {**found, "attempts": attempts.to_dict()}
+
+
+def _headline(facts: Mapping[str, Any], chosen: EvalRows, plan: Plan) -> str:
+    who = legible(str(facts["name"] or plan.agent))
+    if facts["name"] and plan.agent:
+        who = f"{legible(plan.agent)} in the environment of {who}"
+    how = "" if plan.agent is not None else f", {facts['sampling']}"
+    number = plan.num_episodes(chosen)
+    if plan.k is not None:
+        tasks = "held-out tasks" if chosen.is_seeds else f"tasks of {chosen.words}"
+        many = f"{number:,} {tasks}, {plan.num_attempts} attempts each"
+    elif chosen.is_seeds:
+        many = f"{number:,} held-out episodes"
+    else:
+        many = f"{number:,} episodes on {chosen.words}{chosen.often(number)}"
+    best = f"checkpoint of {facts['checkpoint']}\n" if facts["checkpoint"] else ""
+    return f"{best}{who} on {legible(facts['environment'])}, {many}{how}"
+
+
+def _show_conversation(console: Console, result: EpisodeResult) -> None:
+    """Print all messages of an episode, and how it ended."""
     from rich.text import Text
 
     for agent in result.agents:
@@ -52,7 +139,7 @@ def show_conversation(console: Console, result: EpisodeResult) -> None:
         console.print(Text(f"reward {reward}, {ending}\n", "dim"))
 
 
-def show_scores(console: Console, scores: Mapping[str, Scores | None]) -> None:
+def _show_scores(console: Console, scores: Mapping[str, Scores | None]) -> None:
     from rich.table import Table
 
     found = {who: score for who, score in scores.items() if score is not None}
@@ -84,11 +171,9 @@ def show_scores(console: Console, scores: Mapping[str, Scores | None]) -> None:
     console.print(table)
 
 
-def show_attempts(console: Console, who: str, scores: AttemptScores) -> None:
-    """Several attempts at each task: pass@k, mean@k and reward with their intervals."""
+def _show_attempts(console: Console, who: str, scores: AttemptScores) -> None:
+    """Print pass@k, mean@k and reward with their intervals."""
     from rich.table import Table
-
-    from turnwise.cli.pass_at_k import NO_SUCCESS
 
     table = Table.grid(padding=(0, 3))
     table.add_column(style="bold")

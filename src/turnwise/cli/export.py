@@ -1,4 +1,4 @@
-"""`turnwise export`: a run's model as a folder that others load, or the run as one page."""
+"""`turnwise export`: writes a run's model as a Hugging Face folder, or the run as one HTML page."""
 
 from __future__ import annotations
 
@@ -12,44 +12,31 @@ from typing import Annotated
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import AsJson, TrustRemoteCode, print_json, say, working
-from turnwise.cli.run_parts import CheckpointOption, ModelOption, source_of
-from turnwise.cli.run_place import require_run, run_of
+from turnwise.cli import completion, options as opt
+from turnwise.cli.common import print_json, say, working
+from turnwise.cli.run_paths import require_run, run_of
+from turnwise.cli.run_settings import source_of, which_checkpoint
 from turnwise.errors import ConfigError
 
 
 def export(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="A run's folder, or a checkpoint.",
-            show_default=False,
-            autocompletion=completion.runs,
-        ),
-    ],
+    run: Annotated[str, opt.argument("RUN", "Folder of a run or a checkpoint.", completion.runs)],
     out: Annotated[
-        str,
-        typer.Argument(
-            metavar="OUT",
-            help="The folder to make; with a name that ends in .html, a page about the run.",
-            show_default=False,
-        ),
+        str, opt.argument("OUT", "The new folder; or a file *.html for a page about the run.")
     ],
-    checkpoint: CheckpointOption = "last",
-    model: ModelOption = None,
+    checkpoint: opt.CheckpointOption = "last",
+    model: opt.ModelOption = None,
     episodes: Annotated[
         int,
-        typer.Option(min=0, max=500, help="Episodes that a page shows as whole conversations."),
+        typer.Option(min=0, max=500, help="Number of whole conversations in a page."),
     ] = 12,
-    trust_remote_code: TrustRemoteCode = False,
-    as_json: AsJson = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Write a trained model in the Hugging Face layout, with tokenizer, template and model card.
 
-    LoRA adapters are merged into the weights. Nothing that exists is overwritten. With a name that
-    ends in .html, write the whole run as one page instead: curves, findings, settings, episodes.
+    LoRA adapters are merged into the weights. Existing files are never overwritten. If OUT ends in
+    .html, write the run as one page instead: curves, findings, settings, episodes.
 
     [bold]Examples[/bold]
 
@@ -72,11 +59,11 @@ def export(
     from turnwise.whole_files import honour_umask
 
     with working(f"loading {run}"):
-        found = find_checkpoint(source, "best" if checkpoint == "best" else "last")
+        found = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(
             found.path, trust_remote_code=trust_remote_code, model=model
         )
-    if not loaded.tokenizer.chat_template:  # the run wrote its conversations in this one
+    if not loaded.tokenizer.chat_template:  # the run used this one
         from turnwise.chat import TEMPLATES
 
         loaded.tokenizer.chat_template = TEMPLATES["plain"]
@@ -97,11 +84,11 @@ def export(
         return
     best = _best(run) if checkpoint == "best" else None
     of = f"step {found.step}" if best is None else str(best)
-    say(f"{out} holds the model of {of}. Talk to it: turnwise chat {out}")
+    say(f"{out} has the model of {of}. Chat with it: turnwise chat {out}")
 
 
 def _best(run: str) -> object | None:
-    """The checkpoint that is marked as the best; None: none is."""
+    """Return the checkpoint that is marked as the best, if any."""
     from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.run_folder import RunFolder
 
@@ -129,7 +116,7 @@ def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> Non
     if as_json:
         print_json({"file": str(place), "run": run, "bytes": len(page)})
         return
-    say(f"{place} holds the run, {len(page) / 2**20:.1f} MiB. Open it in any browser.")
+    say(f"{place} has the run, {len(page) / 2**20:.1f} MiB. Open it in any browser.")
 
 
 def _check_free(place: Path) -> None:
@@ -140,20 +127,20 @@ def _check_free(place: Path) -> None:
 
 
 def _make_whole(place: Path, fill: Callable[[Path], None]) -> None:
-    """Under a hidden name first: a folder that is half a model looks like a whole one."""
+    """Fill a hidden folder and rename it, so that no incomplete model is left behind."""
     place = place.absolute()
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         draft = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
         try:
-            folder = draft / "model"  # made here, so that it is as readable as any other
+            folder = draft / "model"  # with the permissions of a normal folder
             folder.mkdir()
             fill(folder)
             os.rename(folder, place)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     except Exception as error:
-        full = os.strerror(errno.ENOSPC)  # of which safetensors tells in words alone
+        full = os.strerror(errno.ENOSPC)  # safetensors has it only in its message
         if not isinstance(error, OSError) and full not in str(error):
             raise
         why = error.strerror or error if isinstance(error, OSError) else full

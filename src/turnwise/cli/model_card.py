@@ -1,4 +1,4 @@
-"""The README.md of an exported model: what it is, how well it did, how to load it."""
+"""The model card (README.md) of an exported model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CARD = """\
 
 {base}, trained by reinforcement learning with turnwise {version} in the {environments}: {steps}.
 
-{figures}## How to load it
+{metrics}## How to load it
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -43,7 +43,7 @@ sampled at temperature {temperature}.
 | setting | value |
 |---|---|
 {settings}"""
-_FIGURES = {
+_METRICS = {
     "eval/greedy/success": "success, greedy, {on}",
     "eval/greedy/reward": "reward, greedy, {on}",
     "eval/sampled/success": "success, sampled, {on}",
@@ -56,7 +56,7 @@ _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
 
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
-    """In the form that the Hugging Face hub reads."""
+    """Return the card in the format of the Hugging Face hub."""
     history, evaluated_on = _history(run)
     training = config.training
     base = config.model.local_path or config.model.model_name
@@ -80,8 +80,8 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         environments="environment{}\n{}".format(
             "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
         ),
-        steps=f"{step:,} steps of {training.batch_size:,} starts each",
-        figures=_headline(history, step, evaluated_on)
+        steps=f"{step:,} steps of {training.batch_size:,} tasks each",
+        metrics=_headline(history, step, evaluated_on)
         + _table(history, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],
         max_tokens=config.inference.max_tokens,
@@ -91,7 +91,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
 
 
 def _game(environment: EnvironmentConfig) -> str:
-    """An environment as the command line names it."""
+    """Return an environment as it is named on the command line."""
     given = "".join(f" --param {key}={value}" for key, value in environment.params.items())
     if environment.max_steps is not None:
         given += f" --max-steps {environment.max_steps}"
@@ -99,21 +99,19 @@ def _game(environment: EnvironmentConfig) -> str:
 
 
 def _history(run: Path) -> tuple[Sequence[Mapping[str, float]], str | None]:
-    """The metrics of the run's steps, and what its evaluations are on, if that was recorded."""
-    from turnwise.runs.metrics_log import MetricsLog, numbers_of
+    """Return the metrics of the run's steps, and what its evaluations are on, if recorded."""
     from turnwise.runs.run_folder import RunFolder
 
-    folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint lies two deep in it
+    folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint is two levels deep
     for folder in folders:
         own = RunFolder(folder.expanduser())
         if own.metrics_file.is_file():
-            read = MetricsLog(own.metrics_file).read()
-            return [numbers_of(line) for line in read], own.evaluated_on
+            return own.read_metrics(), own.evaluated_on
     return [], None
 
 
 def _headline(history: Sequence[Mapping[str, float]], step: int, evaluated_on: str | None) -> str:
-    """The headline of the step after which the model was saved, as the doctor prints it."""
+    """Return the headline of the step after which the model was saved."""
     from turnwise.runs.headline import headline
 
     found = headline(history, evaluated_on, step=step)
@@ -126,20 +124,20 @@ def _table(
     parts: Sequence[str],
     evaluated_on: str | None,
 ) -> str:
-    """The metrics of a step; of a mix, those of the whole and then of each part."""
+    """Return a table of a step's metrics; of a mix, also those of each environment."""
     metrics = next((line for line in reversed(history) if line.get("step") == step), {})
     number = metrics.get("eval/greedy/num_episodes")
     many = "episodes" if number is None else f"{number:,.0f} episodes"
     on = f"{many} on {evaluated_on}" if evaluated_on else many
-    figures = {key: name.format(on=on) for key, name in _FIGURES.items()}
+    names = {key: name.format(on=on) for key, name in _METRICS.items()}
     for part in parts:
-        figures |= {
+        names |= {
             key.replace("eval/", f"eval/{part}/") if "/" in key else f"{part}/{key}": (
                 f"{part}: {name}"
             )
-            for key, name in list(figures.items())[: len(_FIGURES)]
+            for key, name in list(names.items())[: len(_METRICS)]
         }
-    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in figures.items() if key in metrics]
+    rows = [f"| {name} | {metrics[key]:.4g} |" for key, name in names.items() if key in metrics]
     if not rows:
         return ""
     return "\n".join([f"| at step {step:,} | |", "|---|---|", *rows, "", ""])

@@ -1,9 +1,8 @@
-"""Several attempts at each task: how often one of k attempts solves it, and how sure that is.
+"""pass@k: how often at least one of k attempts at a task solves it.
 
-With n attempts at a task of which c solved it, 1 - C(n-c, k) / C(n, k) is the share of the subsets
-of k attempts that hold a solved one: an unbiased estimate of pass@k for every k up to n.
-
-Intervals are over tasks, since attempts at one task are alike.
+With n attempts of which c solved the task, 1 - C(n-c, k) / C(n, k) is the fraction of subsets of k
+attempts with a solved one: an unbiased estimate of pass@k for every k up to n. Intervals are over
+tasks, since attempts at one task are not independent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.intervals import Estimate
+from turnwise.cli.scores import Estimate
 from turnwise.errors import ConfigError
 from turnwise.runs.headline import wilson_interval
 
@@ -33,7 +32,7 @@ class TaskScore:
     """The attempts at one task; those that failed with an error are not counted."""
 
     task: int
-    """Its number among the held-out tasks, counted from 0."""
+    """Its index among the held-out tasks, from 0."""
     seed: int
     attempts: int
     solved: int | None
@@ -81,7 +80,7 @@ class AttemptScores:
     ) -> AttemptScores | None:
         """Return None if every attempt failed with an error.
 
-        `reports`: whether the environment ever reports success, to whichever player.
+        `reports`: whether the environment ever reports success.
         """
         if any(len(result.agents) > 1 for result in results):
             raise ConfigError(

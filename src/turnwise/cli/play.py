@@ -1,4 +1,4 @@
-"""`turnwise play`: a person, a scripted player or a trained agent plays in the terminal."""
+"""`turnwise play`: plays episodes in the terminal, or shows a trained agent playing."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import MaxSteps, Parameters, TrustRemoteCode
-from turnwise.cli.run_parts import (
-    CheckpointOption,
-    DatasetOption,
-    EnvironmentOption,
-    ModelOption,
-    ParserOption,
-    PartOption,
-    RewardOption,
-    Supplied,
-    SystemPromptOption,
-    ToolOption,
-)
+from turnwise.cli import completion, options as opt
+from turnwise.cli.run_settings import Supplied
 from turnwise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,19 +18,19 @@ if TYPE_CHECKING:
 def play(
     env: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[ENV_OR_RUN]",
-            help="A name that `turnwise envs` lists, your own (path/to/file.py:ClassName), or the "
-            "folder of a run: its environment, with its parameters, tools and dataset.",
-            show_default="the environment of the run that plays",
-            autocompletion=completion.environments_and_runs,
+        opt.argument(
+            "[ENV_OR_RUN]",
+            "A name listed by `turnwise envs`, your own path/to/file.py:ClassName, or the folder "
+            "of a run, for its environment with parameters, tools and dataset.",
+            completion.environments_and_runs,
+            "the environment of the run that plays",
         ),
     ] = None,
     player: Annotated[
         str,
         typer.Option(
             metavar="WHO",
-            help="Who plays: human, expert, random; a run's folder, a checkpoint or a model; or "
+            help="human, expert or random; the folder of a run or a checkpoint, or a model; or "
             "FILE.PY:NAME, a function from the observation to the action.",
             autocompletion=completion.players,
         ),
@@ -50,36 +38,36 @@ def play(
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the first episode.", show_default="random")
     ] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many to play.")] = 1,
-    max_steps: MaxSteps = None,
-    param: Parameters = None,
-    other_env: EnvironmentOption = None,
-    reward: RewardOption = None,
-    dataset: DatasetOption = None,
-    tool: ToolOption = None,
-    parser: ParserOption = None,
-    system_prompt: SystemPromptOption = None,
-    model: ModelOption = None,
-    part: PartOption = None,
-    checkpoint: CheckpointOption = "last",
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 1,
+    max_steps: opt.MaxSteps = None,
+    param: opt.Parameters = None,
+    other_env: opt.EnvironmentOption = None,
+    reward: opt.RewardOption = None,
+    dataset: opt.DatasetOption = None,
+    tool: opt.ToolOption = None,
+    parser: opt.ParserOption = None,
+    system_prompt: opt.SystemPromptOption = None,
+    model: opt.ModelOption = None,
+    part: opt.PartOption = None,
+    checkpoint: opt.CheckpointOption = "last",
     greedy: Annotated[
-        bool, typer.Option("--greedy/--sampled", help="Take the likeliest token, or draw one.")
+        bool, typer.Option("--greedy/--sampled", help="Greedy decoding, or sampling.")
     ] = True,
     delay: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Pause before an action.")
+        float, typer.Option(min=0, metavar="SECONDS", help="Pause before each action.")
     ] = 0.0,
-    trust_remote_code: TrustRemoteCode = False,
+    trust_remote_code: opt.TrustRemoteCode = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of a failure.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print each episode as JSON; not for a human.")
+        bool, typer.Option("--json", help="Print each episode as a line of JSON.")
     ] = False,
 ) -> None:
-    """Play an environment in the terminal, or watch a trained agent or a scripted player do it.
+    """Play an environment in the terminal, or watch a trained agent or a scripted player.
 
-    While you play, [bold]?[/bold] shows the state, [bold]hint[/bold] asks the expert,
-    [bold]/tool name=value[/bold] calls a tool and [bold]quit[/bold] leaves.
+    In the game, [bold]?[/bold] shows the state, [bold]hint[/bold] shows the expert's action,
+    [bold]/tool name=value[/bold] calls a tool and [bold]quit[/bold] exits.
 
     [bold]Examples[/bold]
 
@@ -93,36 +81,36 @@ def play(
     turnwise play shop --player expert --episodes 10 --json | jq .reward
     """
     from turnwise.cli.common import make_console, print_json
-    from turnwise.cli.screen import Screen
-    from turnwise.cli.stage import IN_THE_TERMINAL, find_stage, played_here, watched
+    from turnwise.cli.play_screen import Screen
+    from turnwise.cli.play_setup import WITHOUT_MODEL, find_setup, play_scripted, watch
     from turnwise.errors import TurnwiseError
 
     if as_json and player == "human":
-        raise ConfigError("--json is for others than a human: --player expert, random or a run")
+        raise ConfigError("--json is not for a human: name --player expert, random or a run")
     first_seed = random.randrange(10_000) if seed is None else seed
     supplied = Supplied(
         other_env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
     )
-    stage = find_stage(env, player, checkpoint, supplied, trust_remote_code)
+    setup = find_setup(env, player, checkpoint, supplied, trust_remote_code)
     is_brief = player != "human" and episodes > 1
-    screen = Screen(make_console(quiet=as_json), stage.name, is_brief=is_brief)
+    screen = Screen(make_console(quiet=as_json), setup.name, is_brief=is_brief)
     played: list[Played] = []
     seeds = range(first_seed, first_seed + episodes)
     try:
-        with stage.settings() as config:
-            if stage.environment_run is not None:
-                screen.name = f"{config.environment.name} of {stage.name}"
-            if player in IN_THE_TERMINAL:
-                found = played_here(config, stage, seeds, screen, delay)
+        with setup.settings() as config:
+            if setup.environment_run is not None:
+                screen.name = f"{config.environment.name} of {setup.name}"
+            if player in WITHOUT_MODEL:
+                found = play_scripted(config, setup, seeds, screen, delay)
             else:
-                found = watched(config, stage, seeds, screen, delay, greedy, debug)
+                found = watch(config, setup, seeds, screen, delay, greedy, debug)
             for episode in found:
                 played.append(episode)
                 if as_json:
                     print_json(_as_json(episode), indent=None)
     except (KeyboardInterrupt, EOFError):
         screen.left()
-    except Exception as error:  # a failure of the environment: the user's own code, so in brief
+    except Exception as error:  # raised by the user's environment: print it without a traceback
         if debug or isinstance(error, TurnwiseError | typer.Exit):
             raise
         screen.failed(error)

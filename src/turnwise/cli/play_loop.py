@@ -1,4 +1,4 @@
-"""An episode that a person or a scripted player plays in the terminal, with the tools there are."""
+"""Plays an episode by a person or a scripted player in the terminal, with tools if any."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from turnwise.tools.base import marked_tools
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:
-    from turnwise.cli.screen import Screen
+    from turnwise.cli.play_screen import Screen
     from turnwise.episode.actions import Actions
     from turnwise.episode.messages import MessageBuilder
     from turnwise.episode.options import EpisodeLimits, ParserChoice
     from turnwise.reward import RewardFn
 
 Chooser = Callable[[BaseEnvironment], str]
-"""Says the next action of an environment."""
+"""Returns the next action in an environment."""
 
 
 @dataclass
 class Played:
-    """An episode that is over, as it is shown and printed."""
+    """A finished episode, as it is printed."""
 
     trajectory: Trajectory
     calls: list[Sequence[ToolCall]] = field(default_factory=list)
     """The tool calls of each turn."""
     score: float | None = None
-    """What the run's reward function gives; None: there is none."""
+    """The reward by the run's reward function; None: there is none."""
     row: int | None = None
-    """The row of the dataset that was played, counted from 0."""
+    """The row of the dataset, from 0."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What a run adds to its environment; as it stands, nothing."""
+    """The components that a run adds to its environment; none by default."""
 
     tools: ToolRegistry | None = None
     parser: ParserChoice = "auto"
     system_prompt: str = ""
     limits: EpisodeLimits | None = None
     messages: MessageBuilder | None = None
-    """Of the run's chat template, which the parser `auto` goes by."""
+    """That of the run's chat template, which the parser `auto` follows."""
     reward_fn: RewardFn | None = None
     rows: Sequence[Mapping[str, Any]] | None = None
 
     def row_of(self, seed: int) -> int | None:
-        """Which row of the dataset an episode of this seed plays."""
+        """Return the row of the dataset for a seed; None without a dataset."""
         return None if not self.rows else seed % len(self.rows)
 
     def max_turns(self, env: BaseEnvironment) -> int | None:
-        """The most turns of an episode; a turn that calls tools is not a step. None: no limit."""
+        """Return the limit of turns; None: no limit. A turn that calls tools is not a step."""
         limit = None if self.limits is None else self.limits.max_turns
         if self.tools is not None or marked_tools(env):
             return limit
@@ -66,22 +66,21 @@ class Rules:
 
 @dataclass
 class Moved:
-    """What came of one turn."""
+    """The result of one turn."""
 
     step: StepResult
     state: str = ""
     calls: Sequence[ToolCall] = ()
     status: EpisodeStatus | None = None
-    """How the episode ended by it; None: it goes on."""
+    """The status of an episode that it ended; None: the episode continues."""
 
 
 def play_episode(
     env: BaseEnvironment, choose: Chooser, seed: int, screen: Screen, rules: Rules
 ) -> Played:
-    """Play one episode; a failure of the environment propagates as it is.
+    """Play one episode; exceptions of the environment propagate.
 
-    Each call runs in an event loop of its own for as long as it takes, so that Ctrl-C reaches
-    `input` at once.
+    The event loop runs only while the environment is called, so that Ctrl-C reaches `input`.
     """
     loop = asyncio.new_event_loop()
     played = Played(Trajectory(seed=seed), row=rules.row_of(seed))
@@ -94,12 +93,12 @@ def play_episode(
         prefix = "\n\n".join(filter(None, [rules.system_prompt, env.get_prompt_prefix().strip()]))
         trajectory.prompts = [prefix, observation]
         screen.moves = moves
-        screen.opening(played, prefix, observation, rules.max_turns(env))
+        screen.start(played, prefix, observation, rules.max_turns(env))
         status = None
         while status is None:
             action = choose(env)
             moved = loop.run_until_complete(moves.act(action))
-            _write_down(played, action, moved)
+            _record(played, action, moved)
             screen.turn(moved.step, moved.calls)
             status = moved.status
             if status is None and trajectory.num_turns >= _most_turns(rules):
@@ -115,7 +114,7 @@ def play_episode(
 
 
 class Moves:
-    """What a player's words do in one environment: a step, or tool calls where there are tools."""
+    """Executes actions in one environment: a step, or tool calls if there are tools."""
 
     def __init__(self, env: BaseEnvironment, rules: Rules) -> None:
         self._env = env
@@ -123,10 +122,10 @@ class Moves:
         self._actions: Actions | None = None
 
     def begin(self) -> None:
-        """The environment was reset: its own tools join those of the run."""
+        """Add the environment's own tools to those of the run; call it after the reset."""
         if self._rules.tools is None and not marked_tools(self._env):
             return
-        # Imports torch, which a game without tools need not wait for.
+        # Late: they import torch, which a game without tools does not need.
         from turnwise.episode.actions import Actions
         from turnwise.episode.environment_session import CallMode, EnvironmentSession
         from turnwise.episode.options import EpisodeLimits
@@ -142,11 +141,11 @@ class Moves:
 
     @property
     def parser(self) -> ActionParser | None:
-        """How tool calls are written; None: there are no tools."""
+        """The parser of tool calls; None: there are no tools."""
         return None if self._actions is None else self._actions.parser
 
-    def tools_in_words(self) -> str:
-        """The tools and how a person calls them; empty: there are none."""
+    def tools_help(self) -> str:
+        """Return a help text about the tools; empty without tools."""
         if self._actions is None:
             return ""
         tools = [
@@ -157,7 +156,7 @@ class Moves:
         return "\n".join(["tools:", *(f"  {line}" for line in tools)])
 
     def call_of(self, line: str) -> str | None:
-        """A typed `/tool name=value ...` as the model would write it; None: it is no such line."""
+        """Return a typed `/tool name=value ...` in the model's format; None for other lines."""
         if self.parser is None or self._actions is None or not line.startswith("/"):
             return None
         try:
@@ -189,7 +188,7 @@ def _most_turns(rules: Rules) -> float:
     return float("inf") if limit is None else limit
 
 
-def _write_down(played: Played, action: str, moved: Moved) -> None:
+def _record(played: Played, action: str, moved: Moved) -> None:
     trajectory, step = played.trajectory, moved.step
     trajectory.states.append(moved.state)
     trajectory.actions.append(action)

@@ -1,4 +1,4 @@
-"""`turnwise plot`: the curves of runs as a picture for a paper."""
+"""`turnwise plot`: draws the curves of runs as a figure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from turnwise.cli import completion
-from turnwise.cli.common import AsJson, print_json
+from turnwise.cli import completion, options as opt
+from turnwise.cli.common import print_json
 from turnwise.errors import ConfigError, import_extra
 
 if TYPE_CHECKING:
@@ -35,16 +35,13 @@ class BandName(StrEnum):
 def plot(
     runs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN",
-            help="Folders of runs; those that differ in their seed alone become one curve.",
-            show_default=False,
-            autocompletion=completion.runs,
+        opt.argument(
+            "RUN...", "Folders of runs; runs that differ in seed are one curve.", completion.runs
         ),
     ],
     output: Annotated[
         str,
-        typer.Option("--output", "-o", metavar="FILE", help="The picture: .png, .svg or .pdf."),
+        typer.Option("--output", "-o", metavar="FILE", help="Image file: .png, .svg or .pdf."),
     ] = "curve.png",
     metric: Annotated[
         list[str] | None,
@@ -52,36 +49,36 @@ def plot(
             "--metric",
             "-m",
             metavar="NAME",
-            help="A metric to draw, one panel each; may be given many times.",
+            help="Metric to draw, one panel each; repeatable.",
             show_default="reward and success",
             autocompletion=completion.metrics,
         ),
     ] = None,
-    x: Annotated[AxisName, typer.Option(help="What the x-axis counts.")] = AxisName.step,
+    x: Annotated[AxisName, typer.Option(help="Unit of the x-axis.")] = AxisName.step,
     band: Annotated[
-        BandName, typer.Option(help="What is shown around the mean of several runs.")
+        BandName, typer.Option(help="Band around the mean of several runs.")
     ] = BandName.min_max,
     smooth: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Draw the mean of N neighbouring points; 1: the points themselves.",
+            help="Moving average over N points; 1 draws the raw values.",
             show_default="a twentieth of a long curve",
         ),
     ] = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="A line above it.")] = None,
+    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the figure.")] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="The name of a curve; given once for each, in order.",
+            help="Label of a curve; given once per curve, in order.",
             show_default="the settings that differ",
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: opt.AsJson = False,
 ) -> None:
-    """Draw how runs learned: the mean over seeds and a band, several experiments side by side.
+    """Draw learning curves: the mean over seeds with a band, for one or several experiments.
 
     [bold]Examples[/bold]
 
@@ -118,7 +115,7 @@ def plot(
     if as_json:
         print_json(_drawn(output, x.value, groups, curves))
     else:
-        _tell(output, x.value, groups, curves)
+        _print_summary(output, x.value, groups, curves)
 
 
 def _write(file: Path, picture: bytes) -> None:
@@ -131,7 +128,7 @@ def _write(file: Path, picture: bytes) -> None:
         ) from error
 
 
-def _tell(
+def _print_summary(
     output: str, x: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
 ) -> None:
     from turnwise.cli.common import legible, make_console
@@ -148,7 +145,7 @@ def _tell(
     if x == "step" and any(line.is_cut for lines in curves.values() for line in lines):
         text = "A mean ends where its shortest run ends; the longer ones continue."
         make_console(stderr=True).print(text)
-    console.print(legible(f"The picture is in {output}."), soft_wrap=True)
+    console.print(legible(f"The figure is in {output}."), soft_wrap=True)
 
 
 def _drawn(

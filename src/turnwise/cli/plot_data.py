@@ -1,4 +1,4 @@
-"""The curves of runs: read, put together by what the runs have in common, brought to one axis."""
+"""Reads the curves of runs, groups runs by their settings, and averages them along one axis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from turnwise.cli.run_place import metrics_file
+from turnwise.cli.run_paths import metrics_file
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.runs.headline import Headline, headline
@@ -21,13 +21,13 @@ Axis: TypeAlias = Literal["step", "episodes", "tokens", "minutes"]
 Band: TypeAlias = Literal["min-max", "stderr", "none"]
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
-# What is added up along an axis; the time of a step does not hold what comes after it.
+# The metrics that are summed along an axis; `time/step` does not include the later phases.
 _SUMMED = {
     "episodes": ("num_episodes",),
     "tokens": ("num_sampled_tokens",),
     "minutes": ("time/step", "time/evaluate", "time/checkpoint", "time/log"),
 }
-# Where and how long a run trains does not make it another experiment.
+# Settings that do not make a run another experiment.
 _NO_DIFFERENCE = {"training.seed", "training.num_epochs"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
 _MOST_POINTS = 1000
@@ -36,12 +36,12 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Run:
-    """What there is to know of a run for its curves."""
+    """The metrics of a run, and the settings that identify its experiment."""
 
     name: str
     rows: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
-    """Those that make it another experiment."""
+    """Runs with the same settings are one experiment."""
     seed: int | None
     evaluated_on: str | None = None
 
@@ -51,7 +51,7 @@ class Run:
         return headline(self.rows, self.evaluated_on)
 
     def series(self, metric: str, axis: Axis) -> tuple[Floats, Floats]:
-        """Where on the axis the metric has values, and which."""
+        """Return the positions on the axis at which the metric has values, and the values."""
         places = self._places(axis)
         found = [
             (place, row[metric])
@@ -69,9 +69,7 @@ class Run:
             return [row.get("step", number) for number, row in enumerate(self.rows, 1)]
         first, *others = _SUMMED[axis]
         if any(first not in row for row in self.rows):
-            raise ConfigError(
-                f"{self.name} does not tell its {axis}: steps without {first}. Take --x step."
-            )
+            raise ConfigError(f"{self.name} has no {axis}: steps without {first}. Use --x step.")
         spent = [sum(row.get(name, 0.0) for name in (first, *others)) for row in self.rows]
         return list(np.cumsum(spent) / (60.0 if axis == "minutes" else 1.0))
 
@@ -95,22 +93,22 @@ class Group:
 
 @dataclass(frozen=True)
 class Curve:
-    """A group's metric along an axis."""
+    """The mean of a metric over a group along an axis."""
 
     x: Floats
     mean: Floats
     low: Floats
     high: Floats
     raw: Floats | None
-    """The values of a single run before they were smoothed."""
+    """The values of a single run before smoothing."""
     window: int
-    """Over how many points they were smoothed; 1: not at all."""
+    """The number of points of the moving average; 1: none."""
     is_cut: bool
-    """Whether a run goes on where another has ended: a mean over fewer runs would jump."""
+    """Whether longer runs were cut at the end of the shortest: their mean would jump there."""
 
 
 def read_runs(places: Iterable[str]) -> list[Run]:
-    """Each run once, in the order given."""
+    """Return each run once, in the given order."""
     files = dict.fromkeys(metrics_file(place).resolve() for place in places)
     return [_read_run(file) for file in files]
 
@@ -121,7 +119,7 @@ def _read_run(file: Path) -> Run:
     if not rows:
         raise ConfigError(f"{file} is empty: no step of this run was finished yet")
     folder = RunFolder(file.parent)
-    if not folder.config_file.is_file():  # a copy of the metrics alone is its own experiment
+    if not folder.config_file.is_file():  # only a copy of the metrics: an experiment of its own
         return Run(name, rows, {"run": name}, None, folder.evaluated_on)
     config = ConfigStore.load(folder.config_file)
     settings = {
@@ -134,7 +132,7 @@ def _read_run(file: Path) -> Run:
 
 
 def group_runs(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
-    """One group for each experiment, in the order in which they appear."""
+    """Return one group per experiment, in the order in which they appear."""
     together: list[list[Run]] = []
     for run in runs:
         for group in together:
@@ -154,11 +152,11 @@ def group_runs(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[Group]:
 
 
 def _names(together: Sequence[Sequence[Run]]) -> list[str]:
-    """What sets each experiment apart, if that is brief and tells them apart; else the folders."""
+    """Return the settings that differ as labels if they are short, else the folder names."""
     settings = [group[0].settings for group in together]
     keys = dict.fromkeys(key for each in settings for key in each)
     differing = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
-    # A name given to the environment says what the entry of the catalogue says, and better.
+    # The recorded name of the environment replaces the one in the catalogue.
     if "environment" in differing:
         differing = [key for key in differing if key != "environment.name"]
     if 0 < len(differing) <= _MOST_NAMED and "run" not in differing:
@@ -176,7 +174,7 @@ def _brief(value: Any) -> str:
 
 
 def _common_name(names: Sequence[str]) -> str:
-    """What the folders of a group share.
+    """Return the common start of the folder names of a group.
 
     >>> _common_name(["runs/grpo-0", "runs/grpo-1"]), _common_name(["runs/a", "runs/b"])
     ('grpo', 'a')
@@ -187,13 +185,13 @@ def _common_name(names: Sequence[str]) -> str:
 
 
 def _num_shared(one: str, other: str) -> int:
-    """How many characters two words begin with alike."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:
-    """Every name under which a run has numbers."""
+    """Return the names of all numeric metrics."""
     return sorted(
         {
             name
@@ -207,7 +205,7 @@ def metric_names(runs: Iterable[Run]) -> list[str]:
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
-    """Reward and success; one of them where the other says nothing more."""
+    """Return reward and success; only one if the other is constant 0 or the same."""
     shared = set.intersection(*(set(metric_names([run])) for run in runs))
     found: list[str] = [name for name in ("reward", "success") if name in shared]
     if not found:
@@ -217,14 +215,14 @@ def default_metrics(runs: Sequence[Run]) -> list[str]:
         )
     rows = [row for run in runs for row in run.rows]
     if "success" in found and not any(row.get("success") for row in rows):
-        found.remove("success")  # most likely the environment does not tell it
+        found.remove("success")  # most likely the environment does not report it
     if len(found) == 2 and all(row.get("reward") == row.get("success") for row in rows):
         found.remove("reward")
     return found or ["success"]
 
 
 def check_metrics(names: Iterable[str], runs: Sequence[Run]) -> None:
-    """A name that no run has is a slip of the pen."""
+    """Raise `ConfigError` for a metric that no run has."""
     known = metric_names(runs)
     for name in names:
         if name not in known:
@@ -232,7 +230,7 @@ def check_metrics(names: Iterable[str], runs: Sequence[Run]) -> None:
 
 
 def curve_of(group: Group, metric: str, axis: Axis, band: Band, smooth: int | None) -> Curve:
-    """The mean over a group's runs, and how far they lie apart, where all of them have values."""
+    """Return the mean and band over a group's runs, where all of them have values."""
     series = [run.series(metric, axis) for run in group.runs]
     window = min(_window(len(x), smooth) for x, _ in series)
     smoothed = [(x, _moving_mean(y, window)) for x, y in series]
@@ -258,7 +256,7 @@ def _edges(values: Floats, mean: Floats, band: Band) -> tuple[Floats, Floats]:
 
 
 def _shared_places(places: Sequence[Floats], first: float, last: float) -> Floats:
-    """Where a run has a value; thinned where there are more than a picture shows."""
+    """Return the positions at which any run has a value, thinned to at most 1,000."""
     every = np.unique(np.concatenate(places))
     within = every[(every >= first) & (every <= last)]
     if len(within) <= _MOST_POINTS:
@@ -268,14 +266,14 @@ def _shared_places(places: Sequence[Floats], first: float, last: float) -> Float
 
 
 def _window(num_points: int, smooth: int | None) -> int:
-    """How many points a mean is taken over; by itself, a twentieth of a long curve."""
+    """Return the number of points of the moving average; by default a twentieth of a long curve."""
     if smooth is not None:
         return max(1, min(smooth, num_points))
     return num_points // 20 | 1 if num_points >= 40 else 1
 
 
 def _moving_mean(values: Floats, window: int) -> Floats:
-    """Around each point, so that nothing lags; over fewer points at the ends."""
+    """Return the centred moving average; over fewer points at the ends."""
     before, after = (window - 1) // 2, window // 2
     sums = np.concatenate([[0.0], np.cumsum(values)])
     at = np.arange(len(values))
@@ -285,5 +283,5 @@ def _moving_mean(values: Floats, window: int) -> Floats:
 
 
 def windows(curves: Iterable[Curve]) -> Iterator[int]:
-    """Over how many points curves were smoothed, each number once."""
+    """Yield the window sizes of smoothed curves, each once."""
     yield from sorted({curve.window for curve in curves if curve.window > 1})

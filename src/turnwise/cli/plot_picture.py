@@ -1,4 +1,4 @@
-"""Curves as a picture for a paper: one panel a metric, one colour an experiment."""
+"""Draws curves with matplotlib: one panel per metric, one colour per experiment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ AXES = {
     "tokens": "sampled tokens",
     "minutes": "minutes",
 }
-# Okabe and Ito's, which colour-blind readers tell apart; without the yellow, too pale for a line.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; without the pale yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PALE = "#444444"
 _DASHES = ("-", "--", ":", "-.")
@@ -44,7 +44,7 @@ _STYLE: Mapping[str, Any] = {
     "legend.frameon": False,
     "figure.dpi": 100,
     "savefig.dpi": 220,
-    "svg.fonttype": "none",  # words stay words, and an editor can change them
+    "svg.fonttype": "none",  # text stays editable
     "svg.hashsalt": "turnwise",
     "pdf.fonttype": 42,  # journals refuse Type 3
 }
@@ -65,11 +65,11 @@ def draw(
     title: str | None,
     file_format: str,
 ) -> bytes:
-    """The picture's file. `curves` has, for each metric, one curve a group."""
+    """Return the image file. `curves` has one curve per group for each metric."""
     matplotlib = import_extra("matplotlib", "plot")
     figures = import_extra("matplotlib.figure", "plot")
     with matplotlib.rc_context(), io.BytesIO() as file:
-        matplotlib.rcdefaults()  # whatever a user's own matplotlibrc says
+        matplotlib.rcdefaults()  # independent of the user's matplotlibrc
         matplotlib.rcParams.update(_STYLE)
         num_columns = 2 if len(curves) == 4 else min(len(curves), _MOST_COLUMNS)
         num_rows = -(-len(curves) // num_columns)
@@ -88,7 +88,7 @@ def draw(
 
 def _draw_panel(axes: Axes, metric: str, curves: Sequence[Curve], band: Band) -> None:
     for number, curve in enumerate(curves):
-        colour, dashes = _look(number)
+        colour, dashes = _line_style(number)
         marker = "o" if len(curve.x) == 1 else None
         if curve.raw is not None:
             axes.plot(curve.x, curve.raw, color=colour, alpha=0.25, linewidth=0.8)
@@ -97,17 +97,17 @@ def _draw_panel(axes: Axes, metric: str, curves: Sequence[Curve], band: Band) ->
         axes.plot(curve.x, curve.mean, color=colour, linestyle=dashes, marker=marker)
     axes.set_ylabel(metric)
     axes.margins(x=0.02)
-    if metric == "success" or metric.endswith("/success"):  # a share: the whole scale is the scale
+    if metric == "success" or metric.endswith("/success"):  # a fraction: show the whole scale
         axes.set_ylim(-0.03, 1.03)
 
 
-def _look(number: int) -> tuple[str, str]:
-    """A colour each; then the same colours with other dashes."""
+def _line_style(number: int) -> tuple[str, str]:
+    """Return colour and dashes: all colours first, then the same with other dashes."""
     return _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
 
 
 def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> None:
-    """Which line is which, and what was done to the numbers."""
+    """Add the legend, with a note on averaging and smoothing."""
     note = _note(groups, curves, band)
     if len(groups) == 1:
         figure.supxlabel(_caption(figure, groups[0], note), fontsize=8, color=_PALE)
@@ -115,7 +115,7 @@ def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], b
     lines = import_extra("matplotlib.lines", "plot")
     entries = []
     for number, group in enumerate(groups):
-        colour, dashes = _look(number)
+        colour, dashes = _line_style(number)
         many = f" ({group.how_many})" if len(group.runs) > 1 else ""
         line = lines.Line2D([], [], color=colour, linestyle=dashes, label=group.label + many)
         entries.append(line)
@@ -130,7 +130,7 @@ def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], b
 
 
 def _caption(figure: Figure, group: Group, note: str) -> str:
-    """The headline of a single run, and what was done to the numbers, in lines that fit."""
+    """Return the headline of a single run and the note, wrapped to the width."""
     found = group.runs[0].headline if len(group.runs) == 1 else None
     lines = [*([] if found is None else [str(found)]), note]
     width = int(figure.get_figwidth() * _CAPTION_LETTERS_PER_INCH)
@@ -138,7 +138,7 @@ def _caption(figure: Figure, group: Group, note: str) -> str:
 
 
 def _note(groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> str:
-    """What was done to the numbers, in a line."""
+    """Return how the values were averaged and smoothed, in a line."""
     parts = []
     if any(len(group.runs) > 1 for group in groups):
         over = f" of {groups[0].how_many}" if len(groups) == 1 else " over runs"
@@ -150,6 +150,6 @@ def _note(groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> str:
 
 
 def _num_columns(figure: Figure, entries: Sequence[Any]) -> int:
-    """As many as fit, where the line in front of a label takes the width of five letters."""
+    """Return the number of legend columns that fit; the line sample takes five letters."""
     longest = max(len(entry.get_label()) for entry in entries) + 5
     return max(1, min(len(entries), int(figure.get_figwidth() * _LETTERS_PER_INCH / longest)))

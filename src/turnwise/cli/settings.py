@@ -1,14 +1,19 @@
-"""What the commands of training and evaluation are told: a file, overrides, and code of a user."""
+"""Reads the settings that a command names, and finds the code and files that they name."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
+from turnwise.runs.named_files import Named, rewrite_names
+from turnwise.runs.places import find_folder, module_facts, module_of, recorded_module
+from turnwise.user_code import import_from, module_file
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
@@ -20,7 +25,7 @@ _OVERRIDE = re.compile(r"\+?[\w.]+=")
 def split_arguments(
     words: Sequence[str], config_path: str | None, config_name: str | None
 ) -> tuple[Path | None, list[str]]:
-    """The configuration file, if one is named, and the settings that replace its values."""
+    """Return the configuration file, if one is named, and the overrides `section.name=value`."""
     from turnwise.config import find_config
 
     overrides = [word for word in words if _OVERRIDE.match(word)]
@@ -42,28 +47,18 @@ def find_code(
     run: Path | None = None,
     typed: Sequence[str] = (),
 ) -> None:
-    """Make the code and files that the settings name be found: from these folders, or from here.
+    """Find the code and files that the settings name, and rewrite the names for this folder.
 
-    A run names files as they were named where it began, so that place comes before this one; what
-    is `typed` in this command, such as `dataset.path`, is looked for here first.
+    A run recorded names relative to the folder in which it began, so `folders` are searched before
+    the current one. Settings that are `typed` in this command are searched for here first.
     """
-    from turnwise.cli.finding import Finder
-    from turnwise.runs.named_files import rewrite_names
-
     rewrite_names(config, Finder(tuple(folders), run, tuple(typed)).find)
 
 
-def run_folders(run: Path) -> list[Path]:
-    """Where the code and data of a run may be: where it was started, or around its folder."""
-    from turnwise.runs.places import places_of
-
-    return places_of(run)
-
-
 def name_code(target: str, folder: Path | None = None) -> None:
-    """Let a name of code be used that is in force from here on: the user's own, or a folder's.
+    """Allow code to be imported that the user or a trusted folder names, and make it importable.
 
-    `folder` is where the code is looked for first; None is the present folder.
+    `folder` is searched first; None is the current folder.
     """
     from turnwise.env.catalog import ADAPTERS
     from turnwise.user_code import require_code
@@ -76,9 +71,9 @@ def name_code(target: str, folder: Path | None = None) -> None:
 
 
 def check_code(config: ConfigStore) -> None:
-    """Import a user's code and make one environment: what fails here would fail in each episode.
+    """Import the user's code and make each environment once, since a failure would repeat.
 
-    Of a mix, one of each. In brief, without a traceback: it is the user's own code.
+    The errors are brief, without a traceback.
     """
     for name, part in config.parts().items():
         try:
@@ -99,7 +94,7 @@ def _check_part(config: ConfigStore) -> None:
     target = config.environment.name
     try:
         made = environment_factory(target, config.environment)()
-        # It was never reset, which its `close` may count on.
+        # It was never reset, so its `close` may fail or hang.
         close_environment(made, config.limits.close_timeout)
         target = "the reward"
         reward_by_name(config.reward)
@@ -115,3 +110,135 @@ def _check_part(config: ConfigStore) -> None:
             f"{target} cannot be used: {explain(error)}. Look closer with: "
             f"turnwise check-env {config.environment.name}"
         ) from error
+
+
+_OPTIONS = {
+    "environment": "--env",
+    "reward": "--reward",
+    "tools": "--tool",
+    "parser": "--parser",
+    "dataset": "--dataset",
+    "eval_dataset": "--dataset",
+}
+"""The options that override a setting in commands that take a run."""
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Finds the code and files that settings name; raises `ConfigError` for missing ones."""
+
+    folders: tuple[Path, ...]
+    """The folders of the settings; the current folder is searched after these."""
+    run: Path | None = None
+    """The run whose settings they are."""
+    typed: tuple[str, ...] = ()
+    """Settings typed in this command: searched for in the current folder first."""
+
+    def find(self, name: Named) -> str:
+        """Return the name that means the same in the current folder."""
+        if name.text.startswith("<"):  # not importable: an error is raised where it is used
+            return name.text
+        if name.kind == "folder":
+            return self._folder(name)
+        if name.kind == "code":
+            return self._code(name)
+        folder = find_folder(name, self._places(name))
+        if folder is None and name.kind == "rows":
+            raise self._missing(name, name.text)
+        return _from_here(name.text, folder)
+
+    def _places(self, name: Named) -> list[Path]:
+        is_typed = any(name.is_of(setting) for setting in self.typed)
+        return [Path(), *self.folders] if is_typed else [*self.folders, Path()]
+
+    def _code(self, name: Named) -> str:
+        module = module_of(name)
+        folder = find_folder(name, self._places(name))
+        place, _, attribute = name.text.rpartition(":")
+        if place.endswith(".py"):
+            if folder is None:
+                raise self._missing(name, place)
+            target = f"{_from_here(place, folder)}:{attribute}"
+            name_code(target, None if folder == Path() else folder)
+            return target
+        installed = None
+        if module is not None and self.run is not None and folder is not None:
+            installed = _importable_elsewhere(module, self._places(name))
+            if installed is not None:
+                folder = self._used_before(name, module, [folder, installed])
+            _check_not_imported(module, folder)
+        name_code(name.text, None if folder == Path() else folder)
+        if module is not None and folder is not None and installed is not None:
+            import_from(folder, module)  # before `sys.path` can provide the other one
+        return name.text
+
+    def _used_before(self, name: Named, module: str, folders: list[Path]) -> Path:
+        """Return which of two folders with a module of this name has the one that the run used."""
+        assert self.run is not None
+        recorded = recorded_module(self.run, module)
+        files = {folder: module_file(module, folder) for folder in folders}
+        for folder, file in files.items():
+            if file is not None and module_facts(file) == recorded:
+                return folder
+        own, other = files.values()
+        raise ConfigError(
+            f"{name.text} is named by {self.run}, and there are two modules {module}: {own} and "
+            f"{other}. The run used neither as it is now, so it is unclear which one is meant. "
+            f"{self._supply(name, 'FILE.PY:NAME')}"
+        )
+
+    def _folder(self, name: Named) -> str:
+        """Return the folder in which a server is started: where the run was started."""
+        if not self.folders:
+            return name.text
+        here = next((folder for folder in self.folders if folder.is_dir()), Path())
+        return str(here / name.text)
+
+    def _missing(self, name: Named, text: str) -> ConfigError:
+        looked = dict.fromkeys(str(folder.resolve()) for folder in self._places(name)[:3])
+        looked |= {str(Path.cwd()): None}
+        problem = f"there is no file {text}, which the setting {name.setting} names"
+        if self.run is not None:
+            problem = f"{self.run} names the file {text} ({name.setting}), which is not there"
+        kind = "FILE.PY:NAME" if name.kind == "code" else "FILE"
+        supply = "" if self.run is None else f". {self._supply(name, kind)}"
+        return ConfigError(f"{problem}: looked in {', '.join(looked)}{supply}")
+
+    def _supply(self, name: Named, value: str) -> str:
+        """Return the advice on how to supply what is missing."""
+        words = [word for word in name.setting.split(".") if not word.isdigit()]
+        option = next(_OPTIONS[word] for word in reversed(words) if word in _OPTIONS)
+        return (
+            f"Put the project back where the run finds it, or supply it: {option} {value} "
+            f"(with turnwise train: {name.setting.removesuffix('.0')}={value})"
+        )
+
+
+def _from_here(text: str, folder: Path | None) -> str:
+    """Return a path in a folder relative to the current one; unchanged if it was not found."""
+    path, here = Path(text).expanduser(), Path.cwd()
+    if path.is_absolute():
+        return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    if folder is None or folder.resolve() == here.resolve():
+        return text
+    return str(folder / path)
+
+
+def _importable_elsewhere(module: str, places: list[Path]) -> Path | None:
+    """Return the folder of an installed module of this name, outside of these places."""
+    own = {place.resolve() for place in places}
+    folders = [Path(entry) for entry in sys.path if entry and Path(entry).resolve() not in own]
+    return next((folder for folder in folders if module_file(module, folder)), None)
+
+
+def _check_not_imported(module: str, folder: Path | None) -> None:
+    """Raise `ConfigError` if another package of the same name is already imported."""
+    top = module.partition(".")[0]
+    loaded = sys.modules.get(top)
+    paths = [*getattr(loaded, "__path__", []), getattr(loaded, "__file__", None)]
+    found = next((Path(path).resolve() for path in paths if path), None)
+    if folder is not None and found is not None and not found.is_relative_to(folder.resolve()):
+        raise ConfigError(
+            f"the run's module {module} is in {folder}, and another module {top} was imported from "
+            f"{found} before. A process can use one of them: rename one, or leave the other out."
+        )

@@ -1,4 +1,4 @@
-"""`turnwise train`: train a model, watch it learn, stop and go on."""
+"""`turnwise train`: train a model, stop it, resume it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.common import TrustRemoteCode, legible, make_console, print_file, say
+from turnwise.cli.common import legible, make_console, print_file, say
 from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
+from turnwise.cli.options import ConfigName, ConfigPath, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 from turnwise.plain_mode import plain_mode
 
@@ -28,56 +29,52 @@ _REACHED = ("success", "reward")
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG] [SECTION.NAME=VALUE]...",
-            help="A YAML file or the folder of a run, then settings that replace its values.",
-            show_default=False,
-            autocompletion=completion.settings,
+        argument(
+            "[CONFIG] [SECTION.NAME=VALUE]...",
+            "A YAML file or the folder of a run, and settings that override its values.",
+            completion.settings,
         ),
     ] = None,
-    config_path: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder of the YAML file.")
-    ] = None,
-    config_name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Its name, with or without .yaml.")
-    ] = None,
+    config_path: ConfigPath = None,
+    config_name: ConfigName = None,
     name: Annotated[
         str | None, typer.Option("--name", metavar="NAME", help="Name of the run's folder.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Folder that holds the runs.")
+        str | None, typer.Option(metavar="DIR", help="Parent folder of the runs.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Resume a run, which must exist.")
+        bool, typer.Option("--resume", help="Resume a run; fail if there is none.")
     ] = False,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="A new run, even if one could be resumed.")
+        bool, typer.Option("--fresh", help="Start a new run, even if one could be resumed.")
     ] = False,
     estimate: Annotated[
         bool,
-        typer.Option("--estimate", help="Measure two steps; say what the whole run will take."),
+        typer.Option("--estimate", help="Measure two steps and estimate the whole run."),
     ] = False,
     engine: Annotated[
         Engine | None,
         typer.Option(
-            help="What trains: this process, a Ray cluster, or VERL.", show_default="as ray.use_ray"
+            help="Train in this process, on a Ray cluster, or with VERL.",
+            show_default="local, or ray with ray.use_ray",
         ),
     ] = None,
     dry: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the settings that would run, VERL's with its engine."
+            "--dry-run", help="Print the resolved settings (VERL's with --engine verl) and exit."
         ),
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
     lines: Annotated[
-        bool, typer.Option("--lines", help="A line per step on a terminal too.")
+        bool, typer.Option("--lines", help="Print a line per step, even on a terminal.")
     ] = False,
     plain: Annotated[
         bool,
         typer.Option(
             "--plain",
-            help="Run the plain code without its faster forms (as TURNWISE_PLAIN=1), in lines.",
+            help="Use the plain code instead of the fast one (TURNWISE_PLAIN=1); implies --lines.",
         ),
     ] = False,
     as_json: Annotated[
@@ -85,9 +82,9 @@ def train(
         typer.Option("--json", help="Print each step's metrics, or the estimate, as JSON."),
     ] = False,
 ) -> None:
-    """Train a model in an environment; without arguments, a demo that learns in minutes.
+    """Train a model in an environment; without arguments, run a demo that learns in minutes.
 
-    Ctrl-C saves and leaves; the same command resumes from there.
+    Ctrl-C saves a checkpoint and exits; the same command resumes the run.
 
     [bold]Examples[/bold]
 
@@ -99,15 +96,15 @@ def train(
     turnwise train my.yaml --engine verl trainer.nnodes=2 --dry-run
     """
     if resume and fresh:
-        raise ConfigError("--resume and --fresh are opposites. Take one of them.")
+        raise ConfigError("--resume and --fresh contradict each other. Use one of them.")
     if engine is Engine.VERL and (estimate or as_json):
-        raise ConfigError("--estimate and --json are not for --engine verl: VERL tells of itself.")
+        raise ConfigError("--estimate and --json are not supported with --engine verl.")
     from turnwise.cli.settings import name_code, split_arguments
     from turnwise.user_code import settings_from
 
     words, verl_words = split_settings(arguments or [], engine)
     file, overrides = split_arguments(words, config_path, config_name)
-    for word in overrides:  # typed by the user, whatever the rest comes from
+    for word in overrides:  # the user typed these, so they are trusted
         name_code(word.partition("=")[2])
     run = _run_of(file)
     with plain_mode() if plain else nullcontext(), settings_from(run, is_trusted=trust_remote_code):
@@ -141,7 +138,7 @@ def train(
 
 
 def _run_of(file: Path | None) -> Path | None:
-    """The run folder that the settings come from, if they do."""
+    """Return the run folder that the settings are from, if any."""
     from turnwise.user_code import is_in_run
 
     if file is None or file.is_dir():
@@ -150,50 +147,39 @@ def _run_of(file: Path | None) -> Path | None:
 
 
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
-    """The settings: of a file, of a run, or of the demo, with what replaces them."""
+    """Return the settings of a file, of a run, or of the demo, with the overrides."""
     from turnwise.config import ConfigStore
+    from turnwise.runs.older_runs import NOT_RECORDED, restore_older
 
     run = file if file is not None and file.is_dir() else None
     if run is not None:
         file = run / "config.yaml"
         if not file.is_file():
             raise ConfigError(f"{run} is not a run: it has no config.yaml")
-    # The demo's numbers suit its environment; for another one they would be odd.
+    # The demo's settings are tuned for its environment only.
     names_environment = any(word.lstrip("+").startswith("environment.name=") for word in overrides)
     if file is None and not names_environment:
         file = DEMO
     config = ConfigStore.load(file, overrides)
     if run is not None:
-        _look_at_older(config, run)
+        if restore_older(config, run):
+            say(
+                f"note: {run} {NOT_RECORDED}. If one did, run that script again: it resumes the "
+                "run.",
+                err=True,
+            )
         config.checkpoint.output_dir = str(run.parent)
         config.checkpoint.run_name = run.resolve().name
     return config
 
 
-def _look_at_older(config: ConfigStore, run: Path) -> None:
-    """Refuse to continue a run in another environment, where an older version recorded less."""
-    from turnwise.runs.older_runs import NOT_RECORDED, is_older, name_lost_environment
-    from turnwise.runs.run_folder import RunFolder
-
-    status = RunFolder(run).facts
-    if is_older(status):
-        name_lost_environment(config, status)
-        say(
-            f"note: {run} {NOT_RECORDED}. If one did, run that script again: it resumes the run.",
-            err=True,
-        )
-
-
 def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str]) -> None:
-    """Import what the settings name, so that a wrong name is reported before anything else."""
-    from turnwise.cli.settings import check_code, find_code, run_folders
+    """Import the code that the settings name, so that errors are reported first."""
+    from turnwise.cli.settings import check_code, find_code
+    from turnwise.runs.places import places_of
 
-    # A file names what lies beside it; a run, what lies beside the folder that holds it.
     run = file if file is not None and file.is_dir() else None
-    if file is None:
-        folders: Sequence[Path] = []
-    else:
-        folders = run_folders(file) if run is not None else [Path(), file.parent]
+    folders = places_of(run) if run is not None else [Path(), file.parent] if file else []
     typed = [word.partition("=")[0].strip().lstrip("+") for word in overrides]
     find_code(config, folders, run=run, typed=typed)
     check_code(config)
@@ -202,7 +188,7 @@ def _find_code(config: ConfigStore, file: Path | None, overrides: Sequence[str])
 def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, again: str) -> None:
     from turnwise.progress.choose import make_reporter
 
-    words = make_console(stderr=as_json)
+    console = make_console(stderr=as_json)
     with make_reporter(plain=lines, as_json=as_json) as reporter:
         from turnwise.trainer.trainer import Trainer
 
@@ -221,10 +207,10 @@ def _train(config: ConfigStore, resume: Resume, lines: bool, as_json: bool, agai
         else:
             outcome = 0
     if outcome == INTERRUPTED:
-        words.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
+        console.print(f"\nResume with:  {again}" if is_saved else "interrupted", soft_wrap=True)
         raise typer.Exit(INTERRUPTED)
     closing = _closing(config, trainer.metrics_history, str(trainer.run_folder))
-    words.print(closing, soft_wrap=True)
+    console.print(closing, soft_wrap=True)
 
 
 def _about_the_demo(config: ConfigStore) -> str:
@@ -232,20 +218,20 @@ def _about_the_demo(config: ConfigStore) -> str:
     return (
         f"A model of a million random weights learns to find a number from {game.params['low']} "
         f"to {game.params['high']}\nin {game.max_steps} guesses. It first imitates random play, "
-        "so that it knows what a guess looks like;\nthe rest it learns from reward alone. "
-        "This takes some minutes on two cores.\n"
-        "Ctrl-C saves and leaves; the same command resumes it.\n"
+        "to learn the format of a guess;\nthe rest it learns from reward alone. "
+        "This takes a few minutes on two cores.\n"
+        "Ctrl-C saves a checkpoint and exits; the same command resumes the run.\n"
     )
 
 
 def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder: str) -> str:
-    """What was reached, and what to do next."""
+    """Return the results of a run, and commands to try next."""
     from turnwise.runs.run_folder import RunFolder
 
     run = shlex.quote(legible(folder))
     of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
     commands = {
-        f"turnwise eval {run}": "how good it is, compared with the expert and with chance",
+        f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
         f"turnwise play --player {run}{of_parts[0]}": "watch it play",
         **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
         f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
@@ -260,9 +246,9 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
 def _reached(
     history: Sequence[Mapping[str, float]], parts: Sequence[str], folder: RunFolder
 ) -> list[str]:
-    """The first tenth of the run and the last one; single steps are mostly noise.
+    """Return the means of the first and the last tenth of the run, headline and best checkpoint.
 
-    Of a mix the whole first, then each part. The headline and the best checkpoint come last.
+    For a mix, the whole comes first, then each environment.
     """
     from turnwise.progress.run_state import brief
     from turnwise.runs.checkpoints import CheckpointStore
@@ -281,10 +267,10 @@ def _reached(
         many = f"{tenth:,} training steps" if tenth > 1 else "training step"
         key = f"eval/{part}/greedy/{kind}"
         evaluated = [metrics[key] for metrics in history if key in metrics] if part else []
-        beside = f", {brief(evaluated[-1])} in its last evaluation" if evaluated else ""
+        last_eval = f", {brief(evaluated[-1])} in its last evaluation" if evaluated else ""
         lines.append(
             f"{name:<{width}} {brief(first)} in the first {many}, {brief(last)} in the last"
-            f"{f' {tenth:,}' if tenth > 1 else ''}{beside}"
+            f"{f' {tenth:,}' if tenth > 1 else ''}{last_eval}"
         )
     found = headline(history, folder.evaluated_on)
     lines += [] if found is None else [str(found)]
@@ -293,6 +279,6 @@ def _reached(
 
 
 def _command(words: Sequence[str], options: Mapping[str, str | None]) -> str:
-    """The command that goes on with this run."""
+    """Return the command that resumes this run."""
     given = [part for key, value in options.items() if value for part in (f"--{key}", value)]
     return legible(shlex.join(["turnwise", "train", *words, *given]))

@@ -1,4 +1,4 @@
-"""`turnwise view`: a page in the browser that shows runs."""
+"""`turnwise view`: shows runs in the browser."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ from typing import Annotated
 import typer
 
 from turnwise.cli import completion
-from turnwise.cli.run_place import run_of
+from turnwise.cli.options import argument
+from turnwise.cli.run_paths import run_of
 
 
 def view(
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[RUN]...",
-            help="Folders of runs, or folders with runs in them.",
-            autocompletion=completion.runs,
-            show_default="runs",
-        ),
+        argument("[RUN]...", "Runs, or folders that contain runs.", completion.runs, "runs"),
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(min=1, max=65535, help="Where to serve it.", show_default="8765 or the next"),
+        typer.Option(min=1, max=65535, help="Port.", show_default="the first free one from 8765"),
     ] = None,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Open no browser.")] = False,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Save no tags and notes on runs.")
+        bool, typer.Option("--read-only", help="Do not save tags and notes.")
     ] = False,
 ) -> None:
-    """Show runs in the browser: curves, conversations, every token that was trained on, time.
+    """Show runs in the browser: curves, conversations, every token that was trained on, timing.
 
-    Live while a run is in progress. Only this machine can open the page, and nothing is changed by
-    it but your own notes on a run.
+    The page updates while a run is training. It is served on this machine only, and changes nothing
+    but your own notes on runs.
 
     [bold]Examples[/bold]
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeGuard
 
-_Z = 1.959964  # of a 95 % interval
+Z = 1.959964
+"""Standard deviations on each side of a mean that contain 95 % of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | Non
         return wilson_interval(rate, int(number)) if 0 <= rate <= 1 else None
     if kind != "reward" or not _is_number(spread):
         return None
-    margin = _Z * spread / math.sqrt(number)
+    margin = Z * spread / math.sqrt(number)
     return metrics[name] - margin, metrics[name] + margin
 
 
@@ -130,9 +131,9 @@ def wilson_interval(rate: float, number: int) -> tuple[float, float]:
     >>> round(low, 3), round(high, 3)
     (0.963, 1.0)
     """
-    square = _Z**2 / number
+    square = Z**2 / number
     middle = (rate + square / 2) / (1 + square)
-    reach = _Z / (1 + square) * math.sqrt(rate * (1 - rate) / number + square / (4 * number))
+    reach = Z / (1 + square) * math.sqrt(rate * (1 - rate) / number + square / (4 * number))
     return (middle - reach if rate else 0.0), (middle + reach if rate < 1 else 1.0)
 
 

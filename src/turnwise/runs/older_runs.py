@@ -1,63 +1,64 @@
-"""Runs of versions that did not record what Python gave the trainer: what of them is not known.
+"""Runs of versions that did not record the components that a script passed to the trainer.
 
-Their `config.yaml` has the settings alone. An environment, reward function, tools or a dataset that
-a script passed to the trainer stand nowhere; of the environment, `run.json` has the name.
+Their `config.yaml` has only the settings. The environment, reward function, tools and dataset of a
+script are not recorded, except for the environment's name in `run.json`.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from turnwise.config import ConfigStore
+from turnwise.runs.run_folder import RunFolder
 
 NOT_RECORDED = (
-    "was begun by a version that did not record a reward function, tools, a parser, a system "
-    "prompt or a dataset that a script gave"
+    "was started by a version that did not record a reward function, tools, a parser, a system "
+    "prompt or a dataset that a script passed"
 )
-_GIVEN = (
+_FROM_SCRIPT = (
     *("environment.", "environments", "reward", "tools", "parser", "system_prompt", "dataset."),
     *("eval_dataset.", "limits."),
 )
-"""Settings, or sections of them, in which a run now records what Python gave."""
+"""Settings and sections in which a run now records the components that a script passed."""
 
 
 def is_older(status: Mapping[str, Any]) -> bool:
-    """Whether a run began in such a version; `status` is its `run.json`."""
+    """Return whether a run is of such a version; `status` is its `run.json`."""
     return bool(status) and "code" not in status and "provenance" not in status
 
 
-def name_lost_environment(config: ConfigStore, status: Mapping[str, Any]) -> None:
-    """Name the environment that a script gave, so that nobody plays in the one of the settings.
+def restore_older(config: ConfigStore, run: Path) -> bool:
+    """Mark the environment of an older run as not importable; return whether the run is older.
 
-    It cannot be imported, since nothing says where it was defined: who tries gets an error that
-    names the option which supplies it.
+    Otherwise the default environment of the settings would be played instead of the script's.
     """
+    status = RunFolder(run).facts
     played = status.get("environment")
-    if not is_older(status) or not isinstance(played, str) or config.environments is not None:
-        return
-    if not is_same_environment(config.environment.name, played):
+    if not is_older(status):
+        return False
+    has_one = isinstance(played, str) and config.environments is None
+    if has_one and not is_same_environment(config.environment.name, played):
         config.environment.name = f"<script>:{played.rpartition(':')[2]}"
+    return True
 
 
 def is_same_environment(before: str | None, environment: str) -> bool:
-    """Whether two names can mean one environment: a class, or where it is imported from.
-
-    Whether its code is the same is seen by its hash.
-    """
+    """Return whether two names can mean the same class; hashes tell whether its code changed."""
     return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
 
 
 def with_what_is_given(before: ConfigStore, now: ConfigStore) -> ConfigStore:
-    """The settings of such a run, with what it did not record as it is now.
+    """Return the settings of such a run, with the components of now that it did not record.
 
-    So a script that gives the trainer an environment and a dataset can resume its run.
+    So a script that passes an environment and a dataset to the trainer can resume its run.
     """
     found, default, given = copy.deepcopy(before), dict(ConfigStore().settings()), now.settings()
     known = dict(before.settings())
     for name, value in given:
-        if name.startswith(_GIVEN) and known[name] == default[name]:
+        if name.startswith(_FROM_SCRIPT) and known[name] == default[name]:
             section, _, field = name.rpartition(".")
             setattr(getattr(found, section) if section else found, field, value)
     return found

@@ -15,6 +15,7 @@ from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.runs.disk_errors import explained
+from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.resume_settings import Change
 from turnwise.runs.run_log import logged_to
 from turnwise.whole_files import is_draft, write_whole
@@ -154,8 +155,12 @@ class RunFolder:
         found = (self.checkpoints.glob("step-*"), (self.path / "verl").glob("global_step_*"))
         return any(next(paths, None) is not None for paths in found)
 
+    def read_metrics(self) -> list[dict[str, float]]:
+        """Return the numeric metrics of every step; empty if there are none."""
+        return [numbers_of(line) for line in MetricsLog(self.metrics_file).read()]
+
     def settings(self) -> ConfigStore | None:
-        """Those that the run has; None if it was killed before it wrote them."""
+        """Return the run's settings; None if it was killed before it wrote them."""
         return ConfigStore.load(self.config_file) if self.config_file.exists() else None
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The same held-out episodes, played by a model or an agent, and by the environment's players."""
+"""Plays the episodes of `turnwise eval`: by a model or an agent, and by scripted players."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from turnwise.cli.agents import SCRIPTED, AgentMaker, agent_by_name
-from turnwise.cli.eval_rows import EvalRows
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
@@ -18,33 +17,90 @@ from turnwise.env.driver import close_environment, reset_environment
 from turnwise.episode import EpisodeCollector, EpisodeResult
 from turnwise.episode.collector import EpisodeTask, together
 from turnwise.episode.player_engine import player_episode
+from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import GREEDY, held_out_tasks, num_of_rows
-from turnwise.trainer.rollout import run_tasks
+from turnwise.trainer.rollout import Rows, run_tasks
 from turnwise.trainer.stopping import StopRequest, run_unless_stopped
 
 OnEpisode = Callable[[str, int, int], None]
-"""Told who plays, and how many episodes of how many are over."""
+"""Receives who plays, how many episodes are finished, and how many there are."""
 
 _AGENT_CONCURRENCY = 8
-"""Episodes of a user's agent at once: it may wait for a server."""
+"""Concurrent episodes of a user's agent, which may wait for a server."""
+
+
+@dataclass(frozen=True)
+class EvalRows:
+    """The rows to play, and their description."""
+
+    rows: Rows | None
+    """None: there is no dataset, and episodes differ by their seeds."""
+    words: str
+    """`held-out seeds`, `16 held-out rows`, `984 training rows`."""
+
+    @property
+    def is_seeds(self) -> bool:
+        return self.rows is None
+
+    def often(self, num_episodes: int) -> str:
+        """Return how often each row is played in so many episodes, as text."""
+        num_rows = len(self.rows or ())
+        if not num_rows or num_episodes < num_rows:
+            return ""
+        if num_episodes == num_rows:
+            return ", each once"
+        if num_rows == 1:
+            return " (the interval is over its episodes, and says nothing about other rows)"
+        return f", each {num_episodes // num_rows:,} times (intervals are over rows)"
+
+
+def rows_of_split(parts: UserComponents, split: str | None, name: str = "") -> EvalRows:
+    """Return the rows of a split; without one, held-out rows, or training rows if there are none.
+
+    `name` is the environment of a mix.
+    """
+    where = f" of {name}" if name else ""
+    if split == "train":
+        if parts.train_rows is None:
+            raise ConfigError(
+                f"--split train plays the rows that were trained on, and there is no dataset{where}"
+                ": episodes differ by their seeds, and evaluations are on seeds that training "
+                "never plays. Leave out --split."
+            )
+        return _counted(parts.train_rows, "training")
+    if split == "eval" and parts.eval_rows is not None and not parts.holds_rows_out:
+        raise ConfigError(
+            f"--split eval plays held-out rows, and there are none{where}: all "
+            f"{len(parts.eval_rows):,} rows were trained on. To hold rows out, train with "
+            "eval_dataset (a file of other rows), or with training.eval_fraction (5 % by default) "
+            "and at least 64 different rows. To evaluate on other rows now: --dataset FILE; on the "
+            "rows that were trained on: --split train."
+        )
+    if parts.eval_rows is None or parts.holds_rows_out:
+        return EvalRows(parts.eval_rows, parts.evaluates_on)
+    return _counted(parts.eval_rows, "training")
+
+
+def _counted(rows: Rows, kind: str) -> EvalRows:
+    return EvalRows(rows, f"{len(rows):,} {kind} row{'' if len(rows) == 1 else 's'}")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is played, and how."""
+    """How many tasks are played, how often, and by whom."""
 
     num_tasks: int
     k: int | None = None
-    """Attempts at each task; None: one, without pass@k."""
+    """Attempts per task; None: one, without pass@k."""
     is_greedy: bool = True
     agent: str | None = None
     """Who plays instead of the model: `expert`, `random`, `file.py:function`."""
 
     def num_episodes(self, chosen: EvalRows) -> int:
-        """Episodes of the first player, attempts at a task aside; with `k` a row is played once."""
+        """Return the number of tasks that are played; with `k`, each row is one task."""
         if chosen.rows is None:
             return self.num_tasks
         if self.k is not None:
@@ -57,7 +113,7 @@ class Plan:
 
     @property
     def who(self) -> str:
-        """The first of those whose episodes are played: `model` or `agent`."""
+        """The first player: `model` or `agent`."""
         return "model" if self.agent is None else "agent"
 
 
@@ -70,9 +126,9 @@ def play_held_out(
     stop: StopRequest,
     on_episode: OnEpisode,
 ) -> dict[str, Sequence[EpisodeResult]]:
-    """By who played: `model` or `agent`, then `expert` and `random` where there are such.
+    """Return the episodes by player: `model` or `agent`, then `expert` and `random` if they exist.
 
-    Without a model, `player` has its tokenizer alone: an agent's words become tokens too.
+    For an agent, `player` has only a tokenizer, since the agent's actions become tokens too.
     """
     factory = parts.factory(config)
     tasks = held_out_tasks(plan.num_episodes(chosen), config.training.seed, chosen.rows)
@@ -92,12 +148,13 @@ def play_held_out(
         def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
             many = 1 if name in SCRIPTED else _AGENT_CONCURRENCY
             agent = agent_by_name(name)
-            return _play_as(agent, collector, factory, asked, stop, _telling(on_episode, who), many)
+            progress = _progress(on_episode, who)
+            return _play_as(agent, collector, factory, asked, stop, progress, many)
 
         played: dict[str, Sequence[EpisodeResult]] = {}
         if plan.agent is None:
-            told = _telling(on_episode, "model")
-            played["model"] = run_tasks(collector, attempts, stop, told)
+            progress = _progress(on_episode, "model")
+            played["model"] = run_tasks(collector, attempts, stop, progress)
         else:
             played["agent"] = play_as("agent", plan.agent, attempts)
         for who in _players_of(factory, tasks[0].task):
@@ -112,12 +169,12 @@ def _engine(player: LoadedModel) -> BaseInferenceEngine:
     return create_inference_engine(player.model, tokenizer=player.tokenizer)
 
 
-def _telling(on_episode: OnEpisode, who: str) -> Callable[[int, int], None]:
+def _progress(on_episode: OnEpisode, who: str) -> Callable[[int, int], None]:
     return lambda done, total: on_episode(who, done, total)
 
 
 def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> list[str]:
-    """Which of them can act in a fresh episode; none where an episode cannot even begin."""
+    """Return which scripted players can act; none if an episode cannot even be reset."""
     env = factory()
     env.task = task
     try:
@@ -126,7 +183,7 @@ def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> 
             "expert": env.expert_action() is not None,
             "random": env.sample_action(random.Random(0)) is not None,
         }
-    except Exception:  # the model's episodes have failed in the same way, and are told
+    except Exception:  # the model's episodes have failed in the same way, and are reported
         return []
     finally:
         close_environment(env)
@@ -142,14 +199,14 @@ def _play_as(
     on_episode: Callable[[int, int], None],
     max_concurrency: int,
 ) -> list[EpisodeResult]:
-    """As the model plays: the same tools, limits and rewards."""
+    """Play with the same tools, limits and rewards as the model."""
     results: dict[int, EpisodeResult] = {}
 
     async def play_all() -> list[EpisodeResult]:
         waiting = iter(enumerate(tasks))
 
         async def work() -> None:
-            for place, task in waiting:  # shared: whoever is free takes the next one
+            for place, task in waiting:  # shared by all workers
                 player = agent(task.seed, task.member)
                 results[place] = await player_episode(collector.setup, factory, player, task).run()
                 on_episode(len(results), len(tasks))

@@ -1,4 +1,4 @@
-"""From the name that a user typed to the folder of a run, or to a clear error."""
+"""Finds the folder of a run from the name that a user typed, or raises a helpful error."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ def find_run(name: str | Path) -> Path | None:
     """Return the folder if it is one of a run or of a checkpoint; None for anything else."""
     folder = Path(name).expanduser()
     return folder if _is_run(folder) or is_checkpoint(folder) else None
+
+
+def find_run_or_refuse(name: str) -> Path | None:
+    """Return the same as `find_run`; raise `ConfigError` for a folder that only contains runs."""
+    found = find_run(name)
+    if found is None and runs_in(Path(name).expanduser()):
+        raise not_a_run(name)
+    return found
 
 
 def run_of(folder: Path) -> Path:
@@ -36,7 +44,7 @@ def require_run(name: str | Path) -> Path:
 
 
 def metrics_file(name: str | Path) -> Path:
-    """Return the metrics of a run, of which the folder, a checkpoint or the file is named."""
+    """Return `metrics.jsonl` of a run, given its folder, a checkpoint in it, or the file."""
     path = Path(name).expanduser()
     file = run_of(path) / METRICS if path.is_dir() else path
     if file.is_file() and (file.name == METRICS or _has_steps(file)):
@@ -47,7 +55,7 @@ def metrics_file(name: str | Path) -> Path:
 
 
 def not_a_run(name: str | Path) -> ConfigError:
-    """Return the error that says what was named instead of a run, and what to name."""
+    """Return an error that says what the name is instead of a run, and suggests runs."""
     path = Path(name).expanduser()
     expected = "expected the folder of a run, or of a checkpoint in it"
     if not path.exists():
@@ -59,7 +67,7 @@ def not_a_run(name: str | Path) -> ConfigError:
     inner = runs_in(path)
     if inner:
         return ConfigError(
-            f"{name} is not a run, it holds runs. Name one of them: {_listed(inner)}"
+            f"{name} is not a run, it contains runs. Name one of them: {_listed(inner)}"
         )
     if (path / "config.json").is_file():
         return ConfigError(f"{name} is a model, {expected}: the run that trained it")
@@ -70,7 +78,7 @@ def not_a_run(name: str | Path) -> ConfigError:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return the folders of runs that lie in a folder, newest first."""
+    """Return the runs in a folder, newest first."""
     try:
         found = [path for path in folder.iterdir() if path.is_dir() and _is_run(path)]
         return sorted(found, key=lambda path: (-path.stat().st_mtime, path.name))
@@ -79,12 +87,12 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether a folder is a checkpoint of turnwise."""
+    """Return whether a folder is a checkpoint of turnwise."""
     return (folder / "state.json").is_file()
 
 
 def _has_steps(file: Path) -> bool:
-    """Whether a file under another name holds the metrics of a run."""
+    """Return whether a file with another name has the metrics of a run."""
     try:
         with file.open(encoding="utf-8") as lines:
             return '"step":' in lines.readline(2**20)
@@ -98,7 +106,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _runs_nearby(path: Path) -> str:
-    """Runs that the user may have meant: beside it, or in the usual folder."""
+    """Suggest runs that the user may have meant: in the same folder, or in `runs`."""
     for folder in dict.fromkeys((path.parent, Path("runs"))):
         if found := runs_in(folder):
             return f"Runs in {folder}: {_listed(found)}"

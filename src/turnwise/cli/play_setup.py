@@ -1,4 +1,4 @@
-"""Where `turnwise play` takes place: which environment, with which rules, and who plays in it."""
+"""Resolves the arguments of `turnwise play`: the environment, its settings, and the player."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
 from turnwise.cli.common import say, working
 from turnwise.cli.play_loop import Chooser, Played, Rules, play_episode
-from turnwise.cli.run_parts import Supplied, restore, rows_of, settings_of, source_of
-from turnwise.cli.run_place import find_run, not_a_run, runs_in
+from turnwise.cli.run_paths import find_run_or_refuse
+from turnwise.cli.run_settings import Supplied, load_player, played_settings, source_of
 from turnwise.config import ConfigStore
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory, environment_factory
@@ -26,22 +26,22 @@ from turnwise.user_code import settings_from
 
 if TYPE_CHECKING:
     from turnwise.cli.agents import AgentMaker
-    from turnwise.cli.screen import Screen
+    from turnwise.cli.play_screen import Screen
     from turnwise.models import LoadedModel
 
-IN_THE_TERMINAL = ("human", "expert", "random")
-"""Players without a model: they need no torch, and start at once."""
+WITHOUT_MODEL = ("human", "expert", "random")
+"""Players that need neither a model nor torch, and start at once."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """What is played by whom, and whose settings hold."""
+class PlaySetup:
+    """The environment, the player, and the runs that they are from."""
 
     name: str
-    """As the screen calls it."""
+    """The name on the screen."""
     player: str
     environment_run: Path | None
-    """The run or checkpoint whose environment is played; None: one that is named."""
+    """The run or checkpoint whose environment is played; None: another environment."""
     player_run: Path | None
     """The run or checkpoint that plays."""
     checkpoint: str
@@ -50,128 +50,106 @@ class Stage:
 
     @contextlib.contextmanager
     def settings(self) -> Iterator[ConfigStore]:
-        """Give the settings; within, the code that they name may be run."""
+        """Yield the settings; inside of the context, the code that they name may run."""
         agent = self.player if self._is_function else None
         self.supplied.allow_code(agent)
         source = self.environment_run or self.player_run
         with settings_from(source, is_trusted=self.trust_remote_code):
-            if source is None:
-                config = ConfigStore()
-                self.supplied.put_into(config)
-            else:
-                config = settings_of(source)
-                restore(config, source, self.supplied)
-            yield config
+            yield played_settings(source, self.supplied)
 
     @property
     def is_bare(self) -> bool:
-        """Whether there is an environment and nothing else."""
+        """Whether there is only an environment, without other components."""
         named = dataclasses.replace(self.supplied, environment=None, param=None, max_steps=None)
         return self.environment_run is None and named == Supplied()
 
     @property
     def _is_function(self) -> bool:
-        is_other = self.player in IN_THE_TERMINAL or self.player_run is not None
+        is_other = self.player in WITHOUT_MODEL or self.player_run is not None
         return not is_other and ".py:" in self.player
 
     def load_player(
         self, config: ConfigStore
     ) -> tuple[LoadedModel, AgentMaker | None, ConfigStore]:
-        """Return who plays, and the settings with those of its model."""
+        """Return the model or the agent that plays, and the settings with those of its model."""
         from turnwise.cli.agents import agent_by_name
         from turnwise.models import LoadedModel
-        from turnwise.trainer.state import (
-            load_configured_model,
-            load_configured_tokenizer,
-            load_trained_model,
-        )
+        from turnwise.trainer.state import load_configured_tokenizer
 
         if self._is_function:
             tokenizer = load_configured_tokenizer(config)
             return LoadedModel(None, tokenizer), agent_by_name(self.player), config
-        if self.player_run is None:
-            config.model.model_name, config.model.local_path = self.player, None
-            config.model.trust_remote_code = self.trust_remote_code
-            return load_configured_model(config), None, config
-        which: Literal["best", "last"] = "best" if self.checkpoint == "best" else "last"
-        loaded, own = load_trained_model(
-            self.player_run,
-            which,
-            trust_remote_code=self.trust_remote_code,
-            model=self.supplied.model,
-        )
+        run, model, trust = self.player_run, self.supplied.model, self.trust_remote_code
+        loaded, own = load_player(self.player, run, self.checkpoint, config, model, trust)
         config.model, config.inference = own.model, own.inference
         return loaded, None, config
 
 
-def find_stage(
+def find_setup(
     env: str | None,
     player: str,
     checkpoint: str,
     supplied: Supplied,
     trust_remote_code: bool,
-) -> Stage:
-    """Return what the words of the command mean."""
-    player_run = None if player in IN_THE_TERMINAL else source_of(player, checkpoint)
-    environment_run = None if env is None else find_run(env)
+) -> PlaySetup:
+    """Return the setup that the arguments name; raise `ConfigError` if they contradict."""
+    environment_run = None if env is None else find_run_or_refuse(env)
+    player_run = None
+    if player not in WITHOUT_MODEL:
+        player_run = source_of(player, checkpoint) or find_run_or_refuse(player)
     if env is not None and environment_run is None:
-        if runs_in(Path(env).expanduser()):
-            raise not_a_run(env)
         if supplied.environment is not None:
             raise ConfigError(
                 f"got the environment {env} and --env {supplied.environment}. Name one of them; "
                 "--env is for a run whose own environment cannot be restored."
             )
         supplied = dataclasses.replace(supplied, environment=env)
-    if player_run is None and runs_in(Path(player).expanduser()):
-        raise not_a_run(player)
     if env is None:
         if player_run is None:
             raise ConfigError(
-                "nothing is named to play. Name an environment (turnwise play guess-number) or a "
+                "no environment is named. Name one (turnwise play guess-number) or a "
                 "run: turnwise play runs/mine, turnwise play --player runs/mine"
             )
         environment_run = player_run
     name = player if env is None else env
-    return Stage(name, player, environment_run, player_run, checkpoint, supplied, trust_remote_code)
+    runs = environment_run, player_run
+    return PlaySetup(name, player, *runs, checkpoint, supplied, trust_remote_code)
 
 
-def played_here(
-    config: ConfigStore, stage: Stage, seeds: Sequence[int], screen: Screen, delay: float
+def play_scripted(
+    config: ConfigStore, setup: PlaySetup, seeds: Sequence[int], screen: Screen, delay: float
 ) -> Iterator[Played]:
-    """Play one episode for each seed: a person, the expert or the random player."""
+    """Play one episode per seed by a person, the expert or the random player."""
     with contextlib.ExitStack() as closing:
-        if stage.is_bare:
-            factory, rules = (
-                environment_factory(config.environment.name, config.environment),
-                Rules(),
-            )
+        if setup.is_bare:
+            factory = environment_factory(config.environment.name, config.environment)
+            rules = Rules()
         else:
             factory, rules = _with_components(config, closing)
-        choose = _chooser(stage.player, screen, seeds[0], delay)
+        choose = _chooser(setup.player, screen, seeds[0], delay)
         for seed in seeds:
             yield play_episode(factory(), choose, seed, screen, rules)
 
 
-def watched(
+def watch(
     config: ConfigStore,
-    stage: Stage,
+    setup: PlaySetup,
     seeds: Sequence[int],
     screen: Screen,
     delay: float,
     is_greedy: bool,
     debug: bool,
 ) -> Iterator[Played]:
-    """Play one episode for each seed: a trained model, or an agent that is a user's function."""
-    with working(f"loading {stage.player}"):
-        from turnwise.cli.watching import Watched, watch
+    """Play one episode per seed by a model, or by a function of the user."""
+    with working(f"loading {setup.player}"):
+        from turnwise.cli.play_model import ModelPlayer, play_model
         from turnwise.trainer.components import UserComponents
 
-        loaded, agent, config = stage.load_player(config)
+        loaded, agent, config = setup.load_player(config)
         parts = UserComponents().filled_from(config)
-    rules = Rules(limits=parts.limits, rows=rows_of(parts))
-    who = Watched(loaded, agent, is_greedy, delay)
-    for played, result in watch(who, config, parts, rules, seeds, screen):
+    rules = Rules(limits=parts.limits, rows=parts.eval_rows)
+    who = ModelPlayer(loaded, agent, is_greedy, delay)
+    for played, result in play_model(who, config, parts, rules, seeds, screen):
         if result.status.is_error:
             screen.failed(str(result.error))
             if debug and result.traceback:
@@ -183,7 +161,7 @@ def watched(
 def _with_components(
     config: ConfigStore, closing: contextlib.ExitStack
 ) -> tuple[EnvironmentFactory, Rules]:
-    """The environment with everything that a run has besides it."""
+    """Return the environment, and the tools, parser, limits and reward of a run."""
     from turnwise.trainer.components import UserComponents
 
     parts = UserComponents().filled_from(config)
@@ -194,12 +172,12 @@ def _with_components(
         parts.system_prompt or "",
         parts.limits,
         reward_fn=parts.reward_fn,
-        rows=rows_of(parts),
+        rows=parts.eval_rows,
     )
     has_tools = rules.tools is not None or bool(marked_tools(factory()))
     if not has_tools or rules.parser != "auto":
         return factory, rules
-    # Calls are written as the chat template of the run's model has it.
+    # The parser `auto` follows the chat template of the run's model.
     from turnwise.episode.messages import MessageBuilder
     from turnwise.episode.setup import format_for
     from turnwise.inference import ScriptedEngine

@@ -1,4 +1,4 @@
-"""How a game looks in the terminal: rules, observations, rewards, endings; plain when piped."""
+"""Prints episodes of `turnwise play`: prompts, observations, rewards, results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from turnwise.tools import ToolCall
 
 HELP = (
-    "? shows the state and this help, hint asks the expert, quit leaves (so do Ctrl-C and Ctrl-D). "
-    "To say one of these words to the environment itself, put = before it: =quit"
+    "? shows the state and this help, hint the expert's action, quit exits (so do Ctrl-C, Ctrl-D). "
+    "To send one of these words to the environment, put = before it: =quit"
 )
 ENDINGS = {
     EpisodeStatus.DONE: "done",
@@ -34,22 +34,22 @@ ENDINGS = {
     EpisodeStatus.TRUNCATED_BY_TOOL_CALLS: "out of tool calls",
 }
 _MOST_SHOWN = 2000
-"""Characters of a tool's result."""
+"""Characters of a tool result that are printed."""
 
 
 class Screen:
-    """Prints one game after the other; `is_brief` prints a line an episode instead."""
+    """Prints episodes turn by turn, or one line per episode if `is_brief`."""
 
     def __init__(self, console: Console, name: str, is_brief: bool = False) -> None:
         self.console = console
         self.name = name
         self.is_brief = is_brief
         self.trajectory = Trajectory()
-        """The episode that is being played."""
+        """The current episode."""
         self.moves: Moves | None = None
-        """What a typed line does in it."""
+        """Interprets what a person types."""
 
-    def opening(self, played: Played, rules: str, observation: str, max_turns: int | None) -> None:
+    def start(self, played: Played, rules: str, observation: str, max_turns: int | None) -> None:
         self.trajectory = played.trajectory
         if self.is_brief:
             return
@@ -66,24 +66,29 @@ class Screen:
     def _rules(self, rules: str) -> None:
         if self.console.is_terminal:
             self.console.print(
-                Panel(Text(legible(rules)), title="rules", title_align="left", border_style="dim")
+                Panel(
+                    Text(legible(rules)),
+                    title="system prompt",
+                    title_align="left",
+                    border_style="dim",
+                )
             )
         else:
-            self._print(Text(f"rules: {rules}"))
+            self._print(Text(f"system prompt: {rules}"))
 
     def ask(self, env: BaseEnvironment) -> str:
-        """The next action of the person at the keyboard."""
+        """Return the next action that the person types."""
         with contextlib.suppress(ImportError):  # not on every system
             import readline  # noqa: F401 - its import gives `input` arrow keys and a history
-        tools = "" if self.moves is None else self.moves.tools_in_words()
+        tools = "" if self.moves is None else self.moves.tools_help()
         if not self.trajectory.actions:
             if tools:
                 self._print(Text(tools, "dim"))
-            self._print(Text("(? for help, quit to leave)", "dim"))
+            self._print(Text("(? for help, quit to exit)", "dim"))
         while True:
             line = input(self._prompt())
             if not sys.stdin.isatty():
-                self._print(Text(line))  # so that a transcript of piped input can be read
+                self._print(Text(line))  # a transcript of piped input shows it
             word = line.strip()
             if word == "quit":
                 raise EOFError
@@ -92,13 +97,13 @@ class Screen:
                 self._print(Text("\n".join(filter(None, [HELP, tools])), "dim"))
             elif word == "hint":
                 hint = env.expert_action()
-                self._print(Text(hint or "This environment has no expert to ask.", "cyan"))
+                self._print(Text(hint or "This environment has no expert.", "cyan"))
             elif word:
                 call = None if self.moves is None else self.moves.call_of(word)
                 return line.removeprefix("=") if call is None else call
 
     def action(self, action: str, *, thought: str = "", who: str = "") -> None:
-        """What a player says; what it thinks before is shown dimly."""
+        """Print a player's action, and dimmed its thought before it."""
         if self.is_brief:
             return
         number = Text.assemble(self._prompt(), (f"{who} " if who else "", "bold"))
@@ -108,7 +113,7 @@ class Screen:
         self._print(Text.assemble(number, (action, "cyan")))
 
     def turn(self, result: StepResult, calls: Sequence[ToolCall] = ()) -> None:
-        """What came of a turn: the results of its tool calls, or the next observation."""
+        """Print the results of a turn's tool calls or its observation, and the reward."""
         if self.is_brief:
             return
         for call in calls:
@@ -117,7 +122,7 @@ class Screen:
             self._print(Text(result.observation))
         note = Text(f"  reward {_signed(result.reward)}", _colour(result.reward))
         if result.info.get("invalid_action"):
-            note.append("  (not understood)", "yellow")
+            note.append("  (invalid action)", "yellow")
         self._print(note)
 
     def _call(self, call: ToolCall) -> None:
@@ -158,14 +163,14 @@ class Screen:
 
     def left(self) -> None:
         turns, total = self.trajectory.num_turns, self.trajectory.total_reward
-        self._print(Text(f"\nLeft after {_turns(turns)}, total reward {_number(total)}."))
+        self._print(Text(f"\nStopped after {_turns(turns)}, total reward {_number(total)}."))
 
     def failed(self, error: Exception | str) -> None:
         console = make_console(stderr=True)
         turn = self.trajectory.num_turns + 1
         why = error if isinstance(error, str) else explain(error)
         console.print(Text(legible(f"{self.name} failed in turn {turn}: {why}"), "red"))
-        console.print(Text("See the traceback with --debug; look closer with turnwise check-env."))
+        console.print(Text("Add --debug for the traceback, or run turnwise check-env."))
 
     def _prompt(self) -> str:
         return f"{self.trajectory.num_turns + 1}> "

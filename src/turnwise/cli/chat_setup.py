@@ -1,4 +1,4 @@
-"""What `turnwise chat` talks with: a model, or a run's model with the run's prompt and tools."""
+"""Loads the model of `turnwise chat`; for a run, also its system prompt, tools and sampling."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from turnwise.chat import ChatFormat
 from turnwise.cli import settings
-from turnwise.cli.run_parts import Supplied
-from turnwise.cli.run_place import run_of
-from turnwise.cli.talk_tools import TalkTools
+from turnwise.cli.chat_session import ChatTools
+from turnwise.cli.run_paths import run_of
+from turnwise.cli.run_settings import Supplied, which_checkpoint
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentConfig
 from turnwise.inference import BaseInferenceEngine, SamplingParams
+from turnwise.runs.places import places_of
 from turnwise.tools import ActionParser, ToolRegistry
 from turnwise.tools.by_name import parser_by_name, tools_by_name
 from turnwise.trainer.rollout import limits_of
@@ -23,8 +24,8 @@ from turnwise.user_code import settings_from
 
 
 @dataclass
-class ChatParts:
-    """An engine and what the conversations with it begin with."""
+class ChatSetup:
+    """An engine, and how conversations with it begin and are sampled."""
 
     engine: BaseInferenceEngine
     system_prompt: str | None
@@ -36,9 +37,9 @@ class ChatParts:
     template: str | None = None
     """A chat template for a tokenizer without one."""
     about: str | None = None
-    """One line that says what of a run is used."""
+    """A line about what is used of a run."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Ends servers of tools."""
+    """Stops the servers of tools."""
 
     @classmethod
     def of_model(
@@ -48,8 +49,8 @@ class ChatParts:
         options: Mapping[str, Any],
         tokenizer: str | None,
         supplied: Supplied,
-    ) -> ChatParts:
-        """A model by its name, its folder, or the URL of a server."""
+    ) -> ChatSetup:
+        """Load a model by its name, its folder, or the URL of a server."""
         from turnwise import inference
 
         closing = contextlib.ExitStack()
@@ -66,12 +67,11 @@ class ChatParts:
         backend: str,
         supplied: Supplied,
         trust_remote_code: bool,
-    ) -> ChatParts:
-        """The model of a run or a checkpoint, with the run's prompt, tools and sampling."""
+    ) -> ChatSetup:
+        """Load the model of a run or a checkpoint, with the run's prompt, tools and sampling."""
         from turnwise import inference
 
-        which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
-        found = find_checkpoint(source, which)
+        found = find_checkpoint(source, which_checkpoint(checkpoint))
         loaded, config = load_trained_model(found.path, trust_remote_code=trust_remote_code)
         environment = config.environment_name
         closing = contextlib.ExitStack()
@@ -79,7 +79,7 @@ class ChatParts:
             _without_environment(config)
             supplied.put_into(config)
             run = run_of(source)
-            settings.find_code(config, settings.run_folders(run), run=run)
+            settings.find_code(config, places_of(run), run=run)
             registry = tools_by_name(config.tools, closing) if config.tools else None
             parser = parser_by_name(config.parser)
         limits = limits_of(config)
@@ -97,18 +97,18 @@ class ChatParts:
         )
 
     def sampling(self, temperature: float | None, top_p: float | None) -> SamplingParams:
-        """How answers are sampled; None: as the run was, or as suits a talk."""
+        """Return how replies are sampled; None keeps the run's value or the default of chats."""
         return SamplingParams(
             self.temperature if temperature is None else temperature,
             top_p=self.top_p if top_p is None else top_p,
         )
 
-    def tools(self, chat: ChatFormat) -> TalkTools | None:
-        return None if self.registry is None else TalkTools(self.registry, chat, self.parser)
+    def tools(self, chat: ChatFormat) -> ChatTools | None:
+        return None if self.registry is None else ChatTools(self.registry, chat, self.parser)
 
 
 def _without_environment(config: ConfigStore) -> None:
-    """Leave out what takes no part in a talk, so that it need not be found."""
+    """Remove the environment, dataset and reward, which a chat does not use."""
     config.environments = None
     config.environment = EnvironmentConfig()
     config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
@@ -122,5 +122,5 @@ def _about(step: int, config: ConfigStore, registry: ToolRegistry | None, enviro
     ]
     return (
         f"the model after step {step:,}, with {' and '.join(used)}; its environment {environment} "
-        "takes no part"
+        "is not used"
     )

@@ -1,4 +1,4 @@
-"""Watching a model, or an agent of a user, play: each turn is shown as soon as it is over."""
+"""Plays episodes by a model or by a user's agent, and shows each turn when it is over."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from turnwise.cli.agents import AgentMaker
 from turnwise.cli.play_loop import Played, Rules
-from turnwise.cli.screen import Screen
+from turnwise.cli.play_screen import Screen
 from turnwise.config import ConfigStore
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
@@ -29,36 +29,36 @@ from turnwise.types import StepResult, Trajectory
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Who plays, and how fast it is shown."""
+class ModelPlayer:
+    """The model or agent that plays, and the pause after each turn."""
 
     player: LoadedModel
-    """Without a model, its tokenizer alone: an agent's words become tokens too."""
+    """For an agent, only the tokenizer, since its actions become tokens too."""
     agent: AgentMaker | None
     is_greedy: bool
     delay: float
 
 
-def watch(
-    watched: Watched,
+def play_model(
+    who: ModelPlayer,
     config: ConfigStore,
     parts: UserComponents,
     rules: Rules,
     seeds: Sequence[int],
     screen: Screen,
 ) -> Iterator[tuple[Played, EpisodeResult]]:
-    """Play one episode for each seed, and yield it when it is over."""
+    """Play one episode per seed, and yield each when it is over."""
     stop = StopRequest(lambda text: None)
     factory = parts.factory(config)
-    model = watched.player.model
+    model = who.player.model
     with contextlib.ExitStack() as closing:
         engine = closing.enter_context(
-            ScriptedEngine(watched.player.tokenizer)
+            ScriptedEngine(who.player.tokenizer)
             if model is None
-            else create_inference_engine(model, tokenizer=watched.player.tokenizer)
+            else create_inference_engine(model, tokenizer=who.player.tokenizer)
         )
         options = parts.episode_options(config, closing)
-        if watched.is_greedy:
+        if who.is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)
         collector = EpisodeCollector(engine, factory, options)
         rules = dataclasses.replace(rules, tools=collector.setup.tools)
@@ -67,10 +67,10 @@ def watch(
             row = rules.row_of(seed)
             task = None if row is None or rules.rows is None else rules.rows[row]
             played = Played(Trajectory(seed=seed), row=row)
-            watcher = ScreenWatcher(screen, played, rules, watched.delay)
+            watcher = ScreenWatcher(screen, played, rules, who.delay)
 
             async def play(asked: EpisodeTask, watcher: ScreenWatcher) -> EpisodeResult:
-                episode = _episode(collector, factory, watched.agent, asked, watcher)
+                episode = _episode(collector, factory, who.agent, asked, watcher)
                 result = await episode.run()
                 await collector.score_together([result])
                 return result
@@ -97,7 +97,7 @@ def _episode(
 
 
 class ScreenWatcher:
-    """Shows an episode turn by turn."""
+    """Prints an episode turn by turn."""
 
     def __init__(self, screen: Screen, played: Played, rules: Rules, delay: float) -> None:
         self.environment: BaseEnvironment | None = None
@@ -112,12 +112,12 @@ class ScreenWatcher:
         rules = "\n\n".join(
             str(message["content"]) for message in agent.messages if message["role"] == "system"
         )
-        said = "\n\n".join(
+        observation = "\n\n".join(
             str(message["content"]) for message in agent.messages if message["role"] != "system"
         )
         assert self.environment is not None
         limit = self._rules.max_turns(self.environment)
-        self._screen.opening(self._played, rules.strip(), said, limit)
+        self._screen.start(self._played, rules.strip(), observation, limit)
         time.sleep(self._delay)
 
     def on_turn(self, agent: AgentRecord, turn: TurnRecord) -> None:

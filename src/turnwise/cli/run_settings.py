@@ -1,8 +1,7 @@
-"""The components of a run that a command plays with: the run's own, or what the options name.
+"""The settings and components of a run that a command plays, with what the options override.
 
-Environment, reward, tools, parser, system prompt and dataset stand in the run folder by name. What
-cannot be imported from there (a class of a notebook) is an error that names the option here that
-supplies it.
+The run folder records environment, reward, tools, parser, system prompt and dataset by name. If one
+cannot be imported from there (a class of a notebook), the error names the option that supplies it.
 """
 
 from __future__ import annotations
@@ -10,114 +9,20 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
-from turnwise.cli import completion
 from turnwise.cli.common import environment_config, say
-from turnwise.cli.run_place import find_run, run_of
+from turnwise.cli.run_paths import find_run, run_of
 from turnwise.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
     from turnwise.models import LoadedModel
-    from turnwise.trainer.components import UserComponents
-    from turnwise.trainer.rollout import Rows
-
-_OWN = "the run's own"
-_PANEL = "Instead of what the run has"
-EnvironmentOption = Annotated[
-    str | None,
-    typer.Option(
-        "--env",
-        metavar="ENV",
-        help="Another environment.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-        autocompletion=completion.environments,
-    ),
-]
-RewardOption = Annotated[
-    str | None,
-    typer.Option(
-        "--reward",
-        metavar="FILE.PY:NAME",
-        help="Another reward function.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-    ),
-]
-DatasetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--dataset",
-        metavar="FILE",
-        help="Other rows to play; may be given many times.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-    ),
-]
-ToolOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--tool",
-        metavar="NAME",
-        help="Other tools: calculator, python, FILE.PY:NAME; may be given many times.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-    ),
-]
-ParserOption = Annotated[
-    str | None,
-    typer.Option(
-        "--parser",
-        metavar="NAME",
-        help="Another parser of tool calls: json, hermes, FILE.PY:NAME ...",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-        autocompletion=completion.parsers,
-    ),
-]
-SystemPromptOption = Annotated[
-    str | None,
-    typer.Option(
-        "--system-prompt",
-        metavar="TEXT",
-        help="Another system prompt.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="The model that the run's weights belong to: a name, a folder, a Hugging Face id.",
-        show_default=_OWN,
-        rich_help_panel=_PANEL,
-        autocompletion=completion.runs_and_models,
-    ),
-]
-PartOption = Annotated[
-    str | None,
-    typer.Option(
-        "--part",
-        metavar="NAME",
-        help="Of a run with a mix of environments, only this one.",
-        show_default=False,
-    ),
-]
-CheckpointOption = Annotated[
-    str,
-    typer.Option("--checkpoint", metavar="WHICH", help="best, last, or the folder of one."),
-]
 
 
 @dataclass(frozen=True)
 class Supplied:
-    """What the command line names instead of a run's own components; None keeps the run's own."""
+    """The components that the command line names; None keeps the run's own."""
 
     environment: str | None = None
     param: list[str] | None = None
@@ -131,7 +36,7 @@ class Supplied:
     part: str | None = None
 
     def allow_code(self, *more: str | None) -> None:
-        """Let the code be used that these options, and `more` of them, name: the user typed it."""
+        """Allow the code that these options, and `more` of them, name: the user typed the names."""
         from turnwise.cli.settings import name_code
 
         named = [self.environment, self.reward, self.parser, *(self.tools or []), *more]
@@ -139,22 +44,22 @@ class Supplied:
             if target is not None:
                 name_code(target)
 
-    def from_here(self) -> Supplied:
-        """Name files by their whole path: what is typed lies here, not where the run began."""
+    def with_absolute_paths(self) -> Supplied:
+        """Return the same with absolute paths: a run may have another base directory."""
         return dataclasses.replace(
             self,
-            environment=_whole(self.environment),
-            reward=_whole(self.reward),
-            parser=_whole(self.parser),
+            environment=_absolute(self.environment),
+            reward=_absolute(self.reward),
+            parser=_absolute(self.parser),
             dataset=self.dataset and [str(Path(path).absolute()) for path in self.dataset],
-            tools=self.tools and [_whole(tool) or tool for tool in self.tools],
+            tools=self.tools and [_absolute(tool) or tool for tool in self.tools],
         )
 
     def put_into(self, config: ConfigStore) -> None:
-        """Replace what is supplied.
+        """Write the supplied components into the settings.
 
-        Another environment comes without the run's other components, since its tasks, tools and
-        rewards are others; one that stands for an environment that cannot be restored, with them.
+        Another environment drops the run's dataset, reward and tools, which belong to the old one.
+        They are kept if it replaces an environment that cannot be restored.
         """
         from turnwise.config import DatasetConfig
 
@@ -172,23 +77,17 @@ class Supplied:
             config.environment.params |= changed.params
             if self.max_steps is not None:
                 config.environment.max_steps = self.max_steps
-        for item in config.environments or ():  # what is supplied is for all of them
+        for item in config.environments or ():  # an override applies to all of them
             item.reward = None if self.reward is not None else item.reward
             item.tools = None if self.tools else item.tools
             item.system_prompt = None if self.system_prompt is not None else item.system_prompt
-        if self.reward is not None:
-            config.reward = self.reward
         if self.dataset:
-            config.dataset, config.eval_dataset = (
-                DatasetConfig(),
-                DatasetConfig(path=self.dataset, columns=config.dataset.columns),
-            )
-        if self.tools:
-            config.tools = list(self.tools)
-        if self.parser is not None:
-            config.parser = self.parser
-        if self.system_prompt is not None:
-            config.system_prompt = self.system_prompt
+            config.eval_dataset = DatasetConfig(path=self.dataset, columns=config.dataset.columns)
+            config.dataset = DatasetConfig()
+        config.tools = list(self.tools or config.tools)
+        for name in ("reward", "parser", "system_prompt"):
+            if (value := getattr(self, name)) is not None:
+                setattr(config, name, value)
 
     def _choose_part(self, config: ConfigStore) -> None:
         """Make one environment of a mix the only one, if it is named."""
@@ -209,24 +108,24 @@ class Supplied:
                 )
 
 
-def _whole(target: str | None) -> str | None:
-    """`file.py:Name` with the whole path of a file that is here; anything else as it is."""
+def _absolute(target: str | None) -> str | None:
+    """Return `file.py:Name` with the absolute path of a file that exists; others as they are."""
     place, colon, name = (target or "").rpartition(":")
     is_here = colon and place.endswith(".py") and Path(place).is_file()
     return f"{Path(place).absolute()}:{name}" if is_here else target
 
 
 def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
-    """Return the run or the checkpoint whose settings are taken; None for a model."""
-    if checkpoint not in ("best", "last"):
-        found = find_run(checkpoint)
-        if found is None:
-            raise ConfigError(
-                f"--checkpoint got {checkpoint!r}, expected best, last, or the folder of a "
-                "checkpoint, for example runs/mine/checkpoints/step-00000010"
-            )
-        return found
-    return None if name is None else find_run(name)
+    """Return the run or the checkpoint whose settings are used; None for a model."""
+    if checkpoint in ("best", "last"):
+        return None if name is None else find_run(name)
+    found = find_run(checkpoint)
+    if found is None:
+        raise ConfigError(
+            f"--checkpoint got {checkpoint!r}, expected best, last, or the folder of a "
+            "checkpoint, for example runs/mine/checkpoints/step-00000010"
+        )
+    return found
 
 
 def settings_of(source: Path) -> ConfigStore:
@@ -249,6 +148,21 @@ def settings_of(source: Path) -> ConfigStore:
     return config
 
 
+def played_settings(
+    source: Path | None, supplied: Supplied, *, is_checked: bool = True
+) -> ConfigStore:
+    """Return the settings of a run, or the defaults if there is none, with the overrides."""
+    from turnwise.config import ConfigStore
+
+    if source is None:
+        config = ConfigStore()
+        supplied.put_into(config)
+    else:
+        config = settings_of(source)
+        restore(config, source, supplied, is_checked=is_checked)
+    return config
+
+
 def restore(
     config: ConfigStore,
     source: Path | None,
@@ -257,26 +171,26 @@ def restore(
     takes_mix: bool = False,
     is_checked: bool = True,
 ) -> None:
-    """Put in what is supplied, find the code that is named, and import it.
+    """Write the overrides into a run's settings, find the code that they name, and import it.
 
     A mix of environments is refused unless the command `takes_mix`. Without `is_checked` the code
-    is only found: the command reports by itself what fails.
+    is only found: the command itself reports what fails.
     """
-    from turnwise.cli.settings import check_code, find_code, run_folders
+    from turnwise.cli.settings import check_code, find_code
+    from turnwise.runs.places import places_of
 
     if source is not None:
-        _look_at_older(config, source)
+        _restore_older(config, source)
         _name_prompts(config)
-    (supplied if source is None else supplied.from_here()).put_into(config)
+    (supplied if source is None else supplied.with_absolute_paths()).put_into(config)
     if config.environments is not None and not takes_mix:
         names = ", ".join(config.parts())
         raise ConfigError(
             f"{source} is a run with a mix of environments, and this command plays in one of them: "
             f"{names}. Name it: --part {next(iter(config.parts()))}"
         )
-    # A run lies somewhere below the folder in which its environment was found.
     run = None if source is None else run_of(source)
-    find_code(config, [] if run is None else run_folders(run), run=run)
+    find_code(config, [] if run is None else places_of(run), run=run)
     if not is_checked:
         return
     check_code(config)
@@ -285,7 +199,7 @@ def restore(
 
 
 def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None:
-    """Report on the standard error which of the run's own components do something else now."""
+    """Print to the standard error which of the run's own components have changed since."""
     from turnwise.runs.run_folder import RunFolder
     from turnwise.trainer.components import UserComponents
     from turnwise.trainer.recording import identity
@@ -302,33 +216,28 @@ def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None
                 changed.append(f"the {name.replace('_', ' ')}{ending}")
     if changed:
         say(
-            f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: what "
-            "follows is played with what is there now",
+            f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: this "
+            "command uses the present version",
             err=True,
         )
 
 
-def _look_at_older(config: ConfigStore, source: Path) -> None:
-    """Take from `run.json` what the settings of a run that an older version began do not say."""
-    from turnwise.runs.older_runs import NOT_RECORDED, is_older, name_lost_environment
-    from turnwise.runs.run_folder import RunFolder
+def _restore_older(config: ConfigStore, source: Path) -> None:
+    from turnwise.runs.older_runs import NOT_RECORDED, restore_older
 
-    folder = RunFolder(run_of(source))
-    status = folder.facts
-    if not is_older(status):
-        return
-    name_lost_environment(config, status)
-    say(
-        f"note: {folder.path} {NOT_RECORDED}. What it was given is named by the options --reward, "
-        "--tool, --parser, --system-prompt and --dataset.",
-        err=True,
-    )
+    run = run_of(source)
+    if restore_older(config, run):
+        say(
+            f"note: {run} {NOT_RECORDED}. Name them with the options --reward, --tool, --parser, "
+            "--system-prompt and --dataset.",
+            err=True,
+        )
 
 
 def _name_prompts(config: ConfigStore) -> None:
-    """Name the environment of a run that has a dataset and names none: its rows are prompts.
+    """Name the environment of a run with a dataset and without an environment: rows are prompts.
 
-    Before anything is replaced: other rows do not make it another environment.
+    This comes before the overrides: other rows do not make it another environment.
     """
     from turnwise.env.catalog import PROMPTS
     from turnwise.trainer.components import UserComponents, environment_of
@@ -337,31 +246,28 @@ def _name_prompts(config: ConfigStore) -> None:
         config.environment.name = PROMPTS
 
 
-def load_with_settings(
+def which_checkpoint(checkpoint: str) -> Literal["best", "last"]:
+    """Return the checkpoint of a run to load; that of a checkpoint's own folder is its last."""
+    return "best" if checkpoint == "best" else "last"
+
+
+def load_player(
     name: str,
     source: Path | None,
     checkpoint: str,
-    supplied: Supplied,
+    config: ConfigStore,
+    model: str | None,
     trust_remote_code: bool,
 ) -> tuple[LoadedModel, ConfigStore]:
-    """Return the model of a run, a checkpoint or a name, and the settings under which it plays."""
-    from turnwise.config import ConfigStore
+    """Return the model of a run or a checkpoint and its settings; without one, the model `name`.
+
+    `model` overrides the base model of the run's weights. `config` is used without a run.
+    """
     from turnwise.trainer.state import load_configured_model, load_trained_model
 
     if source is None:
-        config = ConfigStore()
-        config.model.model_name = name
+        config.model.model_name, config.model.local_path = name, None
         config.model.trust_remote_code = trust_remote_code
         return load_configured_model(config), config
-    which: Literal["best", "last"] = "best" if checkpoint == "best" else "last"
-    return load_trained_model(
-        source,
-        which,
-        trust_remote_code=trust_remote_code,
-        model=supplied.model,
-    )
-
-
-def rows_of(parts: UserComponents) -> Rows | None:
-    """Return the rows that evaluation plays."""
-    return parts.eval_rows
+    which = which_checkpoint(checkpoint)
+    return load_trained_model(source, which, trust_remote_code=trust_remote_code, model=model)

@@ -1,0 +1,108 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from turnwise.cli import completion
+
+
+def argument(
+    metavar: str, help: str, complete: Callable[..., Any] | None = None, default: bool | str = False
+) -> Any:
+    """Return a positional argument; `default` is what the help shows as its default."""
+    return typer.Argument(metavar=metavar, help=help, show_default=default, autocompletion=complete)
+
+
+def _override(
+    name: str, metavar: str, help: str, complete: Callable[..., Any] | None = None
+) -> Any:
+    return typer.Option(
+        name,
+        metavar=metavar,
+        help=help,
+        show_default="the run's own",
+        rich_help_panel="Overrides of what the run recorded",
+        autocompletion=complete,
+    )
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param",
+        "-p",
+        metavar="KEY=VALUE",
+        help="Parameter of the environment; repeatable.",
+        show_default=False,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="Run Python code that a run or a model names, even if you have not run it before.",
+    ),
+]
+MaxSteps = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Maximum number of actions per episode.", show_default="the environment's own"
+    ),
+]
+EnvironmentOption = Annotated[
+    str | None, _override("--env", "ENV", "Environment.", completion.environments)
+]
+RewardOption = Annotated[str | None, _override("--reward", "FILE.PY:NAME", "Reward function.")]
+DatasetOption = Annotated[
+    list[str] | None, _override("--dataset", "FILE", "Dataset to play; repeatable.")
+]
+ToolOption = Annotated[
+    list[str] | None,
+    _override("--tool", "NAME", "Tool: calculator, python, FILE.PY:NAME; repeatable."),
+]
+ParserOption = Annotated[
+    str | None,
+    _override(
+        "--parser",
+        "NAME",
+        "Parser of tool calls: json, hermes, FILE.PY:NAME ...",
+        completion.parsers,
+    ),
+]
+SystemPromptOption = Annotated[str | None, _override("--system-prompt", "TEXT", "System prompt.")]
+ModelOption = Annotated[
+    str | None,
+    _override(
+        "--model",
+        "MODEL",
+        "Base model of the run's weights: a name, a folder, a Hugging Face id.",
+        completion.runs_and_models,
+    ),
+]
+PartOption = Annotated[
+    str | None,
+    typer.Option(
+        "--part",
+        metavar="NAME",
+        help="In a run with several environments, play only this one.",
+        show_default=False,
+    ),
+]
+CheckpointOption = Annotated[
+    str,
+    typer.Option("--checkpoint", metavar="WHICH", help="best, last, or a checkpoint's folder."),
+]
+ConfigPath = Annotated[
+    str | None, typer.Option("--config-path", metavar="DIR", help="Folder of the YAML file.")
+]
+ConfigName = Annotated[
+    str | None,
+    typer.Option(
+        "--config-name", metavar="NAME", help="Name of the YAML file, with or without .yaml."
+    ),
+]
