@@ -39,9 +39,10 @@ def restore_older(config: ConfigStore, run: Path) -> bool:
     played = status.get("environment")
     if not is_older(status):
         return False
-    has_one = isinstance(played, str) and config.environments is None
-    if has_one and not is_same_environment(config.environment.name, played):
-        config.environment.name = f"<script>:{played.rpartition(':')[2]}"
+    is_single = config.environments is None
+    own = config.environment
+    if is_single and isinstance(played, str) and not is_same_environment(own.name, played):
+        own.name = f"<script>:{played.rpartition(':')[2]}"
     return True
 
 
