@@ -38,10 +38,9 @@ from turnwise.algo.correction import (
 )
 from turnwise.algo.kl import KLController, apply_kl_penalty, compute_kl_penalty, estimate_kl
 from turnwise.algo.losses.covariance import compute_clip_cov_loss, compute_kl_cov_loss
-from turnwise.algo.losses.geo_mean import compute_geo_mean_loss
-from turnwise.algo.losses.gspo import compute_gspo_loss
 from turnwise.algo.losses.ppo import compute_policy_loss, compute_ppo_loss
 from turnwise.algo.losses.sapo import compute_sapo_loss
+from turnwise.algo.losses.sequence import compute_geo_mean_loss, compute_gspo_loss
 from turnwise.algo.losses.value import (
     compute_entropy_loss,
     compute_value_loss,

@@ -8,42 +8,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from turnwise.algo.advantages.gae import compute_gae_advantage_return
-from turnwise.algo.advantages.outcome import (
-    compute_dr_grpo_advantage,
-    compute_gdpo_advantage,
-    compute_gpg_advantage,
-    compute_grpo_advantage,
-    compute_grpo_passk_advantage,
-    compute_opo_advantage,
-    compute_reinforce_plus_plus_advantage,
-    compute_reinforce_plus_plus_baseline_advantage,
-    compute_remax_advantage,
-    compute_rloo_advantage,
-)
-from turnwise.algo.advantages.token_baseline import compute_optimal_token_baseline_advantage
-from turnwise.algo.advantages.turns import (
-    compute_gigpo_advantage,
-    compute_turn_gae_advantage_return,
-    compute_turn_grpo_advantage,
-)
-from turnwise.algo.losses.covariance import (
-    compute_clip_cov_loss,
-    compute_kl_cov_loss,
-    select_clip_cov_tokens,
-    select_kl_cov_tokens,
-)
-from turnwise.algo.losses.geo_mean import compute_geo_mean_loss
-from turnwise.algo.losses.gspo import compute_gspo_loss
-from turnwise.algo.losses.ppo import compute_policy_loss
-from turnwise.algo.losses.sapo import compute_sapo_loss
-from turnwise.algo.losses.weighted import (
-    compute_cispo_loss,
-    compute_dppo_kl_loss,
-    compute_dppo_tv_loss,
-    compute_gpg_loss,
-    compute_reinforce_loss,
-)
+from turnwise.algo.advantages import gae, outcome, token_baseline, turns
+from turnwise.algo.losses import covariance, ppo, sapo, sequence, weighted
 from turnwise.algo.records import (
     AdvantageEstimator,
     EstimatorFunction,
@@ -55,24 +21,24 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code import import_object
 
 ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {
-    "gae": AdvantageEstimator(compute_gae_advantage_return, needs_critic=True),
-    "turn_gae": AdvantageEstimator(compute_turn_gae_advantage_return, needs_critic=True),
-    "grpo": AdvantageEstimator(compute_grpo_advantage, needs_groups=True),
-    "dr_grpo": AdvantageEstimator(compute_dr_grpo_advantage, needs_groups=True),
-    "grpo_passk": AdvantageEstimator(compute_grpo_passk_advantage, needs_groups=True),
-    "turn_grpo": AdvantageEstimator(compute_turn_grpo_advantage, needs_groups=True),
-    "gigpo": AdvantageEstimator(compute_gigpo_advantage, needs_groups=True),
-    "gdpo": AdvantageEstimator(compute_gdpo_advantage, needs_groups=True),
-    "rloo": AdvantageEstimator(compute_rloo_advantage, needs_groups=True),
-    "reinforce_plus_plus": AdvantageEstimator(compute_reinforce_plus_plus_advantage),
+    "gae": AdvantageEstimator(gae.compute_gae_advantage_return, needs_critic=True),
+    "turn_gae": AdvantageEstimator(turns.compute_turn_gae_advantage_return, needs_critic=True),
+    "grpo": AdvantageEstimator(outcome.compute_grpo_advantage, needs_groups=True),
+    "dr_grpo": AdvantageEstimator(outcome.compute_dr_grpo_advantage, needs_groups=True),
+    "grpo_passk": AdvantageEstimator(outcome.compute_grpo_passk_advantage, needs_groups=True),
+    "turn_grpo": AdvantageEstimator(turns.compute_turn_grpo_advantage, needs_groups=True),
+    "gigpo": AdvantageEstimator(turns.compute_gigpo_advantage, needs_groups=True),
+    "gdpo": AdvantageEstimator(outcome.compute_gdpo_advantage, needs_groups=True),
+    "rloo": AdvantageEstimator(outcome.compute_rloo_advantage, needs_groups=True),
+    "reinforce_plus_plus": AdvantageEstimator(outcome.compute_reinforce_plus_plus_advantage),
     "reinforce_plus_plus_baseline": AdvantageEstimator(
-        compute_reinforce_plus_plus_baseline_advantage, needs_groups=True
+        outcome.compute_reinforce_plus_plus_baseline_advantage, needs_groups=True
     ),
-    "remax": AdvantageEstimator(compute_remax_advantage, needs_greedy_episode=True),
-    "opo": AdvantageEstimator(compute_opo_advantage, needs_groups=True),
-    "gpg": AdvantageEstimator(compute_gpg_advantage, needs_groups=True),
+    "remax": AdvantageEstimator(outcome.compute_remax_advantage, needs_greedy_episode=True),
+    "opo": AdvantageEstimator(outcome.compute_opo_advantage, needs_groups=True),
+    "gpg": AdvantageEstimator(outcome.compute_gpg_advantage, needs_groups=True),
     "optimal_token_baseline": AdvantageEstimator(
-        compute_optimal_token_baseline_advantage,
+        token_baseline.compute_optimal_token_baseline_advantage,
         needs_groups=True,
         needs_old_log_probs=True,
         needs_sum_pi_squared=True,
@@ -81,24 +47,26 @@ ADVANTAGE_ESTIMATORS: dict[str, AdvantageEstimator] = {
 
 _CLIP_RANGE = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 _CLIP_COV = TokenSelection(
-    select_clip_cov_tokens,
+    covariance.select_clip_cov_tokens,
     (*_CLIP_RANGE, "clip_cov_ratio", "clip_cov_lower", "clip_cov_upper"),
     is_random=True,
 )
-_KL_COV = TokenSelection(select_kl_cov_tokens, ("kl_cov_ratio",))
+_KL_COV = TokenSelection(covariance.select_kl_cov_tokens, ("kl_cov_ratio",))
 
 POLICY_LOSSES: dict[str, PolicyLoss] = {
-    "ppo": PolicyLoss(compute_policy_loss, has_clip_range=True),
-    "gspo": PolicyLoss(compute_gspo_loss, has_clip_range=True),
-    "cispo": PolicyLoss(compute_cispo_loss, has_clip_range=True),
-    "sapo": PolicyLoss(compute_sapo_loss),
-    "gpg": PolicyLoss(compute_gpg_loss),
-    "geo_mean": PolicyLoss(compute_geo_mean_loss, has_clip_range=True),
-    "clip_cov": PolicyLoss(compute_clip_cov_loss, has_clip_range=True, selection=_CLIP_COV),
-    "kl_cov": PolicyLoss(compute_kl_cov_loss, selection=_KL_COV),
-    "dppo_tv": PolicyLoss(compute_dppo_tv_loss, has_clip_range=True),
-    "dppo_kl": PolicyLoss(compute_dppo_kl_loss, has_clip_range=True),
-    "reinforce": PolicyLoss(compute_reinforce_loss),
+    "ppo": PolicyLoss(ppo.compute_policy_loss, has_clip_range=True),
+    "gspo": PolicyLoss(sequence.compute_gspo_loss, has_clip_range=True),
+    "cispo": PolicyLoss(weighted.compute_cispo_loss, has_clip_range=True),
+    "sapo": PolicyLoss(sapo.compute_sapo_loss),
+    "gpg": PolicyLoss(weighted.compute_gpg_loss),
+    "geo_mean": PolicyLoss(sequence.compute_geo_mean_loss, has_clip_range=True),
+    "clip_cov": PolicyLoss(
+        covariance.compute_clip_cov_loss, has_clip_range=True, selection=_CLIP_COV
+    ),
+    "kl_cov": PolicyLoss(covariance.compute_kl_cov_loss, selection=_KL_COV),
+    "dppo_tv": PolicyLoss(weighted.compute_dppo_tv_loss, has_clip_range=True),
+    "dppo_kl": PolicyLoss(weighted.compute_dppo_kl_loss, has_clip_range=True),
+    "reinforce": PolicyLoss(weighted.compute_reinforce_loss),
 }
 
 EstimatorChoice: TypeAlias = str | AdvantageEstimator | EstimatorFunction

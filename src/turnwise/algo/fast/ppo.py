@@ -1,22 +1,26 @@
-"""PPO's clipped loss with its gradient worked out by hand.
+"""PPO's clipped loss with a hand-written gradient; `losses/ppo.py` has the formula.
 
-`losses/ppo.py` says what is computed. Nearly every run spends its loss here, so that this one has a
-gradient of its own: in place on a CPU, and one Triton kernel on a GPU. The tests compare both with
-autograd.
+In place on a CPU, one Triton kernel on a GPU. The tests compare both with autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch.autograd.function import once_differentiable
 
 from turnwise.algo.fast.tiled_loss import Tile, tiled_loss
 from turnwise.algo.fast.tiles import has_kernels
-from turnwise.algo.masked import BatchTotals, LossAggregation, as_mask, row_weights
+from turnwise.algo.losses.policy import MAX_LOG_RATIO, LossOptions
+from turnwise.algo.masked import as_mask, row_weights
 from turnwise.algo.types import Metrics
+
+Clip: TypeAlias = tuple[float, float, float]
+"""(1 − ε_low, 1 + ε_high, c)."""
+_METRICS = ("clip_fraction", "clip_fraction_lower", "kl", "ratio")
 
 
 def ppo_loss(
@@ -24,44 +28,38 @@ def ppo_loss(
     log_probs: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
-    clip: tuple[float, float, float],
-    max_log_ratio: float,
-    mode: LossAggregation,
-    totals: BatchTotals | None,
-    importance_weights: torch.Tensor | None,
+    clip: Clip,
+    options: LossOptions,
 ) -> tuple[torch.Tensor, Metrics]:
-    """Return the loss and its metrics; `clip` is (1 − ε_low, 1 + ε_high, c)."""
+    """Return the loss and its metrics."""
     mask = as_mask(response_mask)
+    mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
+    importance_weights = options.get("importance_weights")
     if importance_weights is None and has_kernels(log_probs):
         is_mean = mode == "token-mean" and (totals is None or not totals.num_tokens)
         weights = None if is_mean else row_weights(mask, mode, totals)
-        return _on_gpu(log_probs, old_log_probs, advantages, mask, weights, clip, max_log_ratio)
-
-    def function(
-        inputs: Sequence[torch.Tensor],
-        mask: torch.Tensor,
-        weights: torch.Tensor,
-        needs_gradient: bool,
-    ) -> Tile:
-        log_probs, old_log_probs, advantages = inputs
-        return _tile(log_probs, old_log_probs, advantages, weights, clip, max_log_ratio)
-
-    weights = row_weights(mask, mode, totals)
-    constants = (old_log_probs, advantages)
-    return tiled_loss(function, log_probs, constants, mask, weights, importance_weights)
+        return _on_gpu(log_probs, old_log_probs, advantages, mask, weights, clip)
+    return tiled_loss(
+        partial(_tile, clip=clip),
+        log_probs,
+        (old_log_probs, advantages),
+        mask,
+        row_weights(mask, mode, totals),
+        importance_weights,
+    )
 
 
 def _tile(
-    log_probs: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    mask: torch.Tensor,
     weights: torch.Tensor,
-    clip: tuple[float, float, float],
-    max_log_ratio: float,
+    needs_gradient: bool,
+    clip: Clip,
 ) -> Tile:
-    """Evaluate a few rows in place: on a large batch, memory is what this costs."""
+    """Evaluate a few rows in place: on a large batch, memory traffic is most of the cost."""
+    log_probs, old_log_probs, advantages = inputs
     lowest, highest, dual = clip
-    log_r = log_probs.sub_(old_log_probs).clamp_(-max_log_ratio, max_log_ratio)
+    log_r = log_probs.sub_(old_log_probs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_r.exp()
     cost = advantages.neg_()
     unclipped = cost * ratio
@@ -72,14 +70,9 @@ def _tile(
     bound = cost.relu_().mul_(dual)
     cut_lower = _is_above(pessimistic, bound)
     losses = torch.minimum(pessimistic, bound, out=bound)
-    # r moves as fast as log π does, times r; where a constant took over, nothing moves.
+    # dr / d log π = r; where the clip or the bound took over, the gradient is 0.
     gradient = unclipped.mul_(torch.add(cut, cut_lower, out=clipped).neg_().add_(1.0)).mul_(weights)
-    metrics = {
-        "clip_fraction": cut,
-        "clip_fraction_lower": cut_lower,
-        "kl": log_r.neg_(),
-        "ratio": ratio,
-    }
+    metrics = dict(zip(_METRICS, (cut, cut_lower, log_r.neg_(), ratio), strict=True))
     return Tile(losses, gradient, metrics)
 
 
@@ -94,23 +87,16 @@ def _on_gpu(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     weights: torch.Tensor | None,
-    clip: tuple[float, float, float],
-    max_log_ratio: float,
+    clip: Clip,
 ) -> tuple[torch.Tensor, Metrics]:
     from turnwise.algo.fast.ppo_kernel import ppo_terms
 
     gradient, totals = ppo_terms(
-        log_probs, old_log_probs, advantages, mask, weights, clip, max_log_ratio
+        log_probs, old_log_probs, advantages, mask, weights, clip, MAX_LOG_RATIO
     )
-    total, clip_fraction, clip_fraction_lower, kl, ratio, factor = totals.unbind()
+    total, *means, factor = totals.unbind()
     loss: torch.Tensor = _KernelLoss.apply(log_probs, (gradient, factor, total))  # type: ignore[no-untyped-call]
-    metrics = {
-        "clip_fraction": clip_fraction,
-        "clip_fraction_lower": clip_fraction_lower,
-        "kl": kl,
-        "ratio": ratio,
-    }
-    return loss, metrics
+    return loss, dict(zip(_METRICS, means, strict=True))
 
 
 class _KernelLoss(torch.autograd.Function):

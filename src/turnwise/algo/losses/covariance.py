@@ -1,8 +1,8 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that cost the most entropy.
+"""Clip-Cov and KL-Cov: restrain the few tokens that cost the most entropy.
 
 Entropy falls where a likely token has a high advantage: by the covariance of log-prob and
 advantage (Cui et al., https://arxiv.org/abs/2505.22617). Which tokens these are is decided over a
-whole batch: by the loss itself, or, where it is computed in parts, before them (`selected`).
+whole batch: by the loss itself, or before it where the batch is split (`selected`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, policy_loss
+from turnwise.algo.losses.policy import (
+    LossOptions,
+    PolicyTokens,
+    clip_range,
+    clipped_surrogate,
+    policy_loss,
+)
 from turnwise.algo.masked import as_mask, wide
 from turnwise.algo.types import Metrics, TokenTerms
 from turnwise.errors import ConfigError
@@ -39,7 +45,7 @@ def compute_clip_cov_loss(
 
     A share `clip_cov_ratio` of the tokens, drawn at random from those whose covariance lies
     between the two bounds and which the clip leaves alone, is dropped from the loss. `selected`
-    [B, T] says which they are, where this is a part of a batch (`select_clip_cov_tokens`).
+    [B, T] gives them, where this is only a part of a batch (`select_clip_cov_tokens`).
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     mask = as_mask(response_mask)
@@ -56,25 +62,19 @@ def compute_clip_cov_loss(
         )
         selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
 
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        dropped: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_probs - old_log_probs
-        ratio = log_r.exp()
-        unclipped = -advantages * ratio
-        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-        cut = is_above(clipped, unclipped)
-        losses = torch.maximum(unclipped, clipped) * (1.0 - dropped)
-        metrics = {"clip_fraction": cut, "cov_fraction": dropped, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(losses, metrics)
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio, dropped = tokens.log_ratio, tokens.selected
+        ratio = log_ratio.exp()
+        losses, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
+        metrics = {
+            "clip_fraction": is_clipped,
+            "cov_fraction": dropped,
+            "kl": -log_ratio,
+            "ratio": ratio,
+        }
+        return TokenTerms(losses * (1.0 - dropped), metrics)
 
-    return policy_loss(
-        token_loss, old_log_probs, log_probs, advantages, mask, options, selected=selected
-    )
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
 
 
 @torch.no_grad()
@@ -91,7 +91,7 @@ def select_clip_cov_tokens(
     clip_cov_upper: float = 5.0,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """The tokens that Clip-Cov drops, of all policy tokens of a batch: [N] each -> [N] bool."""
+    """Return which policy tokens of a batch Clip-Cov drops: [N] each -> [N] bool."""
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     ratio = (log_probs - old_log_probs).exp()
     clipped_away = ratio.clamp(1.0 - low, 1.0 + high) * -advantages > -advantages * ratio
@@ -120,29 +120,20 @@ def compute_kl_cov_loss(
 
         L = −A r + β |log r| · [the token is among the top `kl_cov_ratio` of all by covariance]
 
-    `selected` [B, T] says which they are, where this is a part of a batch
-    (`select_kl_cov_tokens`).
+    `selected` [B, T] gives them, where this is only a part of a batch (`select_kl_cov_tokens`).
     """
     mask = as_mask(response_mask)
     if selected is None:
         select = partial(select_kl_cov_tokens, kl_cov_ratio=kl_cov_ratio)
         selected = _on_policy_tokens(select, mask, old_log_probs, log_probs, advantages)
 
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        top: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_probs - old_log_probs
-        ratio = log_r.exp()
-        losses = -advantages * ratio + kl_cov_coef * top * log_r.abs()
-        return TokenTerms(losses, {"cov_fraction": top, "kl": -log_r, "ratio": ratio})
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio, top = tokens.log_ratio, tokens.selected
+        ratio = log_ratio.exp()
+        losses = -tokens.advantages * ratio + kl_cov_coef * top * log_ratio.abs()
+        return TokenTerms(losses, {"cov_fraction": top, "kl": -log_ratio, "ratio": ratio})
 
-    return policy_loss(
-        token_loss, old_log_probs, log_probs, advantages, mask, options, selected=selected
-    )
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, mask, selected)
 
 
 @torch.no_grad()
@@ -153,7 +144,7 @@ def select_kl_cov_tokens(
     *,
     kl_cov_ratio: float = 0.0002,
 ) -> torch.Tensor:
-    """The tokens that KL-Cov holds back, of all policy tokens of a batch: [N] each -> [N] bool."""
+    """Return which policy tokens of a batch KL-Cov penalises: [N] each -> [N] bool."""
     covariance = _covariance(log_probs, advantages)
     number = _count(kl_cov_ratio, len(covariance), "kl_cov_ratio")
     selected = torch.zeros_like(covariance, dtype=torch.bool)
@@ -171,7 +162,7 @@ def _on_policy_tokens(
 
 
 def _covariance(log_probs: torch.Tensor, advantages: torch.Tensor) -> torch.Tensor:
-    """Each token's part of the covariance of log-prob and advantage: [N]."""
+    """Return each token's term of the covariance of log-prob and advantage: [N]."""
     log_probs, advantages = wide(log_probs), wide(advantages)
     return (advantages - advantages.mean()) * (log_probs - log_probs.mean())
 

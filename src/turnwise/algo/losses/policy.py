@@ -1,4 +1,4 @@
-"""What all policy losses share: their options, the ratio, and the clip range.
+"""What all policy losses share: their inputs and options, the ratio, and the clip range.
 
 A policy loss takes log-probs [B, T] and gives (loss, metrics), the loss to be minimised:
 
@@ -12,8 +12,8 @@ mean of r = π_now / π_old, `clip_fraction` the share of tokens whose gradient 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias, TypedDict
 
 import torch
 
@@ -27,12 +27,13 @@ from turnwise.algo.masked import (
     row_weights,
     wide,
 )
-from turnwise.algo.types import Metrics, TokenLoss
+from turnwise.algo.types import Metrics, TokenLoss, TokenTerms
 from turnwise.errors import ConfigError
 from turnwise.plain_mode import is_plain
 
-# exp(±20) is as far as a ratio goes; beyond it one token would rule the sum.
+# Ratios are bounded by exp(±20): beyond that a single token would dominate the sum.
 MAX_LOG_RATIO = 20.0
+_NONE = torch.empty(0)
 
 
 class LossOptions(TypedDict, total=False):
@@ -43,30 +44,56 @@ class LossOptions(TypedDict, total=False):
     importance_weights: torch.Tensor | None
     """[B, T], learner against sampler (`correction.py`); multiplies the token losses."""
     totals: BatchTotals | None
-    """Sizes of the whole batch, when this is one part of it."""
+    """Sizes of the whole batch, when the loss is computed on one part of it."""
+
+
+class PolicyTokens(NamedTuple):
+    """What a policy loss is computed from, for some rows; all [B, T], with 0 on masked tokens."""
+
+    log_probs: torch.Tensor
+    """Log-probs now; the gradient flows here and nowhere else."""
+    old_log_probs: torch.Tensor
+    advantages: torch.Tensor
+    mask: torch.Tensor
+    """0 and 1 as floats."""
+    selected: torch.Tensor = _NONE
+    """0 and 1 as floats: the tokens that a loss with a `TokenSelection` has picked."""
+
+    @property
+    def log_ratio(self) -> torch.Tensor:
+        """log r, with r = π_now / π_old."""
+        return self.log_probs - self.old_log_probs
+
+    @property
+    def bounded_log_ratio(self) -> torch.Tensor:
+        """log r within ±20, so that r stays a usable number."""
+        return self.log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+PolicyTokenLoss: TypeAlias = Callable[[PolicyTokens], TokenTerms]
 
 
 def policy_loss(
-    token_loss: TokenLoss,
+    token_loss: PolicyTokenLoss,
+    options: LossOptions,
     old_log_probs: torch.Tensor,
     log_probs: torch.Tensor,
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
-    options: LossOptions,
-    default_mode: LossAggregation = "token-mean",
     selected: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Metrics]:
-    """Aggregate `token_loss(log_probs, old_log_probs, advantages, mask)` as the options say.
+    """Evaluate a token loss on a batch [B, T] and aggregate it as the options say."""
 
-    `selected` [B, T], where it is given, is one more argument of `token_loss`, before the mask.
-    """
-    constants = (old_log_probs, advantages)
+    def on_columns(*columns: torch.Tensor) -> TokenTerms:
+        log_probs, old_log_probs, advantages, *chosen, mask = columns
+        return token_loss(PolicyTokens(log_probs, old_log_probs, advantages, mask, *chosen))
+
     return batch_loss(
-        token_loss,
+        on_columns,
         log_probs,
-        constants if selected is None else (*constants, selected),
+        [old_log_probs, advantages, *([] if selected is None else [selected])],
         response_mask,
-        options.get("loss_agg_mode", default_mode),
+        options.get("loss_agg_mode", "token-mean"),
         options.get("totals"),
         options.get("importance_weights"),
     )
@@ -83,7 +110,7 @@ def batch_loss(
 ) -> tuple[torch.Tensor, Metrics]:
     """Evaluate a token loss on a batch and aggregate it: (loss, mean of each metric).
 
-    The gradient flows to `variable` [B, T] alone, and what a masked token holds reaches nothing.
+    The gradient flows to `variable` [B, T] alone; the values of masked tokens have no effect.
     """
     mask = as_mask(mask)
     if not is_plain("algo.tiles"):
@@ -101,7 +128,7 @@ def batch_loss(
 
 
 def clip_range(both: float, low: float | None, high: float | None) -> tuple[float, float]:
-    """(ε_low, ε_high); each defaults to `both`."""
+    """Return (ε_low, ε_high); each defaults to `both`."""
     low = both if low is None else low
     high = both if high is None else high
     if low < 0 or high < 0:
@@ -109,9 +136,13 @@ def clip_range(both: float, low: float | None, high: float | None) -> tuple[floa
     return low, high
 
 
-def log_ratio(log_probs: torch.Tensor, old_log_probs: torch.Tensor) -> torch.Tensor:
-    """log r, kept within ±20 so that r stays a usable number."""
-    return (log_probs - old_log_probs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+def clipped_surrogate(
+    ratio: torch.Tensor, advantages: torch.Tensor, low: float, high: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), and 1 where the clip applies, else 0."""
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
+    return torch.maximum(unclipped, clipped), is_above(clipped, unclipped)
 
 
 def is_above(x: torch.Tensor, y: torch.Tensor | float) -> torch.Tensor:

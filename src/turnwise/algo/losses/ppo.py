@@ -9,11 +9,11 @@ import torch
 
 from turnwise.algo.fast import ppo as fast
 from turnwise.algo.losses.policy import (
-    MAX_LOG_RATIO,
     LossOptions,
+    PolicyTokens,
     clip_range,
+    clipped_surrogate,
     is_above,
-    log_ratio,
     policy_loss,
 )
 from turnwise.algo.types import Metrics, TokenTerms
@@ -39,48 +39,32 @@ def compute_policy_loss(
 
     ε_low and ε_high default to `clip_ratio` and may differ (clip-higher of DAPO,
     https://arxiv.org/abs/2503.14476). The bound c is dual clip (https://arxiv.org/abs/1912.09729):
-    one bad token that has become very likely cannot rule the batch; `clip_fraction_lower` is the
-    share it touches.
+    one bad token that has become very likely cannot dominate the batch; `clip_fraction_lower` is
+    the share of tokens that it bounds.
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
     if clip_ratio_c <= 1.0:
         raise ConfigError(f"clip_ratio_c got {clip_ratio_c}, expected a number above 1")
 
     if not is_plain("algo.ppo"):
-        return fast.ppo_loss(
-            old_log_probs,
-            log_probs,
-            advantages,
-            response_mask,
-            (1.0 - low, 1.0 + high, clip_ratio_c),
-            MAX_LOG_RATIO,
-            options.get("loss_agg_mode", "token-mean"),
-            options.get("totals"),
-            options.get("importance_weights"),
-        )
+        clip = (1.0 - low, 1.0 + high, clip_ratio_c)
+        return fast.ppo_loss(old_log_probs, log_probs, advantages, response_mask, clip, options)
 
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_ratio(log_probs, old_log_probs)
-        ratio = log_r.exp()
-        unclipped = -advantages * ratio
-        clipped = -advantages * ratio.clamp(1.0 - low, 1.0 + high)
-        pessimistic = torch.maximum(unclipped, clipped)
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        pessimistic, is_clipped = clipped_surrogate(ratio, tokens.advantages, low, high)
         # Where A ≥ 0 the loss is at most 0, so this bound touches A < 0 alone.
-        bound = clip_ratio_c * (-advantages).relu()
+        bound = clip_ratio_c * (-tokens.advantages).relu()
         metrics = {
-            "clip_fraction": is_above(clipped, unclipped),
+            "clip_fraction": is_clipped,
             "clip_fraction_lower": is_above(pessimistic, bound),
-            "kl": -log_r,
+            "kl": -log_ratio,
             "ratio": ratio,
         }
         return TokenTerms(torch.minimum(pessimistic, bound), metrics)
 
-    return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
 def compute_ppo_loss(

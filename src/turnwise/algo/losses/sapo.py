@@ -6,7 +6,7 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, is_above, log_ratio, policy_loss
+from turnwise.algo.losses.policy import LossOptions, PolicyTokens, is_above, policy_loss
 from turnwise.algo.types import Metrics, TokenTerms
 
 
@@ -24,28 +24,16 @@ def compute_sapo_loss(
 
         L = −(4 / τ) σ(τ (r − 1)) · A,    τ = τ_pos where A > 0, τ_neg elsewhere
 
-    The gradient fades smoothly as r leaves 1, a little faster for bad tokens.
+    The gradient fades smoothly as r leaves 1, a little faster for tokens with A ≤ 0.
     """
+    options.setdefault("loss_agg_mode", "seq-mean-token-mean")
 
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_ratio(log_probs, old_log_probs)
-        ratio = log_r.exp()
-        tau = tau_neg + (tau_pos - tau_neg) * is_above(advantages, 0.0)
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        tau = tau_neg + (tau_pos - tau_neg) * is_above(tokens.advantages, 0.0)
         gate = torch.sigmoid(tau * (ratio - 1.0))
-        losses = -advantages * gate * (4.0 / tau)
-        return TokenTerms(losses, {"kl": -log_r, "ratio": ratio})
+        losses = -tokens.advantages * gate * (4.0 / tau)
+        return TokenTerms(losses, {"kl": -log_ratio, "ratio": ratio})
 
-    return policy_loss(
-        token_loss,
-        old_log_probs,
-        log_probs,
-        advantages,
-        response_mask,
-        options,
-        default_mode="seq-mean-token-mean",
-    )
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)

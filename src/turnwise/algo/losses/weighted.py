@@ -7,7 +7,14 @@ from typing import Unpack
 
 import torch
 
-from turnwise.algo.losses.policy import LossOptions, clip_range, is_above, log_ratio, policy_loss
+from turnwise.algo.losses.policy import (
+    LossOptions,
+    PolicyTokenLoss,
+    PolicyTokens,
+    clip_range,
+    is_above,
+    policy_loss,
+)
 from turnwise.algo.types import Metrics, TokenTerms
 
 
@@ -20,17 +27,10 @@ def compute_reinforce_loss(
 ) -> tuple[torch.Tensor, Metrics]:
     """Plain REINFORCE (Williams, 1992): L = −A log π_now, summed over each sequence.
 
-    It knows nothing of how far π has moved, so it is for one update per rollout.
+    It does not know how far π has moved, so it is for one update per rollout.
     """
-    return policy_loss(
-        _reinforce_tokens,
-        old_log_probs,
-        log_probs,
-        advantages,
-        response_mask,
-        options,
-        default_mode="seq-mean-token-sum",
-    )
+    options.setdefault("loss_agg_mode", "seq-mean-token-sum")
+    return compute_gpg_loss(old_log_probs, log_probs, advantages, response_mask, **options)
 
 
 def compute_gpg_loss(
@@ -41,18 +41,11 @@ def compute_gpg_loss(
     **options: Unpack[LossOptions],
 ) -> tuple[torch.Tensor, Metrics]:
     """GPG (Chu et al., https://arxiv.org/abs/2504.02546): L = −A log π_now, a mean over tokens."""
-    return policy_loss(
-        _reinforce_tokens, old_log_probs, log_probs, advantages, response_mask, options
-    )
 
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        return TokenTerms(-tokens.advantages * tokens.log_probs, {"kl": -tokens.log_ratio})
 
-def _reinforce_tokens(
-    log_probs: torch.Tensor,
-    old_log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-) -> TokenTerms:
-    return TokenTerms(-advantages * log_probs, {"kl": old_log_probs - log_probs})
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
 def compute_cispo_loss(
@@ -72,20 +65,15 @@ def compute_cispo_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_ratio(log_probs, old_log_probs)
-        ratio = log_r.exp()
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
         weights = ratio.clamp(1.0 - low, 1.0 + high).detach()
-        cut = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
-        metrics = {"clip_fraction": cut, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(-weights * advantages * log_probs, metrics)
+        is_clipped = is_above(ratio, 1.0 + high) + is_above(-ratio, low - 1.0)
+        metrics = {"clip_fraction": is_clipped, "kl": -log_ratio, "ratio": ratio}
+        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
 
-    return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
 def compute_dppo_tv_loss(
@@ -110,16 +98,13 @@ def compute_dppo_tv_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def is_outside(
-        log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor
-    ) -> torch.Tensor:
-        moved = log_probs.exp() - old_log_probs.exp()
-        up = is_above(advantages, 0.0)
+    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+        moved = tokens.log_probs.exp() - tokens.old_log_probs.exp()
+        up = is_above(tokens.advantages, 0.0)
         return up * is_above(moved, high) + (1.0 - up) * is_above(-moved, low)
 
-    return _dppo(
-        is_outside, clip_ratio_c, old_log_probs, log_probs, advantages, response_mask, options
-    )
+    token_loss = _dppo(is_outside, clip_ratio_c)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
 def compute_dppo_kl_loss(
@@ -141,43 +126,28 @@ def compute_dppo_kl_loss(
     """
     low, high = clip_range(clip_ratio, clip_ratio_low, clip_ratio_high)
 
-    def is_outside(
-        log_probs: torch.Tensor, old_log_probs: torch.Tensor, advantages: torch.Tensor
-    ) -> torch.Tensor:
-        new, old = log_probs.exp(), old_log_probs.exp()
+    def is_outside(tokens: PolicyTokens) -> torch.Tensor:
+        new, old = tokens.log_probs.exp(), tokens.old_log_probs.exp()
         rest = ((1.0 - old + 1e-8) / (1.0 - new + 1e-8)).log()
-        divergence = old * (old_log_probs - log_probs) + (1.0 - old) * rest
-        up = is_above(advantages, 0.0)
-        risen, fallen = is_above(new, old), is_above(old, new)
-        return up * risen * is_above(divergence, high) + (1.0 - up) * fallen * is_above(
-            divergence, low
-        )
+        divergence = old * (tokens.old_log_probs - tokens.log_probs) + (1.0 - old) * rest
+        up = is_above(tokens.advantages, 0.0)
+        too_high = is_above(new, old) * is_above(divergence, high)
+        too_low = is_above(old, new) * is_above(divergence, low)
+        return up * too_high + (1.0 - up) * too_low
 
-    return _dppo(
-        is_outside, clip_ratio_c, old_log_probs, log_probs, advantages, response_mask, options
-    )
+    token_loss = _dppo(is_outside, clip_ratio_c)
+    return policy_loss(token_loss, options, old_log_probs, log_probs, advantages, response_mask)
 
 
 def _dppo(
-    is_outside: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
-    ratio_bound: float,
-    old_log_probs: torch.Tensor,
-    log_probs: torch.Tensor,
-    advantages: torch.Tensor,
-    response_mask: torch.Tensor,
-    options: LossOptions,
-) -> tuple[torch.Tensor, Metrics]:
-    def token_loss(
-        log_probs: torch.Tensor,
-        old_log_probs: torch.Tensor,
-        advantages: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> TokenTerms:
-        log_r = log_ratio(log_probs, old_log_probs)
-        ratio = log_r.exp()
-        outside = is_outside(log_probs, old_log_probs, advantages)
+    is_outside: Callable[[PolicyTokens], torch.Tensor], ratio_bound: float
+) -> PolicyTokenLoss:
+    def token_loss(tokens: PolicyTokens) -> TokenTerms:
+        log_ratio = tokens.bounded_log_ratio
+        ratio = log_ratio.exp()
+        outside = is_outside(tokens)
         weights = ratio.clamp(max=ratio_bound).detach() * (1.0 - outside)
-        metrics = {"clip_fraction": outside, "kl": -log_r, "ratio": ratio}
-        return TokenTerms(-weights * advantages * log_probs, metrics)
+        metrics = {"clip_fraction": outside, "kl": -log_ratio, "ratio": ratio}
+        return TokenTerms(-weights * tokens.advantages * tokens.log_probs, metrics)
 
-    return policy_loss(token_loss, old_log_probs, log_probs, advantages, response_mask, options)
+    return token_loss
