@@ -109,9 +109,9 @@ def test_a_wrong_function_says_what_is_expected(tmp_path):
     refused = [
         ({"adv_estimator": no_rewards}, r"takes 'scores'.*Expected some of: token_level_rewards"),
         ({"adv_estimator": compares}, r"takes 'values'.*\(compares, needs_critic=True\)"),
-        ({"adv_estimator": one_tensor}, r"gave Tensor, expected \(advantages, returns\)"),
+        ({"adv_estimator": one_tensor}, r"returned Tensor, expected \(advantages, returns\)"),
         ({"policy_loss": three}, r"Expected \(old_log_probs, log_probs, advantages, response_mask"),
-        ({"policy_loss": no_metrics}, r"gave Tensor, expected \(loss, metrics\)"),
+        ({"policy_loss": no_metrics}, r"returned Tensor, expected \(loss, metrics\)"),
         ({"adv_estimator": 3}, r"training.adv_estimator got 3 \(int\), expected a function"),
         ({"policy_loss": "gppo"}, r"no policy loss 'gppo'. Did you mean 'ppo'"),
     ]

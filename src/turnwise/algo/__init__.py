@@ -23,10 +23,10 @@ from turnwise.algo.advantages.turns import (
     compute_turn_gae_advantage_return,
     compute_turn_grpo_advantage,
 )
-from turnwise.algo.algorithm import Algorithm
 from turnwise.algo.choose import (
     ADVANTAGE_ESTIMATORS,
     POLICY_LOSSES,
+    Algorithm,
     compute_advantages,
     get_advantage_estimator,
     get_policy_loss,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
 
 import torch
 
 from turnwise.algo.advantages import gae, outcome, token_baseline, turns
+from turnwise.algo.correction import checked_bounds
 from turnwise.algo.losses import covariance, ppo, sapo, sequence, weighted
 from turnwise.algo.records import (
     AdvantageEstimator,
@@ -17,6 +19,7 @@ from turnwise.algo.records import (
     PolicyLoss,
     TokenSelection,
 )
+from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.user_code import import_object
 
@@ -70,13 +73,13 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 }
 
 EstimatorChoice: TypeAlias = str | AdvantageEstimator | EstimatorFunction
-"""A name of `ADVANTAGE_ESTIMATORS`, `file.py:name`, a record, or a function that needs nothing."""
+"""A name of `ADVANTAGE_ESTIMATORS`, `file.py:name`, a record, or a function without needs."""
 LossChoice: TypeAlias = str | PolicyLoss | LossFunction
 """A name of `POLICY_LOSSES`, `file.py:name`, a record, or a function that takes no clip range."""
 
 
 def get_advantage_estimator(choice: EstimatorChoice) -> AdvantageEstimator:
-    """Return the estimator of that name; a function becomes one that needs nothing."""
+    """Return the estimator of that name; a function becomes one that declares no needs."""
     found = _chosen("adv_estimator", choice, ADVANTAGE_ESTIMATORS)
     return found if isinstance(found, AdvantageEstimator) else AdvantageEstimator(found)
 
@@ -87,10 +90,41 @@ def get_policy_loss(choice: LossChoice) -> PolicyLoss:
     return found if isinstance(found, PolicyLoss) else PolicyLoss(found)
 
 
+@dataclass(frozen=True)
+class Algorithm:
+    """The estimator and the policy loss of a run, checked against the settings when it is made."""
+
+    estimator: AdvantageEstimator
+    policy_loss: PolicyLoss
+
+    @classmethod
+    def of(
+        cls,
+        training: TrainingConfig,
+        adv_estimator: EstimatorChoice | None = None,
+        policy_loss: LossChoice | None = None,
+    ) -> Self:
+        """Return the algorithm given in Python, completed by the one that the settings name."""
+        estimator = get_advantage_estimator(adv_estimator or training.adv_estimator)
+        loss = get_policy_loss(policy_loss or training.policy_loss)
+        estimator = estimator.with_options(training.adv_options)
+        estimator.check()
+        loss.check(training.policy_loss_options)
+        has_own_range = training.clip_ratio_low is not None or training.clip_ratio_high is not None
+        if has_own_range and not loss.has_clip_range:
+            raise ConfigError(
+                f"training.clip_ratio_low and clip_ratio_high got ({training.clip_ratio_low}, "
+                f"{training.clip_ratio_high}), and the policy loss {loss.name!r} has no clip "
+                "range. Leave them at null, or take training.policy_loss=ppo."
+            )
+        checked_bounds(training.importance_bounds)
+        return cls(estimator, loss)
+
+
 def compute_advantages(
     choice: EstimatorChoice, batch: Mapping[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Run an estimator on the parts of the batch that its signature asks for.
+    """Run an estimator on the fields of the batch that its signature names.
 
     >>> rewards, mask = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.ones(2, 2)
     >>> batch = {"token_level_rewards": rewards, "response_mask": mask, "index": [0, 0]}
@@ -117,14 +151,14 @@ def compute_advantages(
     found = estimator(**{key: batch[key] for key in batch if takes_all or key in parameters})
     if not isinstance(found, tuple) or len(found) != 2 or not all(map(torch.is_tensor, found)):
         raise ConfigError(
-            f"the advantage estimator {name!r} gave {type(found).__name__}, expected (advantages, "
-            "returns): two tensors of the shape of response_mask"
+            f"the advantage estimator {name!r} returned {type(found).__name__}, expected "
+            "(advantages, returns): two tensors of the shape of response_mask"
         )
     return found
 
 
 def _chosen(setting: str, choice: Any, table: Mapping[str, Any]) -> Any:
-    """What a name means, in the table or in a user's file; anything else is taken as it is."""
+    """Look a name up in the table or import it from a user's file; return other values as given."""
     what = setting.replace("adv_", "advantage_").replace("_", " ")
     if isinstance(choice, str):
         if choice in table:

@@ -1,4 +1,4 @@
-"""When the sampler's log-probs are not the learner's: measure it, weigh it, or leave it out.
+"""Where the sampler's log-probs are not the learner's: measure, reweight, or reject.
 
 Engines round differently (bf16, other kernels), filter (top-p), or run on older weights. With
 ρ = π_learner / π_sampler per token, a loss that is multiplied by ρ is unbiased again.
@@ -16,7 +16,7 @@ from turnwise.algo.masked import as_mask, keep, masked_mean, wide
 from turnwise.algo.types import Metrics
 from turnwise.errors import ConfigError, did_you_mean
 
-# exp(±20) is as far as a weight goes before truncation.
+# Weights are bounded by exp(±20) before they are truncated.
 _MAX_LOG_RATIO = 20.0
 
 Bounds: TypeAlias = float | Sequence[float]
@@ -27,7 +27,7 @@ Bounds: TypeAlias = float | Sequence[float]
 def measure_log_prob_gap(
     sampler_log_probs: torch.Tensor, log_probs: torch.Tensor, response_mask: torch.Tensor
 ) -> Metrics:
-    """How far the two are apart: mean and max of |Δ log π|, and KL(sampler ‖ learner)."""
+    """Return the mean and max of |Δ log π|, and KL(sampler ‖ learner)."""
     mask = as_mask(response_mask)
     gap = keep(wide(log_probs) - sampler_log_probs, mask)
     return {
@@ -101,7 +101,7 @@ def compute_rejection_mask(
     response_mask: torch.Tensor,
     criteria: Mapping[str, Bounds],
 ) -> tuple[torch.Tensor, Metrics]:
-    """Leave out tokens or whole sequences on which sampler and learner disagree too much.
+    """Reject tokens or whole sequences on which sampler and learner disagree too much.
 
     Args:
         criteria: What to measure, and its bounds; all must hold. Names are
@@ -144,7 +144,7 @@ _CRITERIA = [
 def _accepts(
     name: str, bounds: Bounds, difference: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """[B, T] bool: which tokens one criterion lets pass."""
+    """Return which tokens one criterion accepts: [B, T] bool."""
     if name not in _CRITERIA:
         raise ConfigError(f"there is no rejection {name!r}. {did_you_mean(name, _CRITERIA)}")
     place, _, kind = name.rpartition("_")
@@ -167,7 +167,7 @@ def _accepts(
 
 
 def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
-    """Return (lower, upper), where lower may be None; raise for bounds that are none."""
+    """Return (lower, upper), where lower may be None; raise for invalid bounds."""
     pair = (None, bounds) if isinstance(bounds, int | float) else tuple(bounds)
     if len(pair) != 2:
         raise ConfigError(f"bounds got {bounds!r}, expected a number, or (lower, upper)")
@@ -181,6 +181,6 @@ def checked_bounds(bounds: Bounds) -> tuple[float | None, float]:
 
 
 def _effective_share(weights: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """(Σ w)² / (n Σ w²): 1 if all samples count alike, towards 0 if a few rule."""
+    """Return (Σ w)² / (n Σ w²): 1 for equal weights, near 0 if a few samples dominate."""
     count = mask.sum().clamp(min=1)
     return weights.sum().square() / (count * weights.square().sum()).clamp(min=1e-30)

@@ -13,12 +13,12 @@ from turnwise.algo.types import ROUNDING
 from turnwise.errors import ConfigError
 
 GroupIndex: TypeAlias = torch.Tensor | np.ndarray[Any, Any] | Sequence[Any]
-"""Which group each episode is in: [B] of ints, strings or anything that can be compared."""
+"""The group of each episode: [B] of ints, strings or anything that can be compared."""
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of episodes, as numbers from 0.
+    """Groups of episodes, numbered from 0.
 
     >>> scores = torch.tensor([1.0, 5.0, 3.0])
     >>> Groups.of(["b", "a", "b"], scores).mean(scores)
@@ -31,16 +31,15 @@ class Groups:
     """[B], the size of each episode's own group."""
     num_groups: int
     resolution: float
-    """Differences of up to this share of a group's largest number are rounding, and count as 0."""
+    """Differences of up to this fraction of a group's largest number count as 0: rounding."""
 
     @classmethod
     def of(
         cls, index: GroupIndex, rows: torch.Tensor, precision: torch.dtype = torch.float64
     ) -> Groups:
-        """The groups of the rows of a tensor [B, ...], on its device.
+        """Return the groups of the rows of a tensor [B, ...], on its device.
 
-        `precision` is the type in which the numbers to compare were given, whatever type they are
-        computed in.
+        `precision` is the type in which the numbers to compare were given.
         """
         labels = index.cpu().numpy() if isinstance(index, torch.Tensor) else np.asarray(index)
         if labels.shape != (len(rows),):
@@ -59,7 +58,7 @@ class Groups:
 
     @property
     def is_alone(self) -> torch.Tensor:
-        """[B], set where an episode is the only one of its group: nothing to compare it with."""
+        """[B], set where an episode is the only one of its group."""
         return self.sizes == 1
 
     def totals(self, x: torch.Tensor) -> torch.Tensor:
@@ -76,34 +75,34 @@ class Groups:
         return self.sum(x) / self.sizes
 
     def centred(self, x: torch.Tensor) -> torch.Tensor:
-        """x minus its group's mean; exactly 0 for an episode that is alone, and for equal ones."""
+        """x minus its group's mean; exactly 0 for a group of one, and where all are equal."""
         return torch.where(self.is_alone, 0.0, self.without_rounding(x - self.mean(x), x))
 
     def without_rounding(self, differences: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Differences between the x of a group, [B, ...], with 0 for what is only rounding.
 
-        Dividing by a spread that is nothing but rounding would make advantages of it.
+        Dividing by a standard deviation that is only rounding would turn rounding into advantages.
         """
         ids = self.ids.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
         largest = torch.zeros(self.num_groups, *x.shape[1:], dtype=x.dtype, device=x.device)
         largest.scatter_reduce_(0, ids, x.abs(), "amax")
         is_rounding = differences.abs() <= self.resolution * largest[self.ids]
-        return torch.where(is_rounding, 0.0, differences)  # what is no number stays none
+        return torch.where(is_rounding, 0.0, differences)  # NaN stays NaN
 
     def std(self, x: torch.Tensor) -> torch.Tensor:
-        """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 when alone."""
-        return self._spread(self.centred(x))
+        """Each episode's group standard deviation, unbiased: [B] -> [B]; 0 for a group of one."""
+        return self._std_of(self.centred(x))
 
     def relative(self, x: torch.Tensor, norm_by_std: bool, epsilon: float) -> torch.Tensor:
-        """x − mean, over std + epsilon if that is asked for: [B] -> [B]; 0 when alone."""
+        """x − mean, divided by std + epsilon if `norm_by_std`: [B] -> [B]; 0 for a group of one."""
         centred = self.centred(x)
-        return centred / (self._spread(centred) + epsilon) if norm_by_std else centred
+        return centred / (self._std_of(centred) + epsilon) if norm_by_std else centred
 
-    def _spread(self, centred: torch.Tensor) -> torch.Tensor:
+    def _std_of(self, centred: torch.Tensor) -> torch.Tensor:
         return (self.sum(centred.square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def best_two(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The episodes with the largest and second largest x of each group: two [num_groups].
+        """Return the episodes with the two largest x of each group: two [num_groups].
 
         Of equals the earlier comes first. In a group of one, both are that one.
         """

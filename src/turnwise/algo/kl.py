@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError, did_you_mean
 KL_ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "k1": lambda d: d,
     "k2": lambda d: 0.5 * d.square(),
-    # Clamped: one token that the reference finds impossible would otherwise rule the mean.
+    # Clamped: one token that the reference finds impossible would otherwise dominate the mean.
     "k3": lambda d: (torch.exp(-d.clamp(-20, 20)) + d.clamp(-20, 20) - 1).clamp(-10, 10),
     "abs": lambda d: d.abs(),
 }
@@ -23,10 +23,10 @@ KL_ESTIMATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def estimate_kl(
     log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: str = "k1"
 ) -> torch.Tensor:
-    """KL(π ‖ ref), token by token: [B, T] -> [B, T].
+    """Estimate KL(π ‖ ref), token by token: [B, T] -> [B, T].
 
-    k1 = d is unbiased and noisy, k2 = d²/2 biased and calm, k3 = e^(−d) + d − 1 unbiased and never
-    negative, abs = |d|; d = log π − log ref.
+    k1 = d is unbiased with high variance, k2 = d²/2 biased with low variance, k3 = e^(−d) + d − 1
+    unbiased and never negative, abs = |d|; d = log π − log ref.
 
     With a "+" ("k3+") the value is the same but the gradient is that of k2, whose expectation is
     the true gradient of the KL; those of k1 (zero) and k3 (of the reversed KL) are not. Use it
@@ -48,7 +48,7 @@ def estimate_kl(
 def compute_kl_penalty(
     log_probs: torch.Tensor, ref_log_probs: torch.Tensor, kind: str = "k1"
 ) -> torch.Tensor:
-    """`estimate_kl` under the name of the extraction guide."""
+    """The same as `estimate_kl`."""
     return estimate_kl(log_probs, ref_log_probs, kind)
 
 
@@ -76,7 +76,7 @@ def apply_kl_penalty(
 
 
 class KLController:
-    """The coefficient of the KL penalty: fixed, or steered towards a target.
+    """The coefficient of the KL penalty: fixed, or adapted towards a target KL.
 
     Adaptive (https://arxiv.org/abs/1909.08593): β ← β · (1 + clip(KL / target − 1, ±0.2) · n / h).
     """
@@ -100,7 +100,7 @@ class KLController:
         self.horizon = horizon
 
     def update(self, current_kl: float | torch.Tensor, n_steps: int) -> float:
-        """Take in the KL that was measured over `n_steps` samples; the new coefficient."""
+        """Adapt to the KL measured over `n_steps` samples; return the new coefficient."""
         if self.adaptive:
             assert self.target_kl is not None
             error = min(max(float(current_kl) / self.target_kl - 1.0, -0.2), 0.2)

@@ -1,4 +1,4 @@
-"""Sums, means and loss aggregation over the tokens that count.
+"""Sums, means and loss aggregation over unmasked tokens.
 
 A mask may come as bool, int or float; a masked token never changes a result, not even if it
 holds NaN.
@@ -26,19 +26,19 @@ LossAggregation: TypeAlias = Literal[
 
 
 def as_mask(mask: torch.Tensor) -> torch.Tensor:
-    """The mask as bool: set where a token counts."""
+    """Return the mask as bool."""
     return mask if mask.dtype is torch.bool else mask.bool()
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """`x` in float32 or wider: nothing here is computed in half precision or in whole numbers."""
+    """Return `x` in float32 or wider: nothing here is computed in half precision or in integers."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`x` where the bool mask is set, 0 elsewhere; no gradient flows through it.
+    """Return `x` where the bool mask is set, 0 elsewhere, without a gradient.
 
-    `x` may have one column, which is then repeated.
+    `x` may have one column, which is broadcast.
     """
     if not (is_plain("algo.masking") or mask.is_cuda):
         return masking.keep(x, mask)
@@ -47,14 +47,14 @@ def keep(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def masked_row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Sum of each row over its unmasked tokens: [B, T] -> [B]."""
+    """Return the sum of each row over its unmasked tokens: [B, T] -> [B]."""
     if not (is_plain("algo.masking") or mask.is_cuda):
         return masking.row_sum(wide(x), mask)
     return torch.where(mask, wide(x), 0.0).sum(1)
 
 
 def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean over all unmasked tokens; 0 if there are none."""
+    """Return the mean over all unmasked tokens; 0 if there are none."""
     mask = as_mask(mask)
     return torch.where(mask, x, 0.0).sum() / mask.sum().clamp(min=1)
 
@@ -63,11 +63,11 @@ def masked_mean(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def masked_whiten(
     x: torch.Tensor, mask: torch.Tensor, minuends: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Bring the unmasked tokens of the whole batch to mean 0 and variance 1.
+    """Normalise the unmasked tokens of the whole batch to mean 0 and variance 1.
 
     (x − mean) / √(variance + 1e-8); masked tokens become 0. A single token is only centred. Tokens
-    that differ by rounding alone become 0. `minuends` [B, T] are the numbers that x is a difference
-    of, 0 on masked tokens: they say how far x is rounded, which is x itself if none are given.
+    that differ by rounding alone become 0. Where x is a difference, `minuends` [B, T] are what was
+    subtracted from, 0 on masked tokens: the rounding of x is as large as theirs.
     """
     if not is_plain("algo.masking"):
         return masking.whiten(x.clone(), mask, minuends)
@@ -88,8 +88,8 @@ def masked_whiten(
 class BatchTotals:
     """Sizes of the whole batch, when a loss is computed on one part of it.
 
-    With them the parts' losses, and so their gradients, add up to the whole batch's. What is None
-    is counted in the part itself.
+    With them the losses of the parts, and so their gradients, add up to those of the whole batch. A
+    size that is None is counted in the part itself.
     """
 
     num_tokens: float | None = None
@@ -103,7 +103,7 @@ class BatchTotals:
 def row_weights(
     mask: torch.Tensor, mode: LossAggregation, totals: BatchTotals | None = None
 ) -> torch.Tensor:
-    """The weight [B] of each row's token losses, so that loss = Σ_i weight_i · Σ_t loss_it.
+    """Return the weight [B] of each row's token losses: loss = Σ_i weight_i · Σ_t loss_it.
 
     Every way of aggregating is such a weight:
 
@@ -145,6 +145,6 @@ def aggregate_loss(
     mode: LossAggregation = "token-mean",
     totals: BatchTotals | None = None,
 ) -> torch.Tensor:
-    """One number from the losses [B, T] of the tokens; see `row_weights` for the modes."""
+    """Reduce token losses [B, T] to a scalar; see `row_weights` for the modes."""
     weights = row_weights(mask, mode, totals).to(token_losses.dtype)
     return torch.where(as_mask(mask), token_losses, 0.0).sum(1).mul(weights).sum()

@@ -1,4 +1,4 @@
-"""What an algorithm declares about itself: the small records from which a run learns its needs.
+"""Records in which an algorithm declares what it needs of a run.
 
 A run looks at these records, never at the names of a function's parameters, to decide whether there
 is a critic, how many episodes a group has, or which settings a loss gets.
@@ -19,7 +19,7 @@ from turnwise.algo.types import Metrics
 from turnwise.errors import ConfigError, did_you_mean
 
 EstimatorFunction: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
-"""Takes what it needs of a batch by keyword, gives (advantages, returns), both [B, T]."""
+"""Takes fields of a batch by keyword, returns (advantages, returns), both [B, T]."""
 LossFunction: TypeAlias = Callable[..., tuple[torch.Tensor, Metrics]]
 """(old_log_probs, log_probs, advantages, response_mask, **options) -> (loss, metrics)."""
 
@@ -38,7 +38,7 @@ ESTIMATOR_ARGUMENTS: Mapping[str, str | None] = {
     "old_log_probs": "needs_old_log_probs",
     "sum_pi_squared": "needs_sum_pi_squared",
 }
-"""What a run can pass to an estimator, by keyword, and what must be declared to get it."""
+"""What a run can pass to an estimator by keyword, and the field that must be set to get it."""
 
 LOSS_ARGUMENTS = ("old_log_probs", "log_probs", "advantages", "response_mask")
 _LOSS_SIGNATURE = f"({', '.join(LOSS_ARGUMENTS)}, **options) -> (loss, metrics)"
@@ -55,15 +55,15 @@ class AdvantageEstimator:
     """
 
     function: EstimatorFunction
-    """Is called with those of `ESTIMATOR_ARGUMENTS` that it takes, by keyword."""
+    """Called with those of `ESTIMATOR_ARGUMENTS` that it takes, by keyword."""
     needs_critic: bool = False
     """Train a value head, and pass `values` [B, T] and `bootstrap_values` [B]."""
     needs_groups: bool = False
-    """Play several episodes from each start; `index` says which episodes belong together."""
+    """Play several episodes from each start; `index` is the group of each episode."""
     needs_greedy_episode: bool = False
-    """Play one more episode from each start, greedily; `reward_baselines` [B] is what it earned."""
+    """Play one more, greedy episode from each start; `reward_baselines` [B] is its reward."""
     needs_old_log_probs: bool = False
-    """Pass `old_log_probs` [B, T], those of the policy that sampled."""
+    """Pass `old_log_probs` [B, T], the log-probs of the policy that sampled."""
     needs_sum_pi_squared: bool = False
     """Compute `sum_pi_squared` [B, T], the sum over the vocabulary of squared probabilities."""
 
@@ -72,7 +72,7 @@ class AdvantageEstimator:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return _name(self.function)
 
     def with_options(self, options: Mapping[str, Any]) -> Self:
@@ -91,28 +91,28 @@ class AdvantageEstimator:
                 continue
             if name not in ESTIMATOR_ARGUMENTS:
                 raise ConfigError(
-                    f"the advantage estimator {self.name!r} takes {name!r}, which a run does not "
-                    f"have. Expected some of: {', '.join(ESTIMATOR_ARGUMENTS)}."
+                    f"the advantage estimator {self.name!r} takes {name!r}, which a run cannot "
+                    f"pass. Expected some of: {', '.join(ESTIMATOR_ARGUMENTS)}."
                 )
             need = ESTIMATOR_ARGUMENTS[name]
             if need is not None and not getattr(self, need):
                 raise ConfigError(
-                    f"the advantage estimator {self.name!r} takes {name!r}, which a run has only "
-                    f"if the estimator declares it. Write "
+                    f"the advantage estimator {self.name!r} takes {name!r}, which a run passes "
+                    "only if the estimator declares it. Write "
                     f"AdvantageEstimator({self.name}, {need}=True)."
                 )
 
 
 @dataclass(frozen=True)
 class TokenSelection:
-    """How a loss picks some tokens of a whole batch, before the batch is computed in parts."""
+    """How a loss picks some tokens of a whole batch, before the batch is split into packs."""
 
     function: Callable[..., torch.Tensor]
     """(old_log_probs, log_probs, advantages, **options) of N policy tokens -> [N] bool."""
     options: tuple[str, ...] = ()
-    """Those of the loss's options that it takes."""
+    """The options of the loss that the function takes too."""
     is_random: bool = False
-    """It takes a `generator`."""
+    """Whether the function takes a `generator`."""
 
 
 @dataclass(frozen=True)
@@ -128,20 +128,20 @@ class PolicyLoss:
     has_clip_range: bool = False
     """Pass `clip_ratio`, `clip_ratio_low` and `clip_ratio_high` from the settings."""
     selection: TokenSelection | None = None
-    """Of a loss that picks tokens of a whole batch; it gets the choice as `selected`."""
+    """For a loss that picks tokens of a whole batch; it is passed the choice as `selected`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Metrics]:
         found = self.function(*args, **kwargs)
         if not isinstance(found, tuple) or len(found) != 2 or not torch.is_tensor(found[0]):
             raise ConfigError(
-                f"the policy loss {self.name!r} gave {type(found).__name__}, expected (loss, "
+                f"the policy loss {self.name!r} returned {type(found).__name__}, expected (loss, "
                 "metrics): a scalar tensor and a dict"
             )
         return found
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return _name(self.function)
 
     def check(self, options: Mapping[str, Any] | None = None) -> None:

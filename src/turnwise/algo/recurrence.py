@@ -1,4 +1,4 @@
-"""The one recurrence behind GAE and discounted returns."""
+"""The recurrence behind GAE and discounted returns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnwise.plain_mode import is_plain
 def discounted_suffix_sum(x: torch.Tensor, mask: torch.Tensor, decay: float) -> torch.Tensor:
     """S_t = x_t + decay · S_(next policy token), over the tokens where `mask` is set.
 
-    Masked tokens are skipped: they neither add nor discount, and their own result is 0.
+    Masked tokens are skipped: they add nothing, discount nothing, and their own result is 0.
 
     Args:
         x: [B, T], any float type; computed in float32 or wider.

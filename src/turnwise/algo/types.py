@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 
 Metrics: TypeAlias = dict[str, torch.Tensor]
-"""Scalars without a gradient; they print and compare as floats, and cost no transfer until read."""
+"""Scalar tensors without a gradient: reading one transfers it from the GPU, keeping it does not."""
 
 
 class TokenTerms(NamedTuple):

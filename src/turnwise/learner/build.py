@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from turnwise.algo.algorithm import Algorithm
+from turnwise.algo.choose import Algorithm
 from turnwise.config import ConfigStore
 from turnwise.learner.lora import add_configured_lora, has_adapters
 from turnwise.learner.model import PolicyValueModel

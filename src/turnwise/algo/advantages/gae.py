@@ -34,7 +34,7 @@ def compute_gae_advantage_return(
         lam: λ; 1 gives returns minus values, 0 the one-step error.
         bootstrap_values: [B], the value of the state after the last token, for episodes that were
             cut rather than finished; 0 if not given.
-        whiten: Bring the advantages of the batch to mean 0, variance 1 (returns are untouched).
+        whiten: Normalise the advantages of the batch to mean 0 and variance 1 (not the returns).
 
     Returns:
         advantages, returns: [B, T] each, zero on masked tokens. (VERL leaves the neighbours'
@@ -71,7 +71,7 @@ def estimate_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """GAE for plain step data: rows [B, T] of steps in which `dones` marks the ends of episodes.
 
-    Each stretch up to a done is one episode; what follows the last step is worth nothing.
+    The steps up to each done are one episode; the value after the last step of a row is 0.
     Returns advantages and returns [B, T], not whitened.
     """
     num_rows, row_length = rewards.shape
@@ -87,11 +87,11 @@ def estimate_advantages(
     position = torch.arange(row_length, device=rewards.device) - start
     shape = (int(before.sum()), int(position.max()) + 1)
 
-    def spread(x: torch.Tensor) -> torch.Tensor:
+    def to_rows(x: torch.Tensor) -> torch.Tensor:
         return x.new_zeros(shape).index_put_((episode, position), x)
 
-    exists = spread(torch.ones_like(ends))
+    exists = to_rows(torch.ones_like(ends))
     advantages, returns = compute_gae_advantage_return(
-        spread(rewards), spread(values), exists, gamma, lam, whiten=False
+        to_rows(rewards), to_rows(values), exists, gamma, lam, whiten=False
     )
     return advantages[episode, position], returns[episode, position]

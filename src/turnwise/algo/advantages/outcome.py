@@ -1,14 +1,14 @@
-"""Advantages from what whole episodes earned, without a critic.
+"""Advantages from the rewards of whole episodes, without a critic.
 
 An episode's score s_i is the sum of its rewards on the policy's tokens (VERL adds those on masked
 tokens too); its advantage is the same on each of its tokens, and 0 on masked ones. Means and
-spreads are taken in float64, and scores that differ by rounding alone count as equal (in float32,
-eight scores of 0.3 can leave a spread that is nothing but rounding, and dividing by it makes an
-advantage of 0.03).
+standard deviations are taken in float64, and scores that differ by rounding alone count as equal
+(in float32, eight scores of 0.3 can have a standard deviation that is only rounding, and dividing
+by it makes an advantage of 0.03).
 
-An episode that is alone in its group gets 0: with nothing to compare it with, a raw score would
-only push by the arbitrary zero of the reward scale. (VERL gives it its raw score, except in
-rloo_vectorized, which gives 0 as we do. Where an estimator whitens, it does so afterwards.)
+An episode that is alone in its group gets 0: its raw score would depend on the arbitrary zero of
+the reward scale. (VERL gives it its raw score, except in rloo_vectorized, which gives 0 as we do.
+Where an estimator whitens, it does so afterwards.)
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def compute_grpo_advantage(
 
         A_i = (s_i − mean_group(s)) / (std_group(s) + ε)
 
-    With `norm_by_std=False` the division is left out, as in Dr. GRPO (Liu et al.,
-    https://arxiv.org/abs/2503.20783): it weighs easy and hard questions alike.
+    `norm_by_std=False` leaves the division out, as in Dr. GRPO (Liu et al.,
+    https://arxiv.org/abs/2503.20783): easy and hard questions then weigh the same.
 
     Args:
         token_level_rewards: [B, T].
@@ -105,15 +105,15 @@ def compute_gdpo_advantage(
     norm_by_std: bool = True,
     epsilon: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GDPO (Liu et al., https://arxiv.org/abs/2601.05242): normalise each part of the reward.
+    """GDPO (Liu et al., https://arxiv.org/abs/2601.05242): normalise each reward component.
 
         A_i = whiten( Σ_k w_k (s_ik − mean_group(s_k)) / (std_group(s_k) + ε) )
 
-    so that a part with a large spread cannot drown the others.
+    so that a component with a large variance cannot dominate the others.
 
     Args:
-        reward_parts: [B, D], the score of each episode in each part (format, accuracy, ...);
-            without it the one part is the sum of the rewards.
+        reward_parts: [B, D], the score of each episode in each component (format, accuracy, ...);
+            without it the only component is the sum of the rewards.
         part_weights: D weights; 1 each if not given.
     """
     mask = as_mask(response_mask)
@@ -238,23 +238,22 @@ def compute_remax_advantage(
 
 
 def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """What each episode earned [B], in float64: a group's mean and spread may nearly cancel.
+    """Return the score of each episode [B], in float64: differences within a group may be small.
 
-    On the CPU, wherever the rewards are: a few steps on B numbers cost less there than starting
-    them on a GPU does.
+    On the CPU, wherever the rewards are: for B numbers, launching GPU kernels would cost more.
     """
     return masked_row_sum(token_level_rewards, mask).double().cpu()
 
 
 def _groups(index: GroupIndex, scores: torch.Tensor, rewards: torch.Tensor) -> Groups:
-    """The groups of episodes whose scores are sums of these rewards."""
+    """Return the groups of episodes whose scores are sums of these rewards."""
     return Groups.of(index, scores, rewards.dtype)
 
 
 def _on_tokens(
     scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each episode's number on each of its tokens; advantages and returns are the same."""
+    """Broadcast each episode's score to its tokens; advantages and returns are the same tensor."""
     scores = scores.to(mask.device, torch.promote_types(rewards.dtype, torch.float32))
     advantages = keep(scores[:, None], mask)
     return advantages, advantages
@@ -263,10 +262,10 @@ def _on_tokens(
 def _whitened_on_tokens(
     scores: torch.Tensor, mask: torch.Tensor, rewards: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same, whitened over the tokens of the batch.
+    """Broadcast each episode's score to its tokens, whitened over the tokens of the batch.
 
-    Done on the [B] numbers, each counted as often as it has tokens: the same result as whitening
-    the [B, T] tensor, without touching it.
+    The [B] scores are whitened, each weighted by its number of tokens: the same result as
+    whitening the [B, T] tensor.
     """
     lengths = mask.sum(1).cpu().double()
     count = lengths.sum().clamp(min=1)

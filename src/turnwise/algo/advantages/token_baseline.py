@@ -28,11 +28,11 @@ def compute_optimal_token_baseline_advantage(
         B_k = Σ_i G_ik W_ik / Σ_i W_ik        A_ik = G_ik − B_k
         W_ik = Σ_(j ≤ k) (1 − 2 π_ij + Σ_v π_ij(v)²)
 
-    W is the squared norm of the log-prob's gradient with respect to the logits, summed up to k: a
-    path whose gradients are large has more say in the baseline.
+    W is the squared norm of the log-prob's gradient with respect to the logits, summed up to k: an
+    episode with large gradients weighs more in the baseline.
 
-    "Position" counts the policy's tokens, so that turns of different lengths compare like with
-    like. For answers of one turn this is VERL's optimal_token_baseline, for several turns its
+    "Position" counts the policy's tokens, so that turns of different lengths are
+    comparable. For answers of one turn this is VERL's optimal_token_baseline, for several turns its
     tir_optimal_token_baseline. An episode that is alone in its group keeps its returns, since
     the baseline of a position that only one episode reached would be that episode itself.
 
@@ -41,8 +41,8 @@ def compute_optimal_token_baseline_advantage(
         index: [B], the group of each episode.
         sum_pi_squared: [B, T], Σ_v π(v)² over the vocabulary.
         importance_weights: [B, T], learner against sampler; their squares scale W.
-        handle_zero_tail: Where only the longest episode of a group goes on, use baseline 0
-            rather than its own return.
+        handle_zero_tail: At positions that only the longest episode of a group reaches, use
+            baseline 0 rather than its own return.
 
     Returns:
         advantages, returns: [B, T].
@@ -67,7 +67,7 @@ def compute_optimal_token_baseline_advantage(
 
 
 def _clear_tails(baselines: torch.Tensor, lengths: torch.Tensor, groups: Groups) -> None:
-    """Baseline 0 where the longest episode of a group has gone on alone."""
+    """Set the baseline to 0 at positions that only the longest episode of a group reaches."""
     longest, second = groups.best_two(lengths)
     alone_from = torch.full_like(lengths, baselines.shape[1])
     alone_from[longest] = lengths[second]

@@ -1,8 +1,8 @@
-"""Advantages turn by turn: an action is what the agent said in one turn, not one token.
+"""Advantages per turn: an action is all that the agent says in one turn, not one token.
 
-All three estimators give every token of a turn the same advantage. Turns are told by `turn_ids`
-[B, T] (which turn each policy token belongs to, from 0); without it each unbroken run of policy
-tokens is a turn, which is what chat templates produce.
+All three estimators give every token of a turn the same advantage. `turn_ids` [B, T] is the turn of
+each policy token, from 0; without it each contiguous run of policy tokens is a turn, which is what
+chat templates produce.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def compute_turn_gae_advantage_return(
 
         δ_k = r_k + γ V_(k+1) − V_k        A_k = Σ_j (γλ)^j δ_(k+j)        R_k = A_k + V_k
 
-    r_k is what turn k earned, V_k the critic's value at its first token, that is before the agent
-    has said anything. γ and λ count turns, so a long turn discounts no more than a short one.
+    r_k is the reward of turn k, V_k the critic's value at its first token, before the agent has
+    said anything. γ and λ count turns, so a long turn discounts no more than a short one.
 
     Args and Returns: as `compute_gae_advantage_return`.
     """
@@ -180,8 +180,8 @@ def compute_gigpo_advantage(
         A_ik = A^episode_i + ω A^step_ik
 
     A^episode compares whole episodes of a group, as GRPO does. A^step compares the turns of that
-    group which were taken in the same state, wherever in the episode it was reached, by their
-    discounted reward-to-go; a turn whose state nobody else met gets 0 there.
+    group which were taken in the same state, at whatever turn it was reached, by their discounted
+    reward-to-go; a turn whose state no other turn shares gets 0 there.
 
     Args:
         token_level_rewards, response_mask: [B, T].

@@ -1,5 +1,5 @@
 """Faster forms of the algorithms, equal to the plain ones up to rounding.
 
-The modules outside this package say what is computed; each chooses its fast form in one line, and
-`TURNWISE_PLAIN=1` leaves all of them out. `bench/algo.py` measures what they gain.
+The modules outside this package have the formulas; each chooses its fast form in one line, and
+`TURNWISE_PLAIN=1` disables all of them. `bench/algo.py` measures what they gain.
 """

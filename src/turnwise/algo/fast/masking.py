@@ -1,4 +1,4 @@
-"""Masked sums, masking and whitening that go easy on memory; `masked.py` says what they compute."""
+"""Masked sums, masking and whitening with less memory traffic; `masked.py` has the formulas."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def _bits_of(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def row_sum(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """`masked.masked_row_sum` on a CPU, a few rows at a time."""
     total = torch.empty(x.shape[0], dtype=x.dtype, device=x.device)
-    for rows in row_tiles(x, num_parts=2):  # few steps, so that smaller tiles pay
+    for rows in row_tiles(x, num_parts=2):  # few operations, so that smaller tiles are faster
         numbers = mask[rows].view(torch.uint8).to(x.dtype)
         torch.sum(numbers.mul_(x[rows]), 1, out=total[rows])
     if bool(total.isfinite().all()):
         return total
-    # Something here is not finite; if it was masked, it must not count.
+    # Something is not finite; a masked token must not count.
     return torch.cat([keep(x[rows], mask[rows]).sum(1) for rows in row_tiles(x)])
 
 
@@ -91,19 +91,19 @@ class Moments:
     ) -> None:
         """Add a tile whose masked tokens are 0; `numbers` is its mask as 0 and 1.
 
-        `minuends` are the numbers that x is a difference of: they say how far x is rounded, which
-        is x itself if none are given.
+        Where x is a difference, `minuends` are what was subtracted from: its rounding is as large
+        as theirs.
         """
         tile_count = numbers.sum().double()
-        # A rough mean is enough to centre with; what it misses is measured and added.
+        # A rough mean is enough to centre with; its error is measured and added.
         rough = (x.sum().double() / tile_count.clamp(min=1)).to(x.dtype)
         centred = torch.addcmul(x, numbers, -rough)
         rest = centred.sum().double() / tile_count.clamp(min=1)
-        spread = (_sum_of_squares(centred) - tile_count * rest.square()).clamp(min=0)
+        tile_squares = (_sum_of_squares(centred) - tile_count * rest.square()).clamp(min=0)
         tile_mean = rough.double() + rest
         shift = tile_mean - self.mean
         total = (self.count + tile_count).clamp(min=1)
-        self.squares += spread + shift.square() * self.count * tile_count / total
+        self.squares += tile_squares + shift.square() * self.count * tile_count / total
         self.mean += shift * tile_count / total
         self.count += tile_count
         if minuends is not None:

@@ -1,7 +1,7 @@
 """PPO's loss and gradient as one GPU kernel.
 
-Forty small steps cost a GPU more to start than to run. Here one pass over the batch does them all;
-`losses/ppo.py` says what they are, and `bench/gpu/check.py` compares the two. Triton comes with
+Launching forty small kernels costs a GPU more than running them. Here one pass over the batch does
+all; `losses/ppo.py` has the formula, and `bench/gpu/check.py` compares the two. Triton comes with
 torch's builds for CUDA.
 """
 
@@ -68,7 +68,7 @@ def _ppo(  # type: ignore[no-untyped-def]
 def _totals(  # type: ignore[no-untyped-def]
     sums, num_blocks, block: tl.constexpr, is_weighted: tl.constexpr
 ):
-    """Means of the sums, put behind them, and what is left to multiply the gradient by."""
+    """Store the means after the sums, and the factor that is left to multiply the gradient by."""
     column = tl.arange(0, 8)
     total = tl.zeros([8], tl.float64)
     for start in range(0, num_blocks, block):
@@ -94,7 +94,7 @@ def ppo_terms(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The gradient [B, T] up to a factor, and [6]: loss, clip fractions, kl, ratio, that factor.
 
-    Without `row_weights` the loss is the mean over the tokens; their number is counted on the way.
+    Without `row_weights` the loss is the mean over the tokens; they are counted in the kernel.
     `clip` is (1 − ε_low, 1 + ε_high, c). Sums are added block by block, always in the same order.
     """
     if not (log_probs.is_contiguous() and old_log_probs.is_contiguous()):
@@ -102,7 +102,7 @@ def ppo_terms(
     gradient = torch.empty_like(log_probs)
     size = log_probs.numel()
     num_blocks = triton.cdiv(size, _BLOCK)
-    # One block of memory for the sums of every block and, behind them, their totals.
+    # One allocation for the sums of every block, followed by their totals.
     sums = torch.empty((num_blocks + 1) * _NUM_SUMS, dtype=torch.float32, device=log_probs.device)
     totals = sums[num_blocks * _NUM_SUMS :]
     is_weighted = row_weights is not None

@@ -31,8 +31,8 @@ def suffix_sum_tile(x: torch.Tensor, mask: RowMask, decay: float) -> torch.Tenso
     Read backwards, a row is S_j = x_j + decay · S_(j−1). With c_j the number of policy tokens so
     far, S_j = decay^c_j · Σ_(i ≤ j) decay^(−c_i) · x_i: a running sum of rescaled terms. Terms
     only shrink relative to the newest one, so nothing cancels. The row is cut into blocks to keep
-    decay^(−c) small; what a block ends with flows into the next. A masked token repeats the sum
-    of the token after it.
+    decay^(−c) small; the last sum of a block is carried into the next. A masked token repeats
+    the sum of the token after it.
     """
     num_rows, length = x.shape
     if decay < _SMALLEST_DECAY or length == 0:
@@ -72,7 +72,7 @@ def _blocks(length: int, decay: float) -> tuple[int, int]:
 
 
 def _carry_over(sums: torch.Tensor, weights: torch.Tensor) -> None:
-    """Add to each block what the blocks before it left, discounted; [rows, blocks, block]."""
+    """Add to each block the discounted carry of the blocks before it; [rows, blocks, block]."""
     num_blocks = sums.shape[1]
     if num_blocks == 1:
         return

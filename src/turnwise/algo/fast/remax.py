@@ -1,4 +1,4 @@
-"""ReMax in one pass over the batch; `advantages/outcome.py` says what it computes."""
+"""ReMax in one pass over the batch; `advantages/outcome.py` has the formula."""
 
 from __future__ import annotations
 

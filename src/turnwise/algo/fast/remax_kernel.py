@@ -1,6 +1,6 @@
-"""ReMax as one GPU kernel: what it costs there is starting steps, and this is one.
+"""ReMax as one GPU kernel, since launches are most of its cost.
 
-`advantages/outcome.py` says what it computes; `bench/gpu/check.py` compares the two.
+`advantages/outcome.py` has the formula; `bench/gpu/check.py` compares the two.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 def _remax(  # type: ignore[no-untyped-def]
     rewards, mask, baselines, advantages, returns, length, block: tl.constexpr
 ):
-    """One episode, from its end: what is still to be earned, and that less the baseline."""
+    """One episode, from its end: the reward-to-go, and the reward-to-go minus the baseline."""
     row = tl.program_id(0).to(tl.int64) * length
     baseline = tl.load(baselines + tl.program_id(0)).to(tl.float32)
     earned_later = 0.0

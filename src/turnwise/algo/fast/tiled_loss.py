@@ -20,11 +20,11 @@ from turnwise.algo.types import Metrics, TokenLoss
 
 
 class Tile(NamedTuple):
-    """What a loss gave for a few rows; all [b, T]."""
+    """The token losses, gradient and metrics of a few rows; all [b, T]."""
 
     losses: torch.Tensor
     gradient: torch.Tensor | None
-    """Of Σ weights · losses by the variable; None if it was not asked for."""
+    """Of Σ weights · losses by the variable; None if it was not requested."""
     metrics: Metrics
 
 
@@ -80,7 +80,7 @@ def by_autograd(token_loss: TokenLoss) -> TileFunction:
 
 
 class _Work:
-    """What one evaluation needs, and the sums of the metrics that it leaves behind."""
+    """The inputs of one evaluation, and the sums of its metrics."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class _Work:
     def run(
         self, variable: torch.Tensor, needs_gradient: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return the loss, and its gradient if that is asked for."""
+        """Return the loss, and its gradient if requested."""
         dtype = torch.promote_types(variable.dtype, torch.float32)
         gradient = torch.empty_like(variable) if needs_gradient else None
         loss = torch.zeros((), dtype=dtype, device=variable.device)

@@ -14,13 +14,13 @@ from importlib.util import find_spec
 import torch
 
 # Numbers in one tile: few enough that temporaries stay in a cache, or at least small, and many
-# enough that starting each step costs little beside the step itself.
+# enough that the overhead of each operation is small.
 _CPU_TILE = 1 << 19
 _GPU_TILE = 1 << 21
 
 
 def row_tiles(tensor: torch.Tensor, num_parts: int = 1) -> Iterator[slice]:
-    """Slices of rows that together cover a [B, T] tensor; tiles may be cut into smaller parts."""
+    """Yield slices of rows that cover a [B, T] tensor; `num_parts` divides the tile size."""
     num_rows, row_length = tensor.shape
     size = _CPU_TILE if tensor.device.type == "cpu" else _GPU_TILE
     step = max(1, size // num_parts // max(1, row_length))
@@ -29,7 +29,7 @@ def row_tiles(tensor: torch.Tensor, num_parts: int = 1) -> Iterator[slice]:
 
 
 def has_kernels(tensor: torch.Tensor) -> bool:
-    """Whether a chain of steps can be one kernel: on a GPU with Triton, in float32 or less."""
+    """Whether Triton kernels can be used: on a GPU with Triton, in float32 or less."""
     return tensor.is_cuda and tensor.dtype != torch.float64 and _has_triton()
 
 

@@ -24,7 +24,7 @@ def compute_value_loss(
         L = ½ max((V − R)², (clip(V, V_old ± c) − R)²)
 
     Metrics: `value_clip_fraction`, `value_mean`, `return_mean`, and `explained_variance`, which is
-    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that knows only the mean.
+    1 − Var(R − V) / Var(R): 1 is a perfect critic, 0 one that predicts only the mean.
     """
 
     def token_loss(
@@ -51,15 +51,15 @@ def explained_variance(
     mask = as_mask(response_mask)
     count = mask.sum().clamp(min=1)
 
-    def spread(x: torch.Tensor) -> torch.Tensor:
+    def sum_of_squares(x: torch.Tensor) -> torch.Tensor:
         mean = x.sum() / count
         return keep(x - mean, mask).square().sum()
 
     values, returns = keep(values.double(), mask), keep(returns.double(), mask)
-    total = spread(returns)
-    # Returns that are all alike leave only what rounding leaves.
+    total = sum_of_squares(returns)
+    # Of equal returns only rounding remains.
     varies = total > 1e-12 * returns.square().sum()
-    return torch.where(varies, 1.0 - spread(returns - values) / total, 0.0)
+    return torch.where(varies, 1.0 - sum_of_squares(returns - values) / total, 0.0)
 
 
 def entropy_from_logits(logits: torch.Tensor) -> torch.Tensor:
@@ -77,7 +77,7 @@ def compute_entropy_loss(
     loss_agg_mode: LossAggregation = "token-mean",
     totals: BatchTotals | None = None,
 ) -> torch.Tensor:
-    """Entropy of logits [B, T, V] over the policy's tokens; subtract it to keep it up."""
-    # Masked first, so that what a masked token holds reaches no gradient.
+    """Return the entropy of logits [B, T, V] over the policy's tokens, for an entropy bonus."""
+    # Masked first, so that masked tokens have no gradient.
     logits = torch.where(as_mask(response_mask)[..., None], logits, 0.0)
     return aggregate_loss(entropy_from_logits(logits), response_mask, loss_agg_mode, totals)
