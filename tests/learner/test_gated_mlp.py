@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.fast.gated_mlp import lean_mlps, replaceable_mlps
+from turnwise.learner.fast.modules import lean_mlps, replaced_forwards
 
 
 def gradients(model, ids):
@@ -17,15 +17,15 @@ def gradients(model, ids):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_same_numbers_and_gradients(family):
     model = make_model(family).double()
-    mlps = replaceable_mlps(model)
+    mlps = lean_mlps(model)
     # Gemma's gate is a gelu, GPT-2 has none.
     assert bool(mlps) == (family not in ("gemma", "gpt2", "wide-llama"))
     ids = torch.arange(14).view(2, 7) % 50
     logits, expected = gradients(model, ids)
-    with lean_mlps(mlps):
-        assert all("forward" in vars(mlp) for mlp in mlps)
+    with replaced_forwards(mlps):
+        assert all("forward" in vars(mlp) for mlp, _ in mlps)
         got, found = gradients(model, ids)
-    assert not any("forward" in vars(mlp) for mlp in mlps)
+    assert not any("forward" in vars(mlp) for mlp, _ in mlps)
     torch.testing.assert_close(got, logits, rtol=0, atol=0)
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
@@ -48,7 +48,7 @@ def test_they_keep_a_good_part_less():
         return sum(sizes.values())
 
     before = kept()
-    with lean_mlps(replaceable_mlps(model)):
+    with replaced_forwards(lean_mlps(model)):
         after = kept()
     inner, num_layers = model.config.intermediate_size, model.config.num_hidden_layers
     assert before - after >= 2 * inner * ids.numel() * num_layers
@@ -57,4 +57,4 @@ def test_they_keep_a_good_part_less():
 def test_an_mlp_with_adapters_is_left_alone():
     model = make_model("llama")
     model.model.layers[0].mlp.down_proj = torch.nn.Sequential(model.model.layers[0].mlp.down_proj)
-    assert len(replaceable_mlps(model)) == model.config.num_hidden_layers - 1
+    assert len(lean_mlps(model)) == model.config.num_hidden_layers - 1

@@ -104,7 +104,7 @@ def test_the_local_engine_samples_with_the_adapters_on():
 
 
 def test_a_copy_of_a_policy_with_adapters_is_no_critic():
-    with pytest.raises(ConfigError, match="separate critic"):
+    with pytest.raises(ConfigError, match="which a policy with adapters cannot have"):
         make_learner(settings(critic="separate"), make_model())
     with pytest.raises(ConfigError, match="lora_rank got 0"):
         add_lora(make_model(), 0)

@@ -99,7 +99,7 @@ def test_a_learner_resumes_exactly():
 
 def test_the_state_of_another_model_is_refused():
     optimizer = MasterAdamW(named(torch.ones(2, 2)))
-    with pytest.raises(ConfigError, match="not of this model"):
+    with pytest.raises(ConfigError, match="belongs to another model"):
         optimizer.load_state_tensors({"exp_avg.other": torch.ones(2, 2)})
 
 

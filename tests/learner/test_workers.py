@@ -47,12 +47,12 @@ class ThreadWorkers(SingleProcess):
     def gather(self, own):
         return self.meeting.exchange(self.rank, own)
 
-    def add_up(self, tensors):
+    def all_reduce(self, tensors):
         for tensor in tensors:
             found = self.meeting.exchange(self.rank, tensor.clone())
             tensor.copy_(torch.stack(found).sum(0))
 
-    def largest(self, number):
+    def maximum(self, number):
         return max(self.meeting.exchange(self.rank, number))
 
 
@@ -139,9 +139,9 @@ rank, store = int(sys.argv[1]), sys.argv[2]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
 workers = current_workers(torch.device("cpu"))
 tensor = torch.full((3,), rank + 1.0)
-workers.add_up([tensor])
+workers.all_reduce([tensor])
 assert tensor.tolist() == [3.0] * 3
-assert workers.largest(rank * 5.0) == 5.0
+assert workers.maximum(rank * 5.0) == 5.0
 assert workers.total(1.0, rank) == [2.0, 1.0]
 assert workers.gather((rank, torch.tensor(rank))) == [(0, torch.tensor(0)), (1, torch.tensor(1))]
 assert workers.rank == rank and workers.splits_batch

@@ -1,7 +1,7 @@
 """The learner: policy and value model, packing, log-probs, the update.
 
-Its input is token streams: ids, the mask of what was sampled, log-probs, advantages. Nothing here
-knows what an environment is.
+Its input is token streams: ids, the mask of sampled tokens, log-probs, advantages. It is
+independent of environments.
 """
 
 from turnwise.learner.batch import PPOBatch, on_last_token

@@ -1,4 +1,4 @@
-"""What an update learns from: a batch of episodes as rows of tokens."""
+"""A batch of episodes as rows of tokens, the input of an update."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class PPOBatch:
     """B episodes of up to T tokens; all tensors are [B, T] and aligned with the tokens.
 
-    What stands at a token is about that token: its log-prob given all before it, the value of the
-    state in which it was sampled, the reward it earned.
+    The entries of a token are its log-prob given all before it, the value of the state in which it
+    was sampled, and the reward that it earned.
 
     >>> batch = PPOBatch(torch.tensor([[5, 6, 7]]), torch.tensor([[0, 0, 1]]))
     >>> batch.num_policy_tokens, batch["response_mask"].dtype
@@ -28,33 +28,33 @@ class PPOBatch:
     """
 
     input_ids: torch.Tensor
-    """Every token of the episode: prompts, what was sampled, observations."""
+    """Every token of the episode: prompts, sampled tokens, observations."""
     response_mask: torch.Tensor
-    """Set on the tokens that the policy sampled: these and no others are trained on."""
+    """Set on the tokens that the policy sampled; only these are trained on."""
     attention_mask: torch.Tensor | None = None
-    """Set where there is a token, not set on padding, on whichever side; None: everywhere."""
+    """Not set on padding, which may be on either side; None means that there is none."""
     sampler_log_probs: torch.Tensor | None = None
     """Log-probs at the moment of sampling."""
     old_log_probs: torch.Tensor | None = None
-    """The learner's own log-probs before the update, if they were recomputed. When both are there,
-    their ratio weighs the loss (importance correction)."""
+    """The learner's own log-probs before the update, if they were recomputed. If both are given,
+    their ratio weights the loss (importance correction)."""
     learner_log_probs: torch.Tensor | None = None
-    """The learner's own log-probs before the update, where somebody has computed them already: for
-    the record and the gap to the sampler's alone, the loss does not change."""
+    """The learner's own log-probs before the update, if they are known already: only recorded and
+    compared with the sampler's, without effect on the loss."""
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
-    """What the values should have been; needed to train a critic."""
+    """The targets of the values; needed to train a critic."""
     values: torch.Tensor | None = None
     """The critic's values at rollout time."""
     ref_log_probs: torch.Tensor | None = None
-    """Of the reference model; needed for a KL term in the loss."""
+    """Log-probs of the reference model; needed for a KL term in the loss."""
     rewards: torch.Tensor | None = None
     """On the token that earned them."""
     dones: torch.Tensor | None = None
-    """Set on a token after which an episode was over."""
+    """Set on a token after which an episode ended."""
     sampler_is_exact: bool = True
-    """Whether the sampler's log-probs are the learner's own; if not, and without `old_log_probs`,
-    the update computes these."""
+    """Whether the sampler's log-probs equal the learner's; if not, the update computes
+    `old_log_probs` where they are missing."""
 
     def __post_init__(self) -> None:
         shape = self.input_ids.shape
@@ -77,7 +77,7 @@ class PPOBatch:
 
     @classmethod
     def from_streams(cls, streams: Sequence[TokenStream], **tensors: Any) -> PPOBatch:
-        """Episodes as they were recorded, padded at their ends; `tensors` are further fields."""
+        """Return a batch of recorded episodes, padded on the right; `tensors` are other fields."""
         if not streams:
             raise ConfigError("a batch needs at least one episode, got none")
         width = max(len(stream) for stream in streams)
@@ -96,7 +96,7 @@ class PPOBatch:
 
     @classmethod
     def of(cls, data: PPOBatch | Mapping[str, Any]) -> PPOBatch:
-        """A batch from a plain mapping, as hand-written loops make them.
+        """Return a batch from a plain mapping, as hand-written training loops have them.
 
         Tensors that are narrower than `input_ids` belong to its last columns, the response.
         """
@@ -127,12 +127,23 @@ class PPOBatch:
                 yield field.name, value
 
     def to(self, device: torch.device | str) -> PPOBatch:
-        """The same on another device."""
+        """Return the batch on another device."""
         return self._with(lambda x: x.to(device, non_blocking=True))
 
     def select(self, rows: torch.Tensor) -> PPOBatch:
-        """Some of the episodes, in this order."""
+        """Return these episodes, in this order."""
         return self._with(lambda x: x[rows.to(x.device)])
+
+    def for_imitation(self) -> PPOBatch:
+        """Return the same tokens with advantages of 1, for supervised learning."""
+        ones = torch.ones(self.input_ids.shape)
+        return PPOBatch(
+            self.input_ids,
+            self.response_mask,
+            self.attention_mask,
+            old_log_probs=torch.zeros_like(ones),
+            advantages=ones,
+        )
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PPOBatch:
         changed: dict[str, Any] = {name: change(x) for name, x in self._tensors()}
@@ -140,13 +151,13 @@ class PPOBatch:
 
     @property
     def behaviour_log_probs(self) -> torch.Tensor:
-        """What the ratio of the policy loss is taken against."""
+        """The log-probs that the ratio of the policy loss compares with."""
         if self.old_log_probs is not None:
             return self.old_log_probs
         return self.need("sampler_log_probs")
 
     def need(self, name: str) -> torch.Tensor:
-        """A field that this update cannot do without."""
+        """Return a field; raise if the batch does not have it."""
         value: torch.Tensor | None = self[name]
         if value is None:
             raise ConfigError(f"this update needs {name}, which the batch does not have")
@@ -167,7 +178,7 @@ class PPOBatch:
 
 
 def on_last_token(scores: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
-    """Scores of whole episodes [B], put on the last policy token of each: [B, T]."""
+    """Return scores of whole episodes [B] on the last policy token of each: [B, T]."""
     counted = response_mask.cumsum(1)
     is_last = response_mask & (counted == response_mask.sum(1, keepdim=True))
     return torch.where(is_last, scores[:, None], torch.zeros((), dtype=scores.dtype))

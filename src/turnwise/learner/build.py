@@ -26,18 +26,17 @@ def make_learner(
     total_steps: int | None = None,
     make: Callable[..., Learner] = Learner,
 ) -> Learner:
-    """A learner that trains this model in place as the settings say.
+    """Return a learner that trains this model in place, with the options of the settings.
 
-    `algorithm` is given where Python chose one; else it is the one that the settings name.
-    Call it before an engine is put on the same modules: adapters change them. Without `reference`
-    the model as it is now becomes it, by a copy, and only if a KL term needs one. `make` takes
-    what `Learner` takes.
+    `algorithm` defaults to the one that the settings name. Call this before an engine is made on
+    the same modules: it may add adapters to them. Without `reference` a copy of the model becomes
+    the reference, if a KL term needs one. `make` has the signature of `Learner`.
     """
     warn_if_emulated(model)
     training = config.training
     algorithm = algorithm or Algorithm.of(training)
     if not has_adapters(model):
-        with torch.random.fork_rng():  # their first weights follow from the seed alone
+        with torch.random.fork_rng():  # the initial weights of adapters depend on the seed alone
             torch.manual_seed(training.seed)
             add_configured_lora(model, training)
     needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0

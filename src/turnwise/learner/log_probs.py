@@ -19,7 +19,7 @@ def chosen_log_probs(
     with_entropy: bool = True,
     chunk_tokens: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """log π(target) after each hidden state, and the entropy there: two [M], float32 or wider.
+    """Return log π(target) after each hidden state, and the entropy: two [M], float32 or wider.
 
     hidden: [M, D]; targets: [M]. Without entropy the second is zeros. Both have gradients.
     """
@@ -42,7 +42,7 @@ def chosen_log_probs(
 def sum_squared_probs(
     hidden: torch.Tensor, head: Head, *, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
+    """Return Σ_v π(v)² after each hidden state: [M, D] -> [M]."""
     if not is_plain("learner.log_probs"):
         return fast.sum_squared_probs(hidden, head, temperature)
     return head.logits(hidden, temperature).softmax(1).square().sum(1)

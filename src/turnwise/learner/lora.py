@@ -1,7 +1,7 @@
-"""LoRA through peft: small trained matrices beside frozen weights.
+"""LoRA through peft: small trained matrices next to frozen weights.
 
-The adapters are put into the model's own layers, so that engine and learner go on sharing its
-modules; the reference model is the same one with the adapters off.
+The adapters are put into the model's own layers, so that engine and learner still share its
+modules; the reference model is the same model with the adapters disabled.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def add_lora(
 
 
 def add_configured_lora(model: Any, training: TrainingConfig) -> None:
-    """Add the adapters that the settings describe; none with a `lora_rank` of 0."""
+    """Add the adapters of the settings; a `lora_rank` of 0 means none."""
     if training.lora_rank:
         add_lora(
             model,
@@ -69,7 +69,7 @@ def add_configured_lora(model: Any, training: TrainingConfig) -> None:
 
 
 def refuse_lora_settings(training: TrainingConfig) -> None:
-    """Raise if a setting of adapters is given and there are no adapters."""
+    """Raise if a LoRA setting is given and `lora_rank` is 0."""
     defaults = TrainingConfig()
     for name in ("lora_alpha", "lora_target_modules", "lora_dropout", "use_rslora"):
         if (value := getattr(training, name)) != getattr(defaults, name):
@@ -80,15 +80,15 @@ def refuse_lora_settings(training: TrainingConfig) -> None:
 
 
 def default_alpha(rank: int) -> int:
-    """LoRA's alpha where none is given."""
+    """Return LoRA's alpha where none is given."""
     return 2 * rank
 
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
-    """Turn the adapters' dropout on, drawn from `seed`; all other dropout stays off.
+    """Enable the adapters' dropout with this seed; all other dropout stays off.
 
-    The backward pass belongs inside, since gradient checkpointing computes layers again there.
+    The backward must be inside the block too, since gradient checkpointing computes layers again.
     """
     layers = _dropout_layers(model)
     with torch.random.fork_rng():
@@ -103,13 +103,13 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def has_adapters(model: Any) -> bool:
-    """Whether there are adapters in a model's layers, whoever put them there."""
+    """Whether there are adapters in a model's layers."""
     return bool(_adapted_layers(model))
 
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
-    """The model as it was before its adapters."""
+    """Disable the adapters inside the block."""
     layers = _adapted_layers(model)
     try:
         for layer in layers:
@@ -121,7 +121,7 @@ def without_adapters(model: Any) -> Iterator[None]:
 
 
 def merge_lora(model: Any) -> Any:
-    """Add the adapters to the weights and take them out: a plain model again, the same one."""
+    """Merge the adapters into the weights and remove them, in place; return the model."""
     for name, layer in _adapted_layers_by_name(model):
         layer.merge()
         parent, _, child = name.rpartition(".")
@@ -134,7 +134,7 @@ def merge_lora(model: Any) -> Any:
 
 @torch.no_grad()
 def merged_weights(model: Any) -> dict[str, torch.Tensor]:
-    """The weights of the plain model that the adapters make of this one, which stays as it is."""
+    """Return the weights with the adapters merged in; the model stays as it is."""
     layers = dict(_adapted_layers_by_name(model))
     weights = {}
     for name, tensor in model.state_dict().items():
@@ -151,7 +151,7 @@ def merged_weights(model: Any) -> dict[str, torch.Tensor]:
 
 
 def has_adapter_dropout(model: nn.Module) -> bool:
-    """Whether adapters of a model have a dropout above 0."""
+    """Whether the adapters of a model have a dropout above 0."""
     return bool(_dropout_layers(model))
 
 
@@ -161,7 +161,7 @@ def _dropout_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """The last parts of the linear layers' names, as `lora_target_modules` takes them."""
+    """Return the names of linear layers as `lora_target_modules` takes them, such as q_proj."""
     found = (name for name, module in model.named_modules() if isinstance(module, nn.Linear))
     return sorted({name.rpartition(".")[2] for name in found})
 
@@ -172,7 +172,7 @@ def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
 
 
 def _adapted_layers(model: Any) -> list[Any]:
-    # Without looking into peft, which need not be installed where there are no adapters.
+    # Without importing peft, which need not be installed where there are no adapters.
     return [
         module
         for module in model.modules()

@@ -1,4 +1,4 @@
-"""What an update measures about its batch, whoever computes which part of it."""
+"""What an update measures about its batch before its first step."""
 
 from __future__ import annotations
 
@@ -13,34 +13,29 @@ from turnwise.learner.options import LearnerOptions
 from turnwise.learner.workers import SingleProcess
 
 _MEAN_SQUARE = "is_mean_square"
-"""What `is_ess` is computed from: a mean over tokens can be put together from parts."""
+"""What `is_ess` is computed from: a mean over tokens can be combined from those of workers."""
 
 
 def measure_gap(
-    batch: PPOBatch,
-    log_probs: torch.Tensor,
-    measured: MetricAccumulator,
-    num_tokens: int | None = None,
+    batch: PPOBatch, log_probs: torch.Tensor, num_tokens: int, measured: MetricAccumulator
 ) -> None:
-    """How far the learner's log-probs [B, T] are from the sampler's, where the batch has these."""
-    sampler = batch.sampler_log_probs
-    if sampler is not None:
-        weight = batch.num_policy_tokens if num_tokens is None else num_tokens
-        gap = measure_log_prob_gap(sampler, log_probs, batch.response_mask)
-        measured.average_all(gap, weight)
+    """Measure how far the learner's log-probs [B, T] are from the sampler's, if there are any.
+
+    `num_tokens` is the number of policy tokens: counting them here would wait for the GPU.
+    """
+    if batch.sampler_log_probs is not None:
+        gap = measure_log_prob_gap(batch.sampler_log_probs, log_probs, batch.response_mask)
+        measured.average_all(gap, num_tokens)
 
 
-def weigh_by_importance(
-    batch: PPOBatch,
-    options: LearnerOptions,
-    measured: MetricAccumulator,
-    num_tokens: int | None = None,
+def importance_weights(
+    batch: PPOBatch, options: LearnerOptions, num_tokens: int, measured: MetricAccumulator
 ) -> torch.Tensor | None:
-    """How much each token counts [B, T]; None: all alike. The gap is measured with it."""
+    """Return the importance weights of the tokens [B, T], or None; measure them and the gap."""
     old, sampler = batch.old_log_probs, batch.sampler_log_probs
     if old is None or sampler is None:
         return None
-    measure_gap(batch, old, measured, num_tokens)
+    measure_gap(batch, old, num_tokens, measured)
     if options.importance_level is None:
         return None
     weights, metrics = compute_importance_weights(
@@ -52,22 +47,21 @@ def weigh_by_importance(
     )
     metrics.pop("is_ess")
     metrics[_MEAN_SQUARE] = masked_mean(weights.square(), batch.response_mask)
-    weight = batch.num_policy_tokens if num_tokens is None else num_tokens
-    measured.average_all(metrics, weight)
+    measured.average_all(metrics, num_tokens)
     return weights
 
 
-def with_effective_share(figures: dict[str, float]) -> dict[str, float]:
-    """The figures with `is_ess`, (Σ w)² / (n Σ w²), where tokens were weighed."""
-    figures = dict(figures)
-    square = figures.pop(_MEAN_SQUARE, None)
+def with_effective_share(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the metrics with `is_ess`, (Σ w)² / (n Σ w²), where tokens had importance weights."""
+    metrics = dict(metrics)
+    square = metrics.pop(_MEAN_SQUARE, None)
     if square is not None:
-        figures["is_ess"] = figures["is_mean"] ** 2 / max(square, 1e-30)
-    return figures
+        metrics["is_ess"] = metrics["is_mean"] ** 2 / max(square, 1e-30)
+    return metrics
 
 
 def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccumulator) -> None:
-    """How much of the returns the values explain, where the batch has both: over all workers."""
+    """Measure the explained variance of the returns, over all workers, if there are values."""
     if batch.values is None or batch.returns is None:
         return
     values, returns, mask = batch.values, batch.returns, batch.response_mask
@@ -75,4 +69,4 @@ def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccum
         parts = workers.gather((values[mask].cpu(), returns[mask].cpu()))
         values, returns = (torch.cat(column) for column in zip(*parts, strict=True))
         mask = torch.ones_like(values, dtype=torch.bool)
-    metrics.note("explained_variance", explained_variance(values, returns, mask))
+    metrics.average("explained_variance", explained_variance(values, returns, mask))

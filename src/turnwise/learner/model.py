@@ -20,25 +20,25 @@ _NO_BUDGET = 1 << 62
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a forward says about the policy's tokens: [b, T] each, 0 on all other tokens."""
+    """The outputs of a forward for the policy's tokens: [b, T] each, 0 on all other tokens."""
 
     log_probs: torch.Tensor
     entropy: torch.Tensor
     values: torch.Tensor | None
     """Of the state in which each token was sampled; None without a critic."""
     last_values: torch.Tensor | None
-    """[b], after the last token: what an episode that was cut short is still worth."""
+    """[b], the value after the last token, with which a truncated episode is bootstrapped."""
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
 
 class PolicyValueModel(nn.Module):
-    """A causal language model, and a value head on its trunk or on one of its own.
+    """A causal language model, and a value head on its trunk or on a separate one.
 
-    `critic`: "shared" puts the value head on the policy's own trunk; "separate" on a copy of it; a
-    model is taken as the critic's trunk; None: no critic, as GRPO and its kin need none. The head
-    starts at zero, so that the first values are 0 and not noise.
+    `critic`: "shared" puts the value head on the policy's trunk, "separate" on a copy of it; a
+    model is the critic's trunk; None means no critic, as for GRPO. The head is initialised to
+    zero, so that the first values are 0 and not noise.
 
     >>> from turnwise import load_model
     >>> model = PolicyValueModel(load_model("tiny", device="cpu").model, critic="shared")
@@ -81,7 +81,7 @@ class PolicyValueModel(nn.Module):
             )
         self.value_head: nn.Linear | None = None
         if self._critic_trunk is not None:
-            # In float32 at least: values are regressed, and bf16 has three digits.
+            # In float32 at least: values are regressed, and bf16 has only three digits.
             dtype = torch.promote_types(self._critic_trunk.model.dtype, torch.float32)
             head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=self.device)
             nn.init.zeros_(head.weight)
@@ -99,7 +99,7 @@ class PolicyValueModel(nn.Module):
 
     @property
     def layers(self) -> list[nn.Module]:
-        """The layers of the policy, and of a critic that has its own."""
+        """The layers of the policy, and of a separate critic."""
         critic = self._critic_trunk
         if critic is None or critic is self._trunk:
             return self._trunk.layers
@@ -107,28 +107,28 @@ class PolicyValueModel(nn.Module):
 
     @property
     def layout(self) -> Layout:
-        """How episodes are computed together."""
+        """Whether episodes are packed or padded."""
         return self._trunk.layout
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether episodes that open with the same tokens can share their computation."""
+        """Whether episodes with the same prompt can share its computation."""
         trunks = [self._trunk, self._critic_trunk]
         return all(trunk.shares_prefixes for trunk in trunks if trunk is not None)
 
     def train(self, mode: bool = True) -> PolicyValueModel:
-        """Stays as it is: dropout is off while learning, see `trunk`."""
+        """Stay in evaluation mode: dropout is off while learning, see `trunk`."""
         return super().train(False)
 
     def forward_pack(
         self, input_ids: torch.Tensor, pack: Pack, *, with_entropy: bool = True
     ) -> Outputs:
-        """A pack of a batch's rows: input_ids [B, T]; the rows' outputs [b, T]."""
+        """Compute a pack of the rows of a batch: input_ids [B, T] -> outputs of its rows [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
-        everywhere = torch.cat([pack.sources, pack.ends])
+        needed = torch.cat([pack.sources, pack.ends])
         shares_trunk = self._critic_trunk is self._trunk
-        hidden = self._trunk.hidden(ids, pack, everywhere if shares_trunk else pack.sources)
+        hidden = self._trunk.hidden(ids, pack, needed if shares_trunk else pack.sources)
         log_probs, entropy = chosen_log_probs(
             hidden[pack.sources],
             self._trunk.head,
@@ -139,11 +139,11 @@ class PolicyValueModel(nn.Module):
         values = last_values = None
         if self._critic_trunk is not None and self.value_head is not None:
             if not shares_trunk:
-                hidden = self._critic_trunk.hidden(ids, pack, everywhere)
-            kept = hidden[everywhere]
+                hidden = self._critic_trunk.hidden(ids, pack, needed)
+            kept = hidden[needed]
             found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
             values = pack.scatter_to_rows(found[: pack.num_policy_tokens], width)
-            # Not a view: those are refused by the hooks of a model that is kept in parts.
+            # Not a view, which the hooks of a sharded model refuse.
             last_values = found[pack.num_policy_tokens :].clone()
         return Outputs(
             pack.scatter_to_rows(log_probs, width),
@@ -154,7 +154,7 @@ class PolicyValueModel(nn.Module):
 
     @torch.no_grad()
     def sum_pi_squared(self, input_ids: torch.Tensor, pack: Pack) -> torch.Tensor:
-        """Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
+        """Return Σ_v π(v)² where each policy token of a pack was sampled: [b, T]."""
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
         hidden = self._trunk.hidden(ids, pack, pack.sources)
@@ -169,7 +169,7 @@ class PolicyValueModel(nn.Module):
         attention_mask: torch.Tensor | None = None,
         response_mask: torch.Tensor | None = None,
     ) -> Outputs:
-        """A whole batch at once, [B, T]. Without a response mask every token but the first."""
+        """Compute a whole batch [B, T]; without a response mask, for every token but the first."""
         batch = PPOBatch(
             input_ids,
             torch.zeros_like(input_ids) if response_mask is None else response_mask,
@@ -187,14 +187,14 @@ class PolicyValueModel(nn.Module):
 
 
 def _critic_of(policy: Any) -> nn.Module:
-    """A copy of the policy's weights to start from, without its adapters."""
+    """Return a copy of the policy as the initial critic."""
     critic: nn.Module = copy.deepcopy(policy)
     if any("lora_" in name for name, _ in critic.named_parameters()):
         raise ConfigError(
-            "a separate critic of a policy with adapters: give the critic's model itself, or use "
-            "critic='shared'"
+            "critic got 'separate', which a policy with adapters cannot have. Pass the critic's "
+            "model itself, or use critic='shared'."
         )
-    # Its own output layer is never used.
+    # The output layer of a critic is not used.
     for parameter in critic.get_output_embeddings().parameters():  # type: ignore[operator]
         if parameter is not critic.get_input_embeddings().weight:  # type: ignore[operator]
             parameter.requires_grad_(False)

@@ -1,9 +1,9 @@
 """AdamW that half-precision modules can be trained with, and its learning rate over time.
 
 Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 master: gradients are
-added up there, Adam steps there, and the module gets the rounded result. Parameters that are
-float32 already are their own masters. They are only ever written in place: an engine on the same
-modules may hold views of them. Of a model that is kept in parts, masters are this process's parts.
+accumulated there, Adam steps there, and the module gets the rounded result. Parameters that are
+float32 already are their own masters. They are only written in place: an engine on the same modules
+may hold views of them. The masters of a sharded model are the shards of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def learning_rate_at(
     warmup_steps: int = 0,
     total_steps: int | None = None,
 ) -> float:
-    """The learning rate of one step, from 0: up a line, then constant or down to 0.
+    """Return the learning rate of a step, from 0: linear warmup, then constant or decaying to 0.
 
     >>> [learning_rate_at(s, 1.0, schedule="linear", warmup_steps=2, total_steps=6)
     ...  for s in range(6)]
@@ -44,7 +44,7 @@ def learning_rate_at(
         return base
     if total_steps is None:
         raise ConfigError(
-            f"lr_schedule={schedule!r} needs to know how many steps there will be. Give "
+            f"lr_schedule={schedule!r} needs the number of steps in all. Give "
             "total_steps, or take lr_schedule='constant'."
         )
     done = (step - warmup_steps) / max(1, total_steps - warmup_steps)
@@ -53,14 +53,14 @@ def learning_rate_at(
 
 
 class MasterAdamW:
-    """AdamW over named parameters, with float32 masters where they are narrower."""
+    """AdamW over named parameters, with float32 masters of those in half precision."""
 
     def __init__(
         self,
         parameters: Iterable[tuple[str, nn.Parameter]],
         *,
         weight_decay: float = 0.0,
-        # The usual 0.999 takes a thousand steps to see that gradients have grown.
+        # The usual 0.999 takes a thousand steps to notice that gradients have grown.
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
     ) -> None:
@@ -68,12 +68,12 @@ class MasterAdamW:
         if not self._parameters:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
         self._masters: dict[str, nn.Parameter] = {}
-        self._narrow: list[str] = []
+        self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
             part = local_shard(parameter.detach())
             if parameter.dtype in (torch.bfloat16, torch.float16):
-                self._narrow.append(name)
+                self._half.append(name)
                 self._masters[name] = nn.Parameter(part.float())
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             elif is_sharded(parameter):
@@ -81,15 +81,15 @@ class MasterAdamW:
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             else:
                 self._masters[name] = parameter
-        # The parameters outlive this optimiser, and another may come after it.
+        # The parameters outlive this optimiser, and may get another one.
         weakref.finalize(self, _remove, hooks)
-        # Norms and biases are left to be what the data makes them.
-        is_matrix = [m for m in self._masters.values() if m.dim() > 1]
-        is_vector = [m for m in self._masters.values() if m.dim() <= 1]
+        # Norms and biases have no weight decay.
+        matrices = [m for m in self._masters.values() if m.dim() > 1]
+        vectors = [m for m in self._masters.values() if m.dim() <= 1]
         self._adam = torch.optim.AdamW(
             [
-                {"params": is_matrix, "weight_decay": weight_decay},
-                {"params": is_vector, "weight_decay": 0.0},
+                {"params": matrices, "weight_decay": weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
             ],
             betas=betas,
             eps=epsilon,
@@ -98,11 +98,11 @@ class MasterAdamW:
 
     @property
     def names(self) -> list[str]:
-        """What is trained."""
+        """The names of the trained parameters."""
         return list(self._parameters)
 
     def gradients(self) -> list[torch.Tensor]:
-        """In float32 or wider, of the parameters that have one."""
+        """Return the gradients, in float32 or wider, of the parameters that have one."""
         return [m.grad for m in self._masters.values() if m.grad is not None]
 
     def zero_grad(self) -> None:
@@ -112,49 +112,49 @@ class MasterAdamW:
             master.grad = None
 
     @torch.no_grad()
-    def share_gradients(self, add_up: Callable[[Sequence[torch.Tensor]], None]) -> None:
-        """Sum the gradients over several workers; one that has none for a parameter adds 0."""
+    def all_reduce_gradients(self, all_reduce: Callable[[Sequence[torch.Tensor]], None]) -> None:
+        """Sum the gradients over the workers; one that a worker does not have counts as 0."""
         masters = list(self._masters.values())
         device = masters[0].device
         has_one = torch.tensor([m.grad is not None for m in masters], device=device).double()
-        add_up([has_one])
+        all_reduce([has_one])
         wanted = [m for m, number in zip(masters, has_one.tolist(), strict=True) if number]
         for master in wanted:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        add_up([m.grad for m in wanted if m.grad is not None])
+        all_reduce([m.grad for m in wanted if m.grad is not None])
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
-        """Of all gradients together; not finite if one of them is not."""
+        """Return the norm of all gradients together; not finite if one of them is not."""
         norms = torch._foreach_norm(self.gradients())
         total: torch.Tensor = torch.linalg.vector_norm(torch.stack([n.double() for n in norms]))
         return total
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_scale: torch.Tensor | float = 1.0) -> None:
-        """One step of AdamW on the gradients times a scale."""
+        """Make one step of AdamW on the gradients, multiplied by a scale."""
         for gradient in self.gradients():
             gradient.mul_(gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
-        for name in self._narrow:
+        for name in self._half:
             local_shard(self._parameters[name]).copy_(self._masters[name])
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
-        """Take over weights that somebody else has put into the modules."""
-        for name in self._narrow:
+        """Copy weights that were loaded into the modules to their masters."""
+        for name in self._half:
             self._masters[name].copy_(local_shard(self._parameters[name]))
 
     def forget(self) -> None:
-        """As if no step had been made; the weights stay."""
+        """Clear the moments of Adam; the weights stay."""
         self._adam.state.clear()
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """All that a resumed run needs, by names that fit into one safetensors file."""
-        tensors = {f"master.{name}": self._masters[name].detach() for name in self._narrow}
+        """Return all that a resumed run needs, by names that fit into one safetensors file."""
+        tensors = {f"master.{name}": self._masters[name].detach() for name in self._half}
         for name, master in self._masters.items():
             for key, value in self._adam.state.get(master, {}).items():
                 tensors[f"{key}.{name}"] = value
@@ -162,16 +162,16 @@ class MasterAdamW:
 
     @torch.no_grad()
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `state_tensors` gave."""
-        expected = {f"master.{name}" for name in self._narrow}
+        """Restore what `state_tensors` returned."""
+        expected = {f"master.{name}" for name in self._half}
         known = expected | {f"{key}.{name}" for key in _STATE for name in self._masters}
         if not expected <= set(tensors) <= known:
             wrong = sorted((expected - set(tensors)) | (set(tensors) - known))
             raise ConfigError(
-                f"this optimiser state is not of this model: {', '.join(wrong[:3])} "
+                f"this optimiser state belongs to another model: {', '.join(wrong[:3])} "
                 f"({len(wrong)} names do not match)"
             )
-        for name in self._narrow:
+        for name in self._half:
             self._masters[name].copy_(tensors[f"master.{name}"])
         self._adam.state.clear()
         for name, master in self._masters.items():
@@ -180,7 +180,7 @@ class MasterAdamW:
                 value = tensors.get(f"{key}.{name}")
                 if value is not None and key != "step" and value.shape != master.shape:
                     raise ConfigError(
-                        f"this optimiser state is not of this model: {key}.{name} has shape "
+                        f"this optimiser state belongs to another model: {key}.{name} has shape "
                         f"{tuple(value.shape)}, expected {tuple(master.shape)}"
                     )
                 if value is not None:
@@ -200,7 +200,7 @@ def _remove(hooks: Sequence[Any]) -> None:
 
 
 def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
-    """Adds a parameter's gradient to its master's, and frees it."""
+    """Return a hook that adds a parameter's gradient to its master's, and frees it."""
 
     def add(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None

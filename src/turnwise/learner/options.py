@@ -1,7 +1,8 @@
-"""What the learner is told, and the one place where a run's settings become it."""
+"""The options of the learner, and how they follow from a run's settings."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -12,7 +13,7 @@ from turnwise.algo.masked import LossAggregation
 from turnwise.algo.records import PolicyLoss
 from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.errors import ConfigError
-from turnwise.learner.optimizer import Schedule
+from turnwise.learner.optimizer import Schedule, learning_rate_at
 
 
 @dataclass(frozen=True)
@@ -27,38 +28,38 @@ class LearnerOptions:
     """Updates over which the learning rate rises."""
     lr_schedule: Schedule = "constant"
     total_steps: int | None = None
-    """Updates that there will be; what a falling learning rate falls over."""
+    """The number of updates over which a decaying learning rate falls to 0."""
     max_grad_norm: float | None = 1.0
-    """Gradients are scaled down to this norm; None: never."""
+    """Gradients are clipped to this norm; None disables clipping."""
 
     update_epochs: int = 1
-    """How often the batch is gone through."""
+    """Passes over the batch."""
     mini_batch_size: int | None = None
-    """Episodes in one step of the optimiser; None: all."""
+    """Episodes in one step of the optimiser; None takes the whole batch."""
     micro_batch_tokens: int | None = None
-    """Tokens that are computed at once; it changes memory and speed, not the result. None: as suits
-    the device."""
+    """Tokens that are computed at once; it changes memory and speed, not the result. None chooses
+    by the device."""
     target_kl: float | None = None
-    """The update ends early when the policy has moved further than 1.5 times this."""
+    """The update stops early when the KL to the old policy exceeds 1.5 times this."""
     seed: int = 0
-    """Of the order in which episodes come into minibatches."""
+    """Seed of the order of episodes in minibatches, and of other random draws of an update."""
 
     policy_loss: LossChoice = "ppo"
     policy_loss_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the policy loss, such as clip_ratio."""
     loss_agg_mode: LossAggregation | None = None
-    """How token losses become one number; None: as the policy loss has it."""
+    """How token losses are aggregated; None takes the default of the policy loss."""
     horizon: float | None = None
-    """Of "seq-mean-token-sum-norm"; None: the most policy tokens of an episode of a minibatch."""
+    """For "seq-mean-token-sum-norm"; None takes the longest response of a minibatch."""
     entropy_coef: float = 0.0
     kl_loss_coef: float = 0.0
     kl_estimate: str = "k3+"
     """See `algo.estimate_kl`; with "+" its gradient is that of the KL itself."""
     value_coef: float = 0.5
     value_clip: float | None = 0.2
-    """How far a value may move from its old one in an update; None: as far as it likes."""
+    """How far a value may move from its old one in an update; None disables clipping."""
     importance_level: Literal["token", "sequence"] | None = "token"
-    """How recomputed log-probs correct for the sampler's; None: not at all."""
+    """The level at which importance weights correct for the sampler; None disables them."""
     importance_bounds: Bounds = 2.0
 
     @classmethod
@@ -68,7 +69,7 @@ class LearnerOptions:
         total_steps: int | None = None,
         policy_loss: LossChoice | None = None,
     ) -> LearnerOptions:
-        """The options that a run's settings ask for; `policy_loss` if Python chose another."""
+        """Return the options of a run's settings; `policy_loss` replaces the one they name."""
         training = config.training
         loss = get_policy_loss(policy_loss or training.policy_loss)
         return cls(
@@ -98,9 +99,39 @@ class LearnerOptions:
             importance_bounds=training.importance_bounds,
         )
 
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of an update, counted from 0."""
+        return learning_rate_at(
+            step,
+            self.learning_rate,
+            schedule=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+        )
+
+    def for_imitation(self, learning_rate: float | None) -> LearnerOptions:
+        """Return options for supervised learning: −log π, a mean over tokens.
+
+        A `learning_rate` given here is constant.
+        """
+        found = dataclasses.replace(
+            self,
+            policy_loss="gpg",
+            policy_loss_options={},
+            kl_loss_coef=0.0,
+            entropy_coef=0.0,
+            target_kl=None,
+            update_epochs=1,
+        )
+        if learning_rate is None:
+            return found
+        return dataclasses.replace(
+            found, learning_rate=learning_rate, lr_schedule="constant", warmup_steps=0
+        )
+
 
 def _loss_options(training: TrainingConfig, loss: PolicyLoss) -> dict[str, Any]:
-    """The options of the settings, and the clip range for a policy loss that has one."""
+    """Return the loss options of the settings, and the clip range if the loss has one."""
     clip_range = {
         "clip_ratio": training.clip_ratio,
         "clip_ratio_low": training.clip_ratio_low,

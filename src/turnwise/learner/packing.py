@@ -1,8 +1,8 @@
-"""Episodes laid end to end up to a token budget: no padding is ever computed.
+"""Packing: episodes laid end to end up to a token budget, without padding.
 
-A batch is rows [B, T] in which an attention mask says which columns hold tokens. A pack is a few
-of its rows as one line of tokens; positions restart with each episode. Episodes that open with the
-same prompt, as those of a group do, can share it: it is computed once, for the first of them.
+A batch is rows [B, T] with an attention mask. A pack is a few of its rows as one sequence of
+tokens; positions restart with each episode. Episodes with the same prompt, as those of a group
+have, can share it as their prefix: it is computed once, for the first of them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from turnwise.errors import ConfigError
 
 _CPU_TOKENS = 4096
-_MOST_TOKENS = 65536
+_MAX_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,20 @@ class Pack:
     """Some episodes of a batch, end to end: N tokens, of which the policy sampled M."""
 
     rows: torch.Tensor
-    """[b], which rows of the batch they are, ascending."""
+    """[b], their rows in the batch, ascending."""
     lengths: tuple[int, ...]
-    """Tokens of each episode that are computed for it, in this order."""
-    openings: tuple[tuple[int, int], ...]
-    """Where each episode's opening stands among the tokens of another, and how long it is; a length
-    of 0: it is its own."""
+    """Tokens of each episode without its shared prefix, in this order."""
+    shared_prefixes: tuple[tuple[int, int], ...]
+    """For each episode the start of its prefix among the N tokens, and its length; a length of 0
+    where the episode has its prefix itself."""
     row_of: torch.Tensor
-    """[N], the episode of each token, from 0 to b."""
+    """[N], the episode of each token, from 0."""
     columns: torch.Tensor
-    """[N], the column of the batch in which each token stands."""
+    """[N], the column of each token in the batch."""
     positions: torch.Tensor
-    """[N], how far each token is into its episode."""
+    """[N], the position of each token in its episode."""
     sources: torch.Tensor
-    """[M], the token before each policy token: what is computed there predicts it."""
+    """[M], the token before each policy token, whose logits predict it."""
     targets: torch.Tensor
     """[M], each policy token."""
     ends: torch.Tensor
@@ -52,25 +52,25 @@ class Pack:
         return len(self.targets)
 
     def to(self, device: torch.device) -> Pack:
-        """The same on another device."""
+        """Return the pack on another device."""
         names = ("rows", "row_of", "columns", "positions", "sources", "targets", "ends")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return Pack(lengths=self.lengths, openings=self.openings, **moved)
+        return Pack(lengths=self.lengths, shared_prefixes=self.shared_prefixes, **moved)
 
     def take(self, grid: torch.Tensor) -> torch.Tensor:
-        """The tokens' values of a batch's [B, T] tensor: [N]."""
+        """Return the entries of the tokens in a [B, T] tensor of the batch: [N]."""
         return grid[self.rows[self.row_of], self.columns]
 
     def scatter_to_rows(self, values: torch.Tensor, width: int) -> torch.Tensor:
-        """Values of the policy tokens [M] in the rows of these episodes: [b, T], 0 elsewhere."""
+        """Return values of the policy tokens [M] as rows of these episodes: [b, T], 0 elsewhere."""
         grid = values.new_zeros(len(self.lengths), width)
         return grid.index_put((self.row_of[self.targets], self.columns[self.targets]), values)
 
 
 def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Which episodes go together: the longest first, each into the first pack that has room.
+    """Assign episodes to packs: the longest first, each to the first pack with enough space.
 
-    An episode that is longer than the budget has a pack of its own.
+    An episode that is longer than the budget gets its own pack.
 
     >>> assign_to_packs([3, 9, 5, 2], budget=8)
     [[1], [0, 2], [3]]
@@ -78,33 +78,35 @@ def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
     if budget < 1:
         raise ConfigError(f"micro_batch_tokens got {budget}, expected a number from 1 up")
     packs: list[list[int]] = []
-    room: list[int] = []
+    free: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         length = lengths[index]
-        place = next((p for p, left in enumerate(room) if left >= length), None)
+        place = next((p for p, left in enumerate(free) if left >= length), None)
         if place is None:
             packs.append([])
-            room.append(budget)
+            free.append(budget)
             place = len(packs) - 1
         packs[place].append(index)
-        room[place] -= length
+        free[place] -= length
     return [sorted(pack) for pack in packs]
 
 
-def fitting_tokens(model: Any) -> int:
-    """Tokens that are computed at once where nobody says: on a GPU many, since it takes as long to
-    start the work on a few. It follows from the device's size, not from what is free just now: the
-    same run computes the same."""
+def default_micro_batch_tokens(model: Any) -> int:
+    """Return how many tokens are computed at once by default: as many as fit on a GPU.
+
+    It depends on the total memory of the device, not on what is free at the moment, so that the
+    same run computes the same.
+    """
     device = model.device
     config = model.config.get_text_config()
     width, layers = getattr(config, "hidden_size", 0), getattr(config, "num_hidden_layers", 0)
     inner = getattr(config, "intermediate_size", None) or 4 * width
-    # What a decoder's layer keeps of a token for its gradient, in numbers of the model's own kind.
+    # Bytes that the layers of a decoder save per token for the backward.
     per_token = layers * (10 * width + 5 * inner) * model.dtype.itemsize
     if device.type != "cuda" or not per_token:
         return _CPU_TOKENS
     memory = torch.cuda.get_device_properties(device).total_memory
-    return int(min(max(memory // 5 // per_token, _CPU_TOKENS), _MOST_TOKENS))
+    return int(min(max(memory // 5 // per_token, _CPU_TOKENS), _MAX_TOKENS))
 
 
 def make_packs(
@@ -114,10 +116,10 @@ def make_packs(
     budget: int,
     ids: torch.Tensor | None = None,
 ) -> list[Pack]:
-    """Pack these rows of a batch; rows without a token are left out.
+    """Pack these rows of a batch; rows without tokens are left out.
 
     attention_mask, response_mask: [B, T] bool on the CPU; rows: [b]. With the tokens `ids` [B, T],
-    equal openings are shared.
+    equal prompts are shared.
     """
     lengths = attention_mask[rows].sum(1)
     rows = rows[lengths > 0]
@@ -134,12 +136,12 @@ def make_packs(
 
 @dataclass(frozen=True)
 class _Prompts:
-    """What each episode opens with, before the policy's first token."""
+    """The prompts of episodes: their tokens before the policy's first one."""
 
     names: tuple[int, ...]
-    """The same number for the same opening."""
+    """The same number for the same prompt."""
     lengths: tuple[int, ...]
-    """Tokens of it; 0: it is shared with nobody."""
+    """Tokens of it; 0 where no other episode has the same."""
 
     @classmethod
     def none(cls, number: int) -> _Prompts:
@@ -163,7 +165,7 @@ class _Prompts:
 
 
 def assign_together(lengths: Sequence[int], prompts: _Prompts, budget: int) -> list[list[int]]:
-    """`assign_to_packs`, with those together that share an opening, as far as there is room."""
+    """Assign episodes to packs as `assign_to_packs` does, those with the same prompt together."""
     units: list[list[int]] = []
     costs: list[int] = []
     open_unit: dict[int, int] = {}
@@ -207,18 +209,19 @@ def _pack(
             "an episode begins with a token that the policy sampled: nothing comes before it that "
             "could predict it. Begin episodes with a prompt or a start token."
         )
-    # The token before an episode's first own one is the last of its opening.
-    opening_ends = starts[torch.tensor(owners)] + borrowed - 1
+    # The token before the first one that an episode has itself is the last of its prefix.
+    prefix_starts = starts[torch.tensor(owners)]
+    prefix_ends = prefix_starts + borrowed - 1
     of_target = row_of[targets]
     is_first = (positions[targets] == borrowed[of_target]) & (borrowed[of_target] > 0)
     return Pack(
         rows=rows,
         lengths=tuple(lengths.tolist()),
-        openings=tuple(zip(starts[torch.tensor(owners)].tolist(), borrowed.tolist(), strict=True)),
+        shared_prefixes=tuple(zip(prefix_starts.tolist(), borrowed.tolist(), strict=True)),
         row_of=row_of,
         columns=columns,
         positions=positions,
-        sources=torch.where(is_first, opening_ends[of_target], targets - 1),
+        sources=torch.where(is_first, prefix_ends[of_target], targets - 1),
         targets=targets,
         ends=starts + lengths - 1,
     )

@@ -23,7 +23,7 @@ from turnwise.learner.update import Learner
 from turnwise.learner.workers import current_workers
 
 _LOSSES = {"policy_loss": "policy_loss", "value_loss": "value_loss", "loss": "total_loss"}
-"""The losses of an update, and what they are called for one epoch."""
+"""The losses of an update, and their names in the metrics of one epoch."""
 
 
 class PPOTrainer:
@@ -31,7 +31,7 @@ class PPOTrainer:
 
     `policy_model` is a causal language model of transformers, or a `PolicyValueModel`;
     `value_model` the model under the value head: the same one (a shared trunk), another, or None
-    for batches that bring their advantages along. Both are trained in place.
+    for batches that have their advantages. Both are trained in place.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PPOTrainer:
             entropy_coef=entropy_coef,
             value_coef=value_loss_coef,
         )
-        self.learner = Learner(_joined(policy_model, value_model), options)
+        self.learner = Learner(_policy_value_model(policy_model, value_model), options)
 
     def compute_gae_advantages(
         self,
@@ -65,10 +65,10 @@ class PPOTrainer:
         dones: torch.Tensor,
         response_mask: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advantages, brought to mean 0 and variance 1, and returns: [B, T] each.
+        """Return advantages with mean 0 and variance 1, and returns: [B, T] each.
 
-        With a response mask over the policy's tokens alone; a row is one episode then, which
-        `dones` may divide further.
+        With a response mask, GAE runs over the policy's tokens alone; a row is then one episode,
+        unless `dones` divides it further.
         """
         if response_mask is None:
             advantages, returns = estimate_advantages(rewards, values, dones, self.gamma, self.lam)
@@ -82,7 +82,7 @@ class PPOTrainer:
     def _divided(
         self, rewards: torch.Tensor, values: torch.Tensor, dones: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        # The policy's tokens side by side; what follows them is an episode of nothing.
+        # The policy's tokens are moved to the front; the rest is an episode of zeros.
         order = torch.argsort((~mask).int(), dim=1, stable=True)
         last = mask.sum(1, keepdim=True) - 1
         is_last = torch.arange(mask.shape[1], device=mask.device) == last
@@ -101,7 +101,7 @@ class PPOTrainer:
         advantages: torch.Tensor,
         response_mask: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """The clipped policy loss, and its metrics: among them `ratio_mean` and `ratio_std`."""
+        """Return the clipped policy loss, and metrics, with `ratio_mean` and `ratio_std`."""
         loss, metrics = compute_policy_loss(
             old_log_probs, new_log_probs, advantages, response_mask, self.clip_ratio
         )
@@ -115,7 +115,7 @@ class PPOTrainer:
         response_mask: torch.Tensor,
         old_values: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Half the squared error; clipped around the old values where they are given."""
+        """Return half the squared error, clipped around the old values if given, and metrics."""
         clip = self.learner.options.value_clip if old_values is not None else None
         loss, metrics = compute_value_loss(
             values,
@@ -127,16 +127,16 @@ class PPOTrainer:
         return loss, _numbers({"value_loss": loss, **metrics})
 
     def update(self, batch: PPOBatch | Mapping[str, Any], num_epochs: int = 4) -> dict[str, float]:
-        """Learn from a batch of episodes; metrics of all epochs.
+        """Learn from a batch of episodes; return the metrics of all epochs.
 
         It needs `input_ids`, `response_mask` and `old_log_probs`, and either `advantages` or
-        `rewards` (a token's, or one number an episode). Values and advantages are computed once,
-        before the first epoch: they belong to the policy that sampled.
+        `rewards` (per token, or one number per episode). Values and advantages are computed once,
+        before the first epoch, since they belong to the policy that sampled.
 
         Metrics are means over the epochs, `ratio_mean` and `ratio_std` those of the last one;
-        `epoch_0_policy_loss`, `epoch_0_value_loss` and `epoch_0_total_loss` belong to one epoch.
+        `epoch_0_policy_loss`, `epoch_0_value_loss` and `epoch_0_total_loss` are those of one epoch.
         """
-        data = self._with_advantages(_only_log_probs(PPOBatch.of(batch)))
+        data = self._with_advantages(_with_sampler_log_probs(PPOBatch.of(batch)))
         data = data.to(self.learner.model.device)
         if data.old_log_probs is None and not data.sampler_is_exact:
             data.old_log_probs = self.learner.score(data).log_probs
@@ -175,8 +175,8 @@ class PPOTrainer:
 class DataParallelPPOActor:
     """The policy of one worker: its log-probs and its update.
 
-    Where torch.distributed runs, every process has a whole copy of the model and a part of the
-    batch, and all make the step of the whole batch.
+    With torch.distributed, every process has a whole copy of the model and a part of the batch,
+    and all make the step of the whole batch.
 
     `config` is a `ConfigStore` or `LearnerOptions`; the model a causal language model of
     transformers or a `PolicyValueModel`.
@@ -190,26 +190,26 @@ class DataParallelPPOActor:
         reference: Any = None,
     ) -> None:
         options = LearnerOptions.from_config(config) if isinstance(config, ConfigStore) else config
-        joined = _joined(model, None)
-        workers = current_workers(joined.device)
-        self.learner = Learner(joined, options, reference=reference, workers=workers)
+        both = _policy_value_model(model, None)
+        workers = current_workers(both.device)
+        self.learner = Learner(both, options, reference=reference, workers=workers)
 
     def forward(self, data: PPOBatch | Mapping[str, Any]) -> Outputs:
-        """Log-probs and entropy of the policy's tokens [B, T], with gradients."""
+        """Return log-probs and entropy of the policy's tokens [B, T], with gradients."""
         batch = PPOBatch.of(data)
         return self.learner.model(batch.input_ids, batch.attention_mask, batch.response_mask)  # type: ignore[no-any-return]
 
     __call__ = forward
 
     def compute_log_prob(self, data: PPOBatch | Mapping[str, Any]) -> torch.Tensor:
-        """Log-probs of the policy's tokens, without gradients, as wide as the response mask."""
+        """Return the policy tokens' log-probs without gradients, as wide as the response mask."""
         batch = PPOBatch.of(data)
         width = torch.as_tensor(data["response_mask"]).shape[1]
         return self.learner.score(batch).log_probs[:, -width:]
 
     def update_policy(self, data: PPOBatch | Mapping[str, Any]) -> dict[str, float]:
-        """Learn from a batch with advantages; metrics."""
-        return self.learner.update(_only_log_probs(PPOBatch.of(data)))
+        """Learn from a batch with advantages; return metrics."""
+        return self.learner.update(_with_sampler_log_probs(PPOBatch.of(data)))
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:
@@ -220,15 +220,15 @@ def _numbers(metrics: Metrics) -> dict[str, float]:
 def _ratio_metrics(
     old_log_probs: torch.Tensor, log_probs: torch.Tensor, response_mask: torch.Tensor
 ) -> dict[str, float]:
-    """Mean and standard deviation of π_now / π_old over the policy's tokens."""
+    """Return mean and standard deviation of π_now / π_old over the policy's tokens."""
     log_ratio = (log_probs.double() - old_log_probs)[response_mask.bool()]
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    spread = ratio.std() if len(ratio) > 1 else torch.zeros(())
-    return {"ratio_mean": float(ratio.mean()), "ratio_std": float(spread)} if len(ratio) else {}
+    std = ratio.std() if len(ratio) > 1 else torch.zeros(())
+    return {"ratio_mean": float(ratio.mean()), "ratio_std": float(std)} if len(ratio) else {}
 
 
 def _over_epochs(epochs: list[dict[str, float]]) -> dict[str, float]:
-    """Means over the epochs, sums of counts, and the losses of each epoch by its number."""
+    """Return means over the epochs, sums of counts, and the losses of each epoch."""
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for epoch in epochs for name in epoch):
         values = [epoch[name] for epoch in epochs if name in epoch]
@@ -243,15 +243,15 @@ def _over_epochs(epochs: list[dict[str, float]]) -> dict[str, float]:
     return found
 
 
-def _joined(policy_model: Any, value_model: Any) -> PolicyValueModel:
+def _policy_value_model(policy_model: Any, value_model: Any) -> PolicyValueModel:
     if isinstance(policy_model, PolicyValueModel):
         return policy_model
     return PolicyValueModel(policy_model, value_model)
 
 
-def _only_log_probs(batch: PPOBatch) -> PPOBatch:
-    """A batch with one kind of log-probs knows no sampler apart: they are what was sampled from,
-    so that the gap is measured against them."""
+def _with_sampler_log_probs(batch: PPOBatch) -> PPOBatch:
+    """Take `old_log_probs` as the sampler's where a batch has no others: the gap is measured to
+    them."""
     if batch.sampler_log_probs is not None or batch.old_log_probs is None:
         return batch
     return dataclasses.replace(batch, sampler_log_probs=batch.old_log_probs, old_log_probs=None)

@@ -1,4 +1,4 @@
-"""What the model says about a batch as it is, without learning from it."""
+"""What the model computes for a batch without learning from it: log-probs, entropy, values."""
 
 from __future__ import annotations
 
@@ -12,25 +12,38 @@ from turnwise.learner.batch import PPOBatch
 from turnwise.learner.lora import has_adapters, without_adapters
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.packing import Pack, make_packs
+from turnwise.learner.packing import Pack, default_micro_batch_tokens, make_packs
 
 
 class Scorer:
-    """Computes batches in packs: log-probs, entropy, values."""
+    """Computes batches in packs, with a model and with the reference model of a KL term.
 
-    model: PolicyValueModel
-    options: LearnerOptions
-    _reference: PolicyValueModel | None
-    _fitting_tokens: int
+    `reference` is a causal language model, frozen here; where the policy has adapters, the
+    reference is the policy without them, and none need be given.
+    """
+
+    def __init__(self, model: PolicyValueModel, options: LearnerOptions, reference: Any) -> None:
+        self.model = model
+        self.options = options
+        self._default_micro_batch_tokens = default_micro_batch_tokens(model.policy)
+        self._reference: PolicyValueModel | None = None
+        self._has_own_reference = False
+        """Whether the reference is not the initial model, and so part of a checkpoint."""
+        if reference is not None:
+            for parameter in reference.parameters():
+                parameter.requires_grad_(False)
+            self._reference = PolicyValueModel(
+                reference, None, temperature=model.temperature, layout=model.layout
+            )
 
     @torch.no_grad()
     def score(self, batch: PPOBatch) -> Outputs:
-        """Log-probs, entropy and values as the model has them now: [B, T] on its device."""
+        """Return the model's current log-probs, entropy and values: [B, T] on its device."""
         return self._score(self.model, batch)
 
     @torch.no_grad()
     def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
-        """The reference's log-probs [B, T]."""
+        """Return the log-probs of the reference [B, T]."""
         if self._reference is not None:
             return self._score(self._reference, batch).log_probs
         if not has_adapters(self.model.policy):
@@ -41,30 +54,29 @@ class Scorer:
     def _score(self, model: PolicyValueModel, batch: PPOBatch) -> Outputs:
         device, shape = model.device, batch.input_ids.shape
         dtype = torch.promote_types(model.policy.dtype, torch.float32)
-        grids = [torch.zeros(shape, device=device, dtype=dtype) for _ in range(3)]
+        log_probs, entropy, values = torch.zeros((3, *shape), device=device, dtype=dtype).unbind()
         last_values = torch.zeros(len(batch), device=device, dtype=dtype)
         ids = batch.input_ids.to(device)
         packs = self._packs(batch, torch.arange(len(batch)))
-        for pack in self._paced(packs, model.forward_pack, batch):
+        for pack in self._in_lockstep(packs, model.forward_pack, batch):
             rows = pack.rows.to(device)
             outputs = model.forward_pack(ids, pack)
-            for grid, part in zip(grids, (outputs.log_probs, outputs.entropy), strict=False):
-                grid[rows] = part
+            log_probs[rows], entropy[rows] = outputs.log_probs, outputs.entropy
             if outputs.values is not None and outputs.last_values is not None:
-                grids[2][rows] = outputs.values.to(dtype)
+                values[rows] = outputs.values.to(dtype)
                 last_values[rows] = outputs.last_values.to(dtype)
         if not model.has_critic:
-            return Outputs(grids[0], grids[1], None, None)
-        return Outputs(grids[0], grids[1], grids[2], last_values)
+            return Outputs(log_probs, entropy, None, None)
+        return Outputs(log_probs, entropy, values, last_values)
 
     @torch.no_grad()
     def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
-        """Σ_v π(v)² where each policy token was sampled: [B, T]."""
+        """Return Σ_v π(v)² where each policy token was sampled: [B, T]."""
         model, shape = self.model, batch.input_ids.shape
         sums = torch.zeros(shape, device=model.device)
         ids = batch.input_ids.to(model.device)
         packs = self._packs(batch, torch.arange(len(batch)))
-        for pack in self._paced(packs, model.sum_pi_squared, batch):
+        for pack in self._in_lockstep(packs, model.sum_pi_squared, batch):
             sums[pack.rows.to(model.device)] = model.sum_pi_squared(ids, pack).to(sums.dtype)
         return sums
 
@@ -74,12 +86,15 @@ class Scorer:
             batch.attention_mask.cpu(),
             batch.response_mask.cpu(),
             rows,
-            self.options.micro_batch_tokens or self._fitting_tokens,
+            self.options.micro_batch_tokens or self._default_micro_batch_tokens,
             batch.input_ids if self.model.shares_prefixes else None,
         )
 
-    def _paced(
+    def _in_lockstep(
         self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
     ) -> Iterator[Pack]:
-        """The packs, one after the other; `compute` is what is done with each."""
+        """Yield the packs one by one; `compute` is the method of the model that each is for.
+
+        A sharded learner overrides this, since all its workers must compute equally often.
+        """
         yield from packs

@@ -1,4 +1,4 @@
-"""A learner of several: it keeps a part of the model, and computes a part of every minibatch."""
+"""One of several learners, with a shard of the model, for a part of every minibatch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from turnwise.learner.workers import ShardedWorkers
 
 
 class ShardedLearner(Learner):
-    """Has the whole batch, as all others do, and computes its part of each minibatch.
+    """A learner that has the whole batch, as all others do, and computes a part of each minibatch.
 
-    So minibatches are those of one learner alone, and so are the figures. Model, gradients and
-    optimiser are kept in parts by the processes of the torch.distributed group, which must make
-    the same calls in the same order.
+    So minibatches and metrics are those of a single learner. Model, gradients and optimiser are
+    sharded over the processes of the torch.distributed group, which must make the same calls in
+    the same order.
     """
 
     def __init__(
@@ -46,16 +46,19 @@ class ShardedLearner(Learner):
     def _packs(self, batch: PPOBatch, rows: torch.Tensor) -> list[Pack]:
         return super()._packs(batch, rows) if len(rows) else []
 
-    def _paced(
+    def _in_lockstep(
         self, packs: Sequence[Pack], compute: Callable[..., Any], batch: PPOBatch
     ) -> Iterator[Pack]:
-        """A layer is gathered from all, so who has fewer packs computes two tokens for nothing."""
-        num_rounds = int(self.workers.largest(len(packs)))
+        """Yield the packs, then compute dummies until all workers have computed equally often.
+
+        Each layer is gathered from all workers, so that they must call it together.
+        """
+        num_rounds = int(self.workers.maximum(len(packs)))
         yield from packs
         for _ in range(num_rounds - len(packs)):
-            outputs = compute(*_two_tokens())
+            outputs = compute(*_dummy_pack())
             if isinstance(outputs, Outputs) and torch.is_grad_enabled():
-                _nothing(outputs, batch).backward()  # type: ignore[no-untyped-call]
+                _zero_loss(outputs, batch).backward()  # type: ignore[no-untyped-call]
         if not torch.is_grad_enabled():
             compute.__self__.reshard()  # type: ignore[attr-defined] # a backward would do it
 
@@ -63,7 +66,7 @@ class ShardedLearner(Learner):
 def share_of(
     rows: torch.Tensor, num_tokens: torch.Tensor, rank: int, num_workers: int
 ) -> torch.Tensor:
-    """One worker's rows: neighbours, which may share an opening, with about as many tokens.
+    """Return one worker's rows: adjacent ones, which may share a prefix, of about as many tokens.
 
     >>> share_of(torch.arange(4), torch.tensor([6, 2, 2, 2]), 1, 2)
     tensor([1, 2, 3])
@@ -74,16 +77,16 @@ def share_of(
     return rows[owners == rank]
 
 
-def _two_tokens() -> tuple[torch.Tensor, Pack]:
-    """The shortest episode: a prompt of one token, and one that was sampled."""
+def _dummy_pack() -> tuple[torch.Tensor, Pack]:
+    """Return the shortest episode: a prompt of one token, and one sampled token."""
     present = torch.ones(1, 2, dtype=torch.bool)
     sampled = torch.tensor([[False, True]])
     (pack,) = make_packs(present, sampled, torch.arange(1), budget=2)
     return torch.zeros(1, 2, dtype=torch.long), pack
 
 
-def _nothing(outputs: Outputs, batch: PPOBatch) -> torch.Tensor:
-    """0, by way of all that a pack's loss depends on."""
+def _zero_loss(outputs: Outputs, batch: PPOBatch) -> torch.Tensor:
+    """Return 0 with a gradient through all that a pack's loss depends on."""
     loss = outputs.log_probs.sum()
     if outputs.values is not None and batch.returns is not None:
         loss = loss + outputs.values.sum()

@@ -1,8 +1,8 @@
-"""A model in parts: each of several processes keeps a share of every parameter (FSDP2).
+"""Sharding of a model over processes (FSDP2): each keeps a shard of every parameter.
 
-A layer is gathered when it is computed and let go again; its gradients are added up on their way to
-those who keep it. Parts are cut along the first dimension, so that whoever has all of them can put
-them together without a process group.
+A layer is gathered when it is computed, then freed; its gradients are reduced and scattered to the
+shards. Tensors are split along the first dimension, so that all shards together can be joined
+without a process group.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnwise.learner.model import PolicyValueModel
 
 
 def shard(model: PolicyValueModel) -> None:
-    """Keep this process's part of a model that all processes of the group have, in place."""
+    """Shard a model that all processes of the group have, in place."""
     mesh = init_device_mesh(model.device.type, (torch.distributed.get_world_size(),))
     heads = [] if model.value_head is None else [model.value_head]
     for unit in [*model.layers, *heads, model]:
@@ -31,7 +31,7 @@ def shard(model: PolicyValueModel) -> None:
         reduced_in = torch.promote_types(dtype, torch.float32)
         fully_shard(unit, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduced_in))
         assert isinstance(unit, FSDPModule)
-        # A pack's loss is its share of the whole: gradients are added up, not averaged.
+        # A pack's loss is its share of the whole: gradients are summed, not averaged.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
     for method in ("forward_pack", "sum_pi_squared"):
@@ -39,28 +39,28 @@ def shard(model: PolicyValueModel) -> None:
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether other processes keep parts of it."""
+    """Whether other processes keep shards of a tensor."""
     return isinstance(tensor, DTensor)
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process keeps of a tensor, in the same memory; of a plain one all of it."""
+    """Return this process's shard of a tensor, in the same memory; a plain tensor as it is."""
     if not isinstance(tensor, DTensor):
         return tensor
     if tuple(tensor.placements) != (Shard(0),):  # computed from several
         tensor = tensor.redistribute(placements=[Shard(0)])
-    part: torch.Tensor = tensor.to_local()
-    return part
+    local: torch.Tensor = tensor.to_local()
+    return local
 
 
 def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What this process is to tell of tensors that all processes have, so that `joined` gives them.
+    """Return this process's shards of tensors; those of all processes are joined by `join_shards`.
 
-    All must ask together: some may have to be exchanged.
+    A collective: all processes must call it together.
     """
-    is_alone = not torch.distributed.is_initialized()
-    rank = 0 if is_alone else torch.distributed.get_rank()
-    number = 1 if is_alone else torch.distributed.get_world_size()
+    is_single = not torch.distributed.is_initialized()
+    rank = 0 if is_single else torch.distributed.get_rank()
+    number = 1 if is_single else torch.distributed.get_world_size()
     return {
         name: local_shard(tensor.detach())
         if is_sharded(tensor)
@@ -70,33 +70,33 @@ def local_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 
 def split_shards(
-    tensors: Mapping[str, torch.Tensor], num_parts: int
+    tensors: Mapping[str, torch.Tensor], num_shards: int
 ) -> list[dict[str, torch.Tensor]]:
-    """What each process keeps of whole tensors; single numbers are kept by all.
+    """Split tensors into the shards of each process; scalars are kept by all.
 
     >>> split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2)
     [{'w': tensor([0, 1]), 'step': tensor(7)}, {'w': tensor([2]), 'step': tensor(7)}]
     """
-    parts: list[dict[str, torch.Tensor]] = [{} for _ in range(num_parts)]
+    shards: list[dict[str, torch.Tensor]] = [{} for _ in range(num_shards)]
     for name, tensor in tensors.items():
-        pieces = [tensor] * num_parts
+        pieces = [tensor] * num_shards
         if tensor.dim():
-            found = tensor.chunk(num_parts)
-            pieces = [*found, *[tensor[:0]] * (num_parts - len(found))]
-        for part, piece in zip(parts, pieces, strict=True):
-            part[name] = piece
-    return parts
+            found = tensor.chunk(num_shards)
+            pieces = [*found, *[tensor[:0]] * (num_shards - len(found))]
+        for tensors_of_rank, piece in zip(shards, pieces, strict=True):
+            tensors_of_rank[name] = piece
+    return shards
 
 
-def join_shards(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-    """The whole tensors of which each process keeps a part.
+def join_shards(shards: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Return the whole tensors, given the shards of each process.
 
     >>> join_shards(split_shards({"w": torch.arange(3), "step": torch.tensor(7)}, 2))
     {'w': tensor([0, 1, 2]), 'step': tensor(7)}
     """
-    if len(parts) == 1:
-        return dict(parts[0])
+    if len(shards) == 1:
+        return dict(shards[0])
     return {
-        name: torch.cat([part[name] for part in parts]) if tensor.dim() else tensor
-        for name, tensor in parts[0].items()
+        name: torch.cat([own[name] for own in shards]) if tensor.dim() else tensor
+        for name, tensor in shards[0].items()
     }

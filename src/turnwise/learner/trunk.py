@@ -14,9 +14,8 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.errors import TurnwiseError
-from turnwise.learner.fast.gated_mlp import lean_mlps, replaceable_mlps
+from turnwise.learner.fast.modules import fused_norms, lean_mlps, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
-from turnwise.learner.fast.rms_norm import fused_norms, replaceable_norms
 from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
@@ -25,13 +24,13 @@ from turnwise.plain_mode import is_plain
 
 Layout: TypeAlias = Literal["packed", "padded"]
 
-# With more tokens to be read than this share, all are computed.
+# With a larger share of needed tokens than this, all tokens are computed.
 _WORTH_SKIPPING = 0.8
 _LOG = logging.getLogger("turnwise")
-# A sliding window while a model is tried: shorter than the episodes that it is tried with.
+# The sliding window while a model is probed: shorter than the episodes of the probe.
 _PROBE_WINDOW = 3
-# What comes of a model that does not take our attention.
-_MISFITS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
+# Errors of a model that cannot run with our attention.
+_PROBE_ERRORS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
@@ -41,8 +40,8 @@ class UnsupportedModel(TurnwiseError, TypeError):
 class Trunk:
     """A causal language model up to its last hidden state, and the head on top of it.
 
-    `layout` None: packed where the model takes our attention, else padded, as in plain mode. A
-    model's name proves nothing: two episodes are computed and compared with a plain forward.
+    `layout` None takes "packed" where the model runs with our attention, else "padded", as in plain
+    mode. To find out, two episodes are computed and compared with a plain forward.
     """
 
     def __init__(
@@ -54,9 +53,9 @@ class Trunk:
     ) -> None:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
-        fuses_norms = self.model.device.type == "cuda" and not is_plain("learner.rms_norm")
-        self._norms = replaceable_norms(self.model) if fuses_norms else []
-        self._mlps = [] if is_plain("learner.gated_mlp") else replaceable_mlps(self.model)
+        self._replaced = [] if is_plain("learner.gated_mlp") else lean_mlps(self.model)
+        if self.model.device.type == "cuda" and not is_plain("learner.rms_norm"):
+            self._replaced += fused_norms(self.model)
         self._body = self.model.get_decoder()
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
@@ -71,7 +70,7 @@ class Trunk:
             try:
                 with _short_windows(self.model, self._configs):
                     gap = self._gap_to_plain_forward()
-            except _MISFITS as error:
+            except _PROBE_ERRORS as error:
                 if _is_out_of_memory(error):
                     raise
                 problem = error
@@ -91,47 +90,47 @@ class Trunk:
 
     @property
     def head(self) -> Head:
-        """The head as it is now; a trainer may have put other weights into it."""
+        """The head with its current weights."""
         embedding = self.model.get_output_embeddings()
         return Head(embedding.weight, embedding.bias, self._scale, self._softcap)
 
     @property
     def width(self) -> int:
-        """Numbers in a hidden state."""
+        """The size of a hidden state."""
         return int(self.model.get_output_embeddings().in_features)
 
     @property
     def layers(self) -> list[torch.nn.Module]:
-        """The layers of the body, where it has such a list."""
+        """The layers of the body; empty if it has no list of them."""
         lists = [m for m in self._body.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
         return list(lists[0]) if lists else []
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether packs may hold an opening once for several episodes; not by the GPU's kernel."""
+        """Whether packs may hold a prefix once for several episodes; the GPU kernel cannot."""
         on_cpu = self.model.device.type == "cpu"
         return self.layout == "packed" and on_cpu and not is_plain("learner.shared_prefix")
 
     def hidden(
-        self, ids: torch.Tensor, pack: Pack, read: torch.Tensor | None = None
+        self, ids: torch.Tensor, pack: Pack, needed: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """After each token of a pack: ids [N]; [N, D].
+        """Return the hidden state after each token of a pack: ids [N] -> [N, D].
 
-        With `read` [R] only what stands at these tokens is right: no token sees another after the
-        last attention, so what comes behind it is not computed for the rest.
+        With `needed` [R] only the states of these tokens are right: after the last attention no
+        token depends on another, so that the last MLP is computed for them alone.
         """
-        with self._checkpointing(), self._our_way():
+        with self._checkpointing(), self._learner_forward():
             if self.layout == "padded":
                 return self._padded(ids, pack)
-            with self._reading(read, len(ids)):
+            with self._last_mlp_only_for(needed, len(ids)):
                 return self._packed(ids, pack)
 
     @contextmanager
-    def _reading(self, read: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
-        if read is None or self._last_mlp is None or self.gradient_checkpointing:
+    def _last_mlp_only_for(self, needed: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
+        if needed is None or self._last_mlp is None or self.gradient_checkpointing:
             yield
             return
-        at = read.unique()  # type: ignore[no-untyped-call]
+        at = needed.unique()  # type: ignore[no-untyped-call]
         if len(at) > _WORTH_SKIPPING * num_tokens:
             yield
             return
@@ -150,9 +149,10 @@ class Trunk:
                 mlp.forward = before
 
     @contextmanager
-    def _our_way(self) -> Iterator[None]:
-        """The model computes with our parts meanwhile; an engine on it has its own."""
-        with fused_norms(self._norms), lean_mlps(self._mlps):
+    def _learner_forward(self) -> Iterator[None]:
+        """Replace the model's attention, norms and MLPs inside the block; an engine on the same
+        model has its own."""
+        with replaced_forwards(self._replaced):
             if self.layout == "padded":
                 yield
                 return
@@ -164,7 +164,7 @@ class Trunk:
             input_ids=ids[None],
             position_ids=pack.positions[None],
             use_cache=False,
-            episodes=Episodes(pack.lengths, pack.openings),
+            episodes=Episodes(pack.lengths, pack.shared_prefixes),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
@@ -173,21 +173,21 @@ class Trunk:
         shape = (len(pack.lengths), max(pack.lengths))
         at = (pack.row_of, pack.positions)
         grid = ids.new_zeros(shape).index_put_(at, ids)
-        # Without a mask: padding stands behind every token, where a causal model does not look. A
-        # mask can leave padding nothing to look at within its window, and NaN comes of that.
+        # Without a mask: padding is on the right, and a causal model does not attend to it. With a
+        # mask, padding may have nothing to attend to within a sliding window, which gives NaN.
         output = self._body(input_ids=grid, use_cache=False)
         hidden: torch.Tensor = output.last_hidden_state[at]
         return hidden
 
     def _enable_checkpointing(self) -> None:
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            # Layers are computed again during the backward, after the forward's own context.
-            return nullcontext(), self._our_way()
+            # The backward computes layers again, outside of the context of the forward.
+            return nullcontext(), self._learner_forward()
 
         self.model.gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={
                 "use_reentrant": False,
-                # Nothing here is random but the adapters' dropout.
+                # Only the adapters' dropout is random.
                 "preserve_rng_state": has_adapter_dropout(self.model),
                 "context_fn": contexts,
             }
@@ -195,8 +195,8 @@ class Trunk:
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
-        """Transformers checkpoints layers in training mode only; what is inside them stays as it
-        is, so that dropout stays off."""
+        """Put layers into training mode, since transformers checkpoints only then; the modules
+        inside them stay in evaluation mode, so that dropout stays off."""
         layers = _checkpointed_layers(self.model) if self.gradient_checkpointing else []
         try:
             for layer in layers:
@@ -212,7 +212,7 @@ class Trunk:
 
     @torch.no_grad()
     def _measure_head(self) -> tuple[float, float | None]:
-        """Whether the model scales or bounds its logits after the head."""
+        """Return the scale and the softcap that the model applies to its logits after the head."""
         embedding = self.model.get_output_embeddings()
         if type(embedding) is not torch.nn.Linear:
             raise UnsupportedModel(
@@ -227,12 +227,13 @@ class Trunk:
         own = self.model(ids, use_cache=False).logits.double()
         plain = embedding(self._body(ids, use_cache=False).last_hidden_state).double()
         scale = float((own * plain).sum() / plain.square().sum().clamp(min=1e-30))
-        # What rounding leaves is no scale.
+        # A difference from 1 that is only rounding is no scale.
         return (1.0 if abs(scale - 1.0) < 1e-2 else scale), None
 
     @torch.no_grad()
     def _find_last_mlp(self) -> None:
-        """The part behind the last attention, if leaving it out changes nothing elsewhere."""
+        """Find the MLP after the last attention, if tokens can be left out of it without effect on
+        the others."""
         layers = self.layers
         mlp = getattr(layers[-1], "mlp", None) if layers and self.layout == "packed" else None
         if mlp is None or is_plain("learner.last_mlp"):
@@ -240,12 +241,12 @@ class Trunk:
         present = torch.ones(1, 9, dtype=torch.bool)
         (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(1), budget=9)
         pack, ids = pack.to(self.model.device), self._probe(9, 7)
-        read = torch.tensor([2, 5], device=self.model.device)
-        expected = self.hidden(ids, pack)[read]
+        needed = torch.tensor([2, 5], device=self.model.device)
+        expected = self.hidden(ids, pack)[needed]
         self._last_mlp = mlp
         try:
-            got = self.hidden(ids, pack, read)[read]
-        except _MISFITS as error:
+            got = self.hidden(ids, pack, needed)[needed]
+        except _PROBE_ERRORS as error:
             self._last_mlp = None
             if _is_out_of_memory(error):
                 raise
@@ -255,7 +256,7 @@ class Trunk:
 
     @torch.no_grad()
     def _gap_to_plain_forward(self) -> float:
-        """Of two episodes of different length computed together, in logits."""
+        """Return the largest difference in logits, of two episodes that are computed together."""
         episodes = [self._probe(11, 7), self._probe(4, 5)]
         present = torch.zeros(2, 11, dtype=torch.bool)
         for row, episode in enumerate(episodes):
@@ -269,19 +270,19 @@ class Trunk:
         return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
 
     def _probe(self, length: int, factor: int) -> torch.Tensor:
-        num_words = int(self.model.get_input_embeddings().num_embeddings)
+        vocab_size = int(self.model.get_input_embeddings().num_embeddings)
         probe: torch.Tensor = torch.arange(length, device=self.model.device) * factor + 3
-        return probe % num_words
+        return probe % vocab_size
 
 
 @cache
 def _warn_once(message: str) -> None:
-    """Policy, critic and reference are often models of one class."""
+    """Log a warning once, though policy, critic and reference are often of one class."""
     _LOG.warning(message)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory is what was missing; the CPU's allocator has no exception of its own."""
+    """Whether an error is out-of-memory; the CPU's allocator has no exception class for it."""
     texts = ("out of memory", "allocate memory", "alloc_failed")
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
@@ -290,9 +291,9 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 @contextmanager
 def _short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
-    """Every sliding window and attention chunk of a model is `_PROBE_WINDOW` tokens long meanwhile.
+    """Set every sliding window and attention chunk to `_PROBE_WINDOW` tokens inside the block.
 
-    A few tokens then reach past it, and show whether a forward keeps to it. Some layers read it
+    A few tokens then reach past it, and show whether a forward respects it. Some layers read it
     from their config, some from themselves.
     """
     names = ("sliding_window", "attention_chunk_size")
@@ -312,7 +313,7 @@ def _short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
 
 
 def _without_wrapper(model: Any) -> Any:
-    """The model inside peft's wrapper; its adapters sit in its layers all the same."""
+    """Return the model inside peft's wrapper; the adapters are in its layers."""
     unwrap = getattr(model, "get_base_model", None)
     return model if unwrap is None else unwrap()
 

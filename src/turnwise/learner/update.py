@@ -1,7 +1,7 @@
 """The update: epochs over minibatches, each one step of the optimiser, computed in packs.
 
 The sizes of a minibatch are known before its first pack is computed, so that each pack's loss is
-its share of the whole: how a minibatch is cut into packs does not change the step.
+its share of the whole: how a minibatch is split into packs does not change the step.
 """
 
 from __future__ import annotations
@@ -9,33 +9,52 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from turnwise.algo.choose import get_policy_loss
 from turnwise.algo.masked import BatchTotals
+from turnwise.learner import measures
 from turnwise.learner.batch import PPOBatch
-from turnwise.learner.imitation import imitation_batch, imitation_options
 from turnwise.learner.lora import adapter_dropout, has_adapter_dropout
-from turnwise.learner.measures import (
-    measure_critic,
-    measure_gap,
-    weigh_by_importance,
-    with_effective_share,
-)
 from turnwise.learner.metric_accumulator import COUNTS, MetricAccumulator
-from turnwise.learner.model import Outputs, PolicyValueModel
-from turnwise.learner.objective import batch_totals, compute_objective
-from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
+from turnwise.learner.model import PolicyValueModel
+from turnwise.learner.objective import batch_totals, compute_objective, select_tokens
+from turnwise.learner.optimizer import MasterAdamW
 from turnwise.learner.options import LearnerOptions
-from turnwise.learner.packing import Pack, fitting_tokens
+from turnwise.learner.packing import Pack
 from turnwise.learner.scoring import Scorer
-from turnwise.learner.selection import select_tokens, selects_tokens
 from turnwise.learner.sharding import local_shard
 from turnwise.learner.workers import SingleProcess
 
 _REFERENCE = "reference."
+_NO_DROPOUT = nullcontext()
+
+
+@dataclass
+class _Update:
+    """The batch of one update, and what is measured on the way."""
+
+    batch: PPOBatch
+    importance_weights: torch.Tensor | None = None
+    """[B, T]; None where all tokens weigh the same."""
+    first_pass: torch.Tensor | None = None
+    """[B, T], filled with the log-probs of the first epoch's own forward while it runs, where no
+    forward before it has given them."""
+    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
+    measured: MetricAccumulator = field(default_factory=MetricAccumulator)
+    """Of the whole batch before the first step; each worker has its part of it."""
+
+
+@dataclass
+class _Minibatch:
+    totals: BatchTotals
+    selected: torch.Tensor | None
+    """[B, T], the tokens that the policy loss picks; None if it picks none."""
+    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
 
 
 class Learner(Scorer):
@@ -43,7 +62,7 @@ class Learner(Scorer):
 
     `reference` is the model that a KL term compares with; where the policy has adapters it is the
     policy without them, and none need be given. With `workers` each learner has a part of the
-    batch and all make the step of the whole; so are the metrics.
+    batch; all make the step of the whole batch and report its metrics.
     """
 
     def __init__(
@@ -54,119 +73,93 @@ class Learner(Scorer):
         reference: Any = None,
         workers: SingleProcess | None = None,
     ) -> None:
-        self.model = model
+        super().__init__(model, options or LearnerOptions(), reference)
         self.workers = workers or SingleProcess()
-        self.options = options or LearnerOptions()
         self.optimizer = MasterAdamW(
             model.named_parameters(),
             weight_decay=self.options.weight_decay,
             betas=self.options.adam_betas,
             epsilon=self.options.adam_epsilon,
         )
-        self._fitting_tokens = fitting_tokens(model.policy)
-        self._has_dropout = has_adapter_dropout(model)
         self.num_updates = 0
         self.log_probs_before_update: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
-        self._first_pass: torch.Tensor | None = None
-        """The log-probs of the first pass, while it is under way."""
-        self._reference: PolicyValueModel | None = None
-        self._has_own_reference = False
-        """Whether the reference is not what the model was in the beginning."""
-        if reference is not None:
-            for parameter in reference.parameters():
-                parameter.requires_grad_(False)
-            self._reference = PolicyValueModel(
-                reference, None, temperature=model.temperature, layout=model.layout
-            )
+        self._has_dropout = has_adapter_dropout(model)
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
-        """Learn from a batch; what happened, in numbers.
+        """Learn from a batch; return metrics.
 
         `gap_*` is the distance between the sampler's log-probs and the learner's own before the
-        first step, over the whole batch. Losses are means over the steps, weighed by their tokens.
-        A minibatch whose loss or gradient is not finite is counted in `num_skipped_steps` and
-        found in no other figure; where all were skipped, the figures of the loss are missing.
+        first step, over the whole batch. Losses are means over the steps, weighted by their tokens.
+        A minibatch whose loss or gradient is not finite is counted in `num_skipped_steps` and in no
+        other metric; where all were skipped, the metrics of the loss are missing.
         """
         batch = batch.to(self.model.device)
-        accumulator, measured = MetricAccumulator(), MetricAccumulator()
+        run, options, num_tokens = _Update(batch), self.options, batch.num_policy_tokens
         before = self._log_probs_before(batch)
-        if before is not None and batch.old_log_probs is None:
-            if batch.sampler_is_exact:
-                measure_gap(batch, before, measured)
-            else:
-                batch.old_log_probs = before
-        weights = weigh_by_importance(batch, self.options, measured)
-        measure_critic(batch, self.workers, accumulator)
         if before is None:
-            self._first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
-        for epoch in range(self.options.update_epochs):
-            has_ended = not self._run_epoch(epoch, batch, weights, accumulator, measured)
-            if epoch == 0:
-                self.log_probs_before_update, self._first_pass = self._whole_grid(before), None
-            if has_ended:
+            run.first_pass = torch.zeros(batch.input_ids.shape, device=self.model.device)
+        elif batch.old_log_probs is None and batch.sampler_is_exact:
+            measures.measure_gap(batch, before, num_tokens, run.measured)
+        elif batch.old_log_probs is None:
+            batch.old_log_probs = before
+        run.importance_weights = measures.importance_weights(
+            batch, options, num_tokens, run.measured
+        )
+        measures.measure_critic(batch, self.workers, run.metrics)
+        for epoch in range(options.update_epochs):
+            continues = self._run_epoch(epoch, run)
+            if run.first_pass is not None:
+                if not self.workers.splits_batch:
+                    self.workers.all_reduce([run.first_pass])
+                before, run.first_pass = run.first_pass, None
+            if not continues:
                 break
-        accumulator.include(self._whole(measured))
-        accumulator.note("learning_rate", self.learning_rate)
+        if before is not None:
+            self.log_probs_before_update = before.float()
+        run.metrics.add_means(self._over_workers(run.measured))
+        run.metrics.average("learning_rate", self.learning_rate)
         self.num_updates += 1
-        return with_effective_share(accumulator.numbers())
+        return measures.with_effective_share(run.metrics.as_floats())
 
     def _log_probs_before(self, batch: PPOBatch) -> torch.Tensor | None:
-        """The learner's log-probs before the first step; None: the first pass's own forward gives
-        them, since there is no step before it ends."""
-        is_several = self._num_minibatches(len(batch)) > 1
+        """Return the learner's log-probs before the first step, or None where the forward of the
+        first epoch gives them: it makes no step before its end."""
         if batch.learner_log_probs is not None:
             return batch.learner_log_probs
         needs_old = batch.old_log_probs is None and not batch.sampler_is_exact
-        has_own_forward = is_several or self._has_dropout  # which has no dropout
-        if not has_own_forward and not (needs_old and self.options.update_epochs > 1):
+        # A forward without the adapters' dropout, and before the step of another minibatch.
+        needs_forward = self._num_minibatches(len(batch)) > 1 or self._has_dropout
+        if not needs_forward and not (needs_old and self.options.update_epochs > 1):
             return None
         return self.score(batch).log_probs if batch.old_log_probs is None else batch.old_log_probs
 
-    def _whole_grid(self, before: torch.Tensor | None) -> torch.Tensor:
-        """[B, T], from what was known before or what the first pass has found."""
-        if before is not None:
-            return before.float()
-        assert self._first_pass is not None
-        if not self.workers.splits_batch:
-            self.workers.add_up([self._first_pass])
-        return self._first_pass
-
-    def _whole(self, figures: MetricAccumulator) -> MetricAccumulator:
-        """The figures of all workers from those of each."""
+    def _over_workers(self, metrics: MetricAccumulator) -> MetricAccumulator:
         if self.workers.num_workers > 1:
-            figures.become_sum(self.workers.gather(figures.cpu()))
-        return figures
+            metrics.replace_by_total(self.workers.gather(metrics.cpu()))
+        return metrics
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
-        options = self.options
-        return learning_rate_at(
-            self.num_updates,
-            options.learning_rate,
-            schedule=options.lr_schedule,
-            warmup_steps=options.warmup_steps,
-            total_steps=options.total_steps,
-        )
+        """The learning rate of the next update."""
+        return self.options.learning_rate_at(self.num_updates)
 
     def imitate(self, batch: PPOBatch, learning_rate: float | None = None) -> dict[str, float]:
-        """Supervised learning on the same streams and masks: make their tokens likely.
+        """Learn to make the policy tokens of a batch likely (supervised learning); return metrics.
 
-        A `learning_rate` of its own stays as it is; None: that of the options.
+        A `learning_rate` given here is constant; None takes that of the options.
         """
         before = self.options
-        self.options = imitation_options(before, learning_rate)
+        self.options = before.for_imitation(learning_rate)
         try:
-            metrics = self.update(imitation_batch(batch))
+            metrics = self.update(batch.for_imitation())
         finally:
             self.options = before
         kept = ("policy_loss", "entropy", "grad_norm", "learning_rate", *COUNTS)
         return {name: metrics[name] for name in kept if name in metrics}
 
     def restart(self) -> None:
-        """Begin anew from the weights as they are: the optimiser's moments and the place in the
-        schedule are forgotten, and they are what a KL term compares with from now on."""
+        """Reset optimiser and schedule, and make the current weights the reference of a KL term."""
         self.optimizer.forget()
         self.num_updates = 0
         if self._reference is not None:
@@ -174,7 +167,7 @@ class Learner(Scorer):
             self._has_own_reference = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """The optimiser, and how far the learner has come; the model is saved by itself."""
+        """Return all that a resumed run needs, but for the model's weights."""
         tensors = {"num_updates": torch.tensor(self.num_updates), **self.optimizer.state_tensors()}
         if self._reference is not None and self._has_own_reference:
             for name, parameter in self._reference.policy.named_parameters():
@@ -182,7 +175,7 @@ class Learner(Scorer):
         return tensors
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `state_tensors` gave."""
+        """Restore what `state_tensors` returned."""
         rest = {k: v for k, v in tensors.items() if not k.startswith(_REFERENCE)}
         self.num_updates = int(rest.pop("num_updates"))
         self.optimizer.load_state_tensors(rest)
@@ -192,142 +185,114 @@ class Learner(Scorer):
                 for name, parameter in self._reference.policy.named_parameters():
                     local_shard(parameter).copy_(tensors[_REFERENCE + name])
 
-    def _run_epoch(
-        self,
-        epoch: int,
-        batch: PPOBatch,
-        weights: torch.Tensor | None,
-        accumulator: MetricAccumulator,
-        measured: MetricAccumulator,
-    ) -> bool:
-        """One pass over the batch; False: the policy has moved far enough."""
-        for number, rows in enumerate(self._minibatches(epoch, len(batch))):
-            packs = [pack for pack in self._packs(batch, rows) if pack.num_policy_tokens]
+    def _run_epoch(self, epoch: int, run: _Update) -> bool:
+        """Make one pass over the batch; return False if the KL exceeded its target."""
+        for number, rows in enumerate(self._minibatches(epoch, len(run.batch))):
+            packs = [pack for pack in self._packs(run.batch, rows) if pack.num_policy_tokens]
             totals = batch_totals(packs, self.workers, self.options.horizon)
             if not totals.num_tokens:
                 continue
-            selected = self._selected(batch, rows, packs, (epoch, number))
-            part = MetricAccumulator()
+            selected = self._selected(run.batch, rows, packs, self._generator(epoch, number))
+            minibatch = _Minibatch(totals, selected)
             self.optimizer.zero_grad()
-            for index, pack in enumerate(self._paced(packs, self.model.forward_pack, batch)):
-                own = pack.rows.to(batch.input_ids.device)
-                given = [None if x is None else x[own] for x in (weights, selected)]
+            lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
+            for index, pack in enumerate(lockstep):
                 with self._dropout(epoch, number, index):
-                    outputs = self._add_gradient(batch, pack, totals, given, part, measured)
-                if self._first_pass is not None:
-                    self._first_pass[pack.rows.to(self.model.device)] = (
-                        outputs.log_probs.detach().float()
-                    )
-            part = self._whole(part)
-            num_tokens = int(totals.num_tokens)
-            if self._exceeds_target_kl(part):
+                    self._add_gradient(run, minibatch, pack)
+            metrics, target = self._over_workers(minibatch.metrics), self.options.target_kl
+            if target is not None and float(metrics.mean("kl")) > 1.5 * target:
                 self.optimizer.zero_grad()
-                accumulator.join(part, num_tokens)
-                accumulator.count("num_early_stops")
+                run.metrics.add_minibatch(metrics, int(totals.num_tokens))
+                run.metrics.count("num_early_stops")
                 return False
-            self._step(part, num_tokens, accumulator)
+            self._step(metrics, int(totals.num_tokens), run.metrics)
         return True
 
     def _dropout(self, *names: int) -> AbstractContextManager[None]:
-        """The adapters' dropout, if there is any, drawn anew for each pack."""
-        if not self._has_dropout:
-            return nullcontext()
-        return adapter_dropout(self.model, self._seed(*names))
+        """Enable the adapters' dropout, if there is any, with a seed of its own for each pack."""
+        return adapter_dropout(self.model, self._seed(*names)) if self._has_dropout else _NO_DROPOUT
 
     def _selected(
-        self, batch: PPOBatch, rows: torch.Tensor, packs: list[Pack], names: tuple[int, int]
+        self, batch: PPOBatch, rows: torch.Tensor, packs: list[Pack], generator: torch.Generator
     ) -> torch.Tensor | None:
-        """The tokens that the policy loss picks of a minibatch [B, T]; None: it picks none.
+        """Return the tokens that the policy loss picks of a minibatch [B, T], None if it does not.
 
-        They depend on all of its log-probs, which takes a forward of its own.
+        They depend on all log-probs of the minibatch, which takes another forward.
         """
-        if not selects_tokens(self.options):
+        if get_policy_loss(self.options.policy_loss).selection is None:
             return None
         log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device)
         with torch.no_grad():
-            for pack in self._paced(packs, self.model.forward_pack, batch):
+            for pack in self._in_lockstep(packs, self.model.forward_pack, batch):
                 outputs = self.model.forward_pack(batch.input_ids, pack, with_entropy=False)
                 log_probs = log_probs.to(outputs.log_probs.dtype)
                 log_probs[pack.rows.to(self.model.device)] = outputs.log_probs
-        generator = self._generator(*names)
         return select_tokens(batch, rows, log_probs, self.options, self.workers, generator)
 
-    def _exceeds_target_kl(self, part: MetricAccumulator) -> bool:
-        """Whether this minibatch ends the update early, before its step."""
-        target = self.options.target_kl
-        return target is not None and float(part.mean("kl")) > 1.5 * target
-
-    def _add_gradient(
-        self,
-        batch: PPOBatch,
-        pack: Pack,
-        totals: BatchTotals,
-        given: list[torch.Tensor | None],
-        part: MetricAccumulator,
-        measured: MetricAccumulator,
-    ) -> Outputs:
-        """`given` are the pack's importance weights and selected tokens."""
-        episodes = batch.select(pack.rows.to(batch.input_ids.device))
-        outputs = self.model.forward_pack(batch.input_ids, pack)
-        own_weights, selected = given
-        number = pack.num_policy_tokens
+    def _add_gradient(self, run: _Update, minibatch: _Minibatch, pack: Pack) -> None:
+        """Add the gradient of one pack, and its share of the metrics."""
+        rows = pack.rows.to(run.batch.input_ids.device)
+        episodes, num_tokens = run.batch.select(rows), pack.num_policy_tokens
+        outputs = self.model.forward_pack(run.batch.input_ids, pack)
+        weights, selected = (
+            None if x is None else x[rows] for x in (run.importance_weights, minibatch.selected)
+        )
         if episodes.old_log_probs is None and not episodes.sampler_is_exact:
             episodes.old_log_probs = outputs.log_probs.detach()
-            own_weights = weigh_by_importance(episodes, self.options, measured, number)
-        elif episodes.old_log_probs is None and self._first_pass is not None:
-            measure_gap(episodes, outputs.log_probs, measured, number)
-        loss, terms, figures = compute_objective(
-            outputs, episodes, self.options, totals, own_weights, selected
+            weights = measures.importance_weights(episodes, self.options, num_tokens, run.measured)
+        elif episodes.old_log_probs is None and run.first_pass is not None:
+            measures.measure_gap(episodes, outputs.log_probs, num_tokens, run.measured)
+        loss, terms, metrics = compute_objective(
+            outputs, episodes, self.options, minibatch.totals, weights, selected
         )
         loss.backward()  # type: ignore[no-untyped-call]
         for name, term in terms.items():
-            part.add(name, term)
-        for name, figure in figures.items():
-            part.average(name, figure, number)
-        return outputs
+            minibatch.metrics.add(name, term)
+        for name, value in metrics.items():
+            minibatch.metrics.average(name, value, num_tokens)
+        if run.first_pass is not None:
+            run.first_pass[rows] = outputs.log_probs.detach().float()
 
     def _step(
-        self, part: MetricAccumulator, num_tokens: int, accumulator: MetricAccumulator
+        self, minibatch: MetricAccumulator, num_tokens: int, metrics: MetricAccumulator
     ) -> None:
-        """One step of the optimiser, unless something is not a finite number."""
-        loss = part.total("loss").to(self.model.device)
-        if self.workers.num_workers > 1 and self.workers.adds_gradients:
-            self.optimizer.share_gradients(self.workers.add_up)
-        whole_norm = self.workers.whole_norm(self.optimizer.gradient_norm())
-        norm, value = torch.stack([whole_norm, loss]).tolist()
-        if not (math.isfinite(norm) and math.isfinite(value)):
+        """Make one step of the optimiser, unless the loss or the gradient is not finite."""
+        loss = minibatch.total("loss").to(self.model.device)
+        if self.workers.num_workers > 1 and self.workers.reduces_gradients:
+            self.optimizer.all_reduce_gradients(self.workers.all_reduce)
+        norm = self.workers.global_norm(self.optimizer.gradient_norm())
+        norm_value, loss_value = torch.stack([norm, loss]).tolist()
+        if not (math.isfinite(norm_value) and math.isfinite(loss_value)):
             self.optimizer.zero_grad()
-            accumulator.count("num_skipped_steps")
+            metrics.count("num_skipped_steps")
             return
         limit = self.options.max_grad_norm
-        scale = 1.0 if limit is None or norm <= limit else limit / norm
+        scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
         self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
-        accumulator.join(part, num_tokens)
-        accumulator.average("grad_norm", norm, 1)
-        accumulator.count("num_steps")
+        metrics.add_minibatch(minibatch, num_tokens)
+        metrics.average("grad_norm", norm_value)
+        metrics.count("num_steps")
 
     def _num_minibatches(self, num_rows: int) -> int:
         size = self.options.mini_batch_size or num_rows
-        # Who has fewer episodes than others takes part in their last steps with none.
-        return int(self.workers.largest(-(-num_rows // size) if num_rows else 0))
+        # A worker with fewer episodes than others takes part in their last steps with none.
+        return int(self.workers.maximum(-(-num_rows // size) if num_rows else 0))
 
     def _minibatches(self, epoch: int, num_rows: int) -> Iterator[torch.Tensor]:
-        """Rows in an order that follows from seed, update and epoch: nothing to save."""
+        """Yield the rows of each minibatch; their order depends on seed, update and epoch."""
         size = self.options.mini_batch_size or num_rows
-        num_parts = self._num_minibatches(num_rows)
-        if size >= num_rows and num_parts == 1:
+        number = self._num_minibatches(num_rows)
+        if size >= num_rows and number == 1:
             yield torch.arange(num_rows)
             return
         order = torch.randperm(num_rows, generator=self._generator(epoch))
-        for start in range(0, num_parts * size, size):
+        for start in range(0, number * size, size):
             yield order[start : start + size]
 
     def _generator(self, *names: int) -> torch.Generator:
-        """What a draw of this update is made with."""
-        generator = torch.Generator()
-        generator.manual_seed(self._seed(*names))
-        return generator
+        """Return a generator whose seed follows from the update and these numbers."""
+        return torch.Generator().manual_seed(self._seed(*names))
 
     def _seed(self, *names: int) -> int:
         entropy = np.random.SeedSequence((self.options.seed, self.num_updates, *names))

@@ -1,4 +1,4 @@
-"""Learners that share a batch: each computes its own episodes, all make the same step."""
+"""The processes that learn together: each computes its own episodes, all make the same step."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ T = TypeVar("T")
 
 
 class SingleProcess:
-    """A learner in one process: every total is its own."""
+    """One process: every collective returns what it is given."""
 
     num_workers = 1
     rank = 0
-    adds_gradients = True
-    """Whether gradients are still to be added up after a backward, where there are several."""
+    reduces_gradients = True
+    """Whether the gradients of several workers are still to be summed after a backward."""
     splits_batch = False
     """Whether each worker is given a part of the batch, rather than all of it."""
 
     def gather(self, own: T) -> list[T]:
-        """What each worker has, in the order of their ranks. Tensors must be on the CPU."""
+        """Return the value of each worker, in the order of their ranks. Tensors are on the CPU."""
         return [own]
 
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Each tensor becomes its sum over the workers, in place."""
+    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace each tensor by its sum over the workers, in place."""
 
-    def largest(self, number: float) -> float:
-        """The largest of the workers' numbers."""
+    def maximum(self, number: float) -> float:
+        """Return the largest of the workers' numbers."""
         return number
 
-    def whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """The gradient's norm, from that of the gradient that this worker has."""
+    def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Return the norm of the whole gradient, given that of this worker's gradient."""
         return norm
 
     def total(self, *numbers: float) -> list[float]:
-        """The sum of each number over the workers."""
+        """Return the sum of each number over the workers."""
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        self.add_up([tensor])
+        self.all_reduce([tensor])
         return [float(x) for x in tensor]
 
 
@@ -58,34 +58,33 @@ class DistributedWorkers(SingleProcess):
         torch.distributed.all_gather_object(gathered, own, group=self._group)
         return gathered
 
-    def add_up(self, tensors: Sequence[torch.Tensor]) -> None:
+    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
         for tensor in tensors:
-            # A collective of the GPU's own takes nothing that lies elsewhere.
-            moved = tensor.to(self._device)
+            moved = tensor.to(self._device)  # nccl takes tensors on the GPU only
             torch.distributed.all_reduce(moved, group=self._group)
             if moved is not tensor:
                 tensor.copy_(moved)
 
-    def largest(self, number: float) -> float:
+    def maximum(self, number: float) -> float:
         tensor = torch.tensor(number, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(tensor, torch.distributed.ReduceOp.MAX, group=self._group)
         return float(tensor)
 
 
 class ShardedWorkers(DistributedWorkers):
-    """The processes of a group, each with a part of the model: see `sharding`."""
+    """The processes of a group, each with a shard of the model: see `sharding`."""
 
-    adds_gradients = False
+    reduces_gradients = False
     splits_batch = False
 
-    def whole_norm(self, norm: torch.Tensor) -> torch.Tensor:
+    def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
         squared = norm.square()
-        self.add_up([squared])
+        self.all_reduce([squared])
         return squared.sqrt()
 
 
 def current_workers(device: torch.device) -> SingleProcess:
-    """All processes of this job if there are several, else this one."""
+    """Return all processes of this job if there are several, else this one."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return DistributedWorkers(device=device)
     return SingleProcess()

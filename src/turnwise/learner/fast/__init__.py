@@ -2,8 +2,7 @@
 
 - `packed_attention.py`: episodes laid end to end without padding; a shared prefix is computed once.
 - `log_probs.py`: log-probs of chosen tokens without ever holding [tokens x vocabulary].
-- `gated_mlp.py`: gated MLPs that keep less for their gradient.
-- `rms_norm.py`: RMS norms as one kernel on a GPU.
+- `modules.py`: RMS norms as one kernel on a GPU; gated MLPs that save less for the backward.
 
-`TURNWISE_PLAIN=1` leaves them out; `bench/train_step.py` measures what they gain.
+`TURNWISE_PLAIN=1` disables them; `bench/train_step.py` measures what they gain.
 """

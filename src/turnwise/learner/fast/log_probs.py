@@ -1,9 +1,8 @@
 """Log-probs and entropy of chosen tokens, without ever holding [tokens × vocabulary].
 
-The logits are made and used a chunk of tokens at a time, and made again for the gradient. A
-function with its own backward takes less than checkpointing each chunk would: it keeps one number
-a token for the backward, works on its chunk in place, and adds every chunk's part of the head's
-gradient into one tensor instead of making one [vocabulary × width] a chunk.
+The logits are computed a chunk of tokens at a time, and again in the backward. A custom backward
+takes less memory than checkpointing each chunk: it saves one number per token, works in place, and
+accumulates the gradient of the head in one tensor instead of one [vocabulary × width] per chunk.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.learner.head import Head
 
-# Logits in one chunk: on a CPU what a cache nearly holds, on a GPU what keeps it busy.
+# Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy.
 _CPU_CHUNK = 1 << 22
 _GPU_CHUNK = 1 << 25
 
@@ -75,7 +74,7 @@ class _ChosenLogProbs(torch.autograd.Function):
                 entropy[part] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
         ctx.settings = (head.scale, head.softcap, temperature, chunk)
-        # An entropy that is only looked at has no gradient, and then costs none.
+        # An entropy that is only logged has no gradient, and then costs none.
         ctx.set_materialize_grads(False)
         return chosen, entropy
 
@@ -122,7 +121,7 @@ def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
 
 
 def _softcap_slope(logits: torch.Tensor, head: Head, temperature: float) -> torch.Tensor | None:
-    """1 − tanh², from the logits that it led to."""
+    """Return 1 − tanh², from the logits."""
     if head.softcap is None:
         return None
     bounded = logits * (temperature / (head.scale * head.softcap))

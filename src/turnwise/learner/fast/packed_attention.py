@@ -1,7 +1,7 @@
 """Attention over packed episodes with gradients, under a name that transformers knows.
 
 The engine's own attention reads a cache and has no gradient; this one has neither cache nor
-padding: each episode sees itself.
+padding: each episode attends to itself.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from turnwise.models.attention import configs_of
 
 NAME = "turnwise_episodes"
-"""What transformers knows this attention by."""
+"""The name of this attention in transformers."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Episodes of like length as rows: few steps for many short ones.
+    """Episodes of similar length as rows, so that many short ones take few operations.
 
-    They are filled up at their ends, which no token before sees.
+    They are padded on the right, where no token attends to.
     """
 
     tokens: torch.Tensor
-    """[n, L], which of the N tokens stands where."""
-    seen: torch.Tensor
-    """[n, P + L], the same behind the tokens of a shared opening."""
+    """[n, L], indices into the N tokens."""
+    context: torch.Tensor
+    """[n, P + L], the same after the tokens of a shared prefix."""
 
 
 @dataclass
 class Episodes:
-    """Where the episodes of one forward begin and end; what follows from it is made once for all
+    """The lengths of the episodes of one forward; offsets and buckets are made once for all
     layers."""
 
     lengths: Sequence[int]
-    openings: Sequence[tuple[int, int]] | None = None
-    """Where the opening that an episode shares stands, and how long it is; None: none is shared."""
+    shared_prefixes: Sequence[tuple[int, int]] | None = None
+    """The start and the length of the prefix that each episode shares; None if none is shared."""
     _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
     _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
 
     @property
     def has_shared(self) -> bool:
-        return any(length for _, length in self.openings or ())
+        return any(length for _, length in self.shared_prefixes or ())
 
     def offsets(self, device: torch.device) -> torch.Tensor:
-        """Where each begins, and where the last one ends [b + 1]."""
+        """Return the start of each episode, and the end of the last one [b + 1]."""
         if device not in self._offsets:
             ends = list(accumulate(self.lengths, initial=0))
             self._offsets[device] = torch.tensor(ends, dtype=torch.int32).to(device)
         return self._offsets[device]
 
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
-        """The episodes in buckets, and where in all their places each of the N tokens is [N]."""
+        """Return the episodes in buckets, and the index of each of the N tokens in them [N]."""
         if device not in self._buckets:
             starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
             lengths = torch.tensor(list(self.lengths))
-            openings = torch.tensor(list(self.openings or [(0, 0)] * len(lengths)))
+            prefixes = torch.tensor(list(self.shared_prefixes or [(0, 0)] * len(lengths)))
             unit = torch.where(lengths <= 128, 16, 64)
             sizes = -(-lengths // unit) * unit
             buckets, owners = [], []
-            for size, opening in torch.unique(torch.stack([sizes, openings[:, 1]], 1), dim=0):
-                chosen = ((sizes == size) & (openings[:, 1] == opening)).nonzero().squeeze(1)
+            for size, length in torch.unique(torch.stack([sizes, prefixes[:, 1]], 1), dim=0):
+                chosen = ((sizes == size) & (prefixes[:, 1] == length)).nonzero().squeeze(1)
                 at = torch.arange(int(lengths[chosen].max()))
                 is_real = at < lengths[chosen, None]
                 tokens = torch.where(is_real, starts[chosen, None] + at, 0)
-                before = openings[chosen, :1] + torch.arange(int(opening))
-                seen = torch.cat([before, tokens], 1)
-                buckets.append(Bucket(tokens.to(device), seen.to(device)))
+                before = prefixes[chosen, :1] + torch.arange(int(length))
+                context = torch.cat([before, tokens], 1)
+                buckets.append(Bucket(tokens.to(device), context.to(device)))
                 owners.append(torch.where(is_real, tokens, -1).flatten())
             owner = torch.cat(owners)
-            filled = int((owner < 0).sum())
-            places = owner.argsort(stable=True)[filled:].to(device)
+            num_padding = int((owner < 0).sum())
+            places = owner.argsort(stable=True)[num_padding:].to(device)
             self._buckets[device] = (buckets, places)
         return self._buckets[device]
 
@@ -95,16 +95,16 @@ def episode_attention(
     position_bias: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D]."""
+    """Attention with the signature of transformers: query [1, H, N, D], key, value [1, K, N, D]."""
     unknown = {
         "a softcap": softcap,
         "attention sinks": s_aux,
         "a position bias": position_bias,
-        "a mask of its own": attention_mask,
+        "an attention mask": attention_mask,
     }
     for name, given in unknown.items():
         if given is not None:
-            raise NotImplementedError(f"packed attention does not know {name}")
+            raise NotImplementedError(f"packed attention does not support {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if _has_kernel(query) and not episodes.has_shared:
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
@@ -112,19 +112,19 @@ def episode_attention(
     buckets, places = episodes.buckets(query.device)
     pieces = []
     for bucket in buckets:
-        seen = _attend(
+        output = _attend(
             _rows(queries, bucket.tokens),
-            _rows(keys, bucket.seen),
-            _rows(values, bucket.seen),
+            _rows(keys, bucket.context),
+            _rows(values, bucket.context),
             scale,
             sliding_window,
         )
-        pieces.append(seen.transpose(1, 2).flatten(0, 1))
+        pieces.append(output.transpose(1, 2).flatten(0, 1))
     return torch.cat(pieces).index_select(0, places)[None], None
 
 
 def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[N, H, D] -> [n, H, L, D]. `index_select`, whose gradient takes half the time of `[]`'s."""
+    """[N, H, D] -> [n, H, L, D], by `index_select`, whose backward takes half the time of `[]`."""
     found = tokens.index_select(0, places.flatten())
     return found.view(*places.shape, *tokens.shape[1:]).transpose(1, 2)
 
@@ -132,11 +132,11 @@ def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
 ) -> torch.Tensor:
-    length, num_seen = query.shape[2], key.shape[2]
+    length, context_length = query.shape[2], key.shape[2]
     mask = None
-    if num_seen > length or (window is not None and window < length):
-        at = torch.arange(num_seen, device=query.device)
-        distance = at[num_seen - length :, None] - at[None]
+    if context_length > length or (window is not None and window < length):
+        at = torch.arange(context_length, device=query.device)
+        distance = at[context_length - length :, None] - at[None]
         mask = distance >= 0
         if window is not None:
             mask &= distance < window
@@ -168,26 +168,26 @@ def _by_kernel(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Torch's flash attention by its own name: the public `varlen_attn` around it takes half a
-    millisecond longer to start, in each layer."""
+    """Call torch's flash attention directly: the public `varlen_attn` around it takes half a
+    millisecond more per layer."""
     offsets, longest = episodes.offsets(query.device), max(episodes.lengths)
-    # The kernel counts the tokens before this one, a window counts this one too.
+    # The kernel counts the tokens before a token, a sliding window counts the token itself too.
     left = -1 if window is None or window >= longest else window - 1
-    seen: torch.Tensor = torch.ops.aten._flash_attention_forward(
+    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
         *(x[0].transpose(0, 1) for x in (query, key, value)),
         *(offsets, offsets, longest, longest),
         0.0,  # dropout
-        left < 0,  # causal, where no window says more
+        left < 0,  # causal, unless a window is given
         False,
         scale=scale,
         window_size_left=left,
         window_size_right=0,
     )[0]
-    return seen[None]
+    return output[None]
 
 
 def attention_configs(model: Any) -> list[Any]:
-    """Every config in a model that says which attention its layers use; they may name this one."""
+    """Return every config of a model that names its attention, and register this attention."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, episode_attention)
