@@ -14,7 +14,7 @@ from rich.text import Text
 
 from turnwise.cli.common import legible, make_console
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.rig import explain
+from turnwise.env.checker.report import explain
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 if TYPE_CHECKING:

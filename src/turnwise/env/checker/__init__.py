@@ -11,9 +11,9 @@ from typing import Any
 from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, environment_factory
-from turnwise.env.checker import conduct, interface, repeatable
-from turnwise.env.checker.report import CheckReport, Finding
-from turnwise.env.checker.rig import BrokenCallError, Rig, explain, timed_out
+from turnwise.env.checker import behaviour, interface, repeatable
+from turnwise.env.checker.harness import BrokenCallError, Harness
+from turnwise.env.checker.report import CheckReport, Finding, explain, timed_out
 from turnwise.env.checker.tool_steps import ToolSteps
 from turnwise.errors import ConfigError, EnvironmentFault, TurnwiseError
 from turnwise.tools import ActionParser, Tool, ToolRegistry
@@ -26,7 +26,7 @@ class Check:
     """One check, and when it is not worth running."""
 
     name: str
-    function: Callable[[Rig], Iterable[Finding]]
+    function: Callable[[Harness], Iterable[Finding]]
     unless: frozenset[str] = frozenset()
     """Findings with these names would only be found again in other words."""
     is_needed: bool = False
@@ -52,12 +52,12 @@ CHECKS: tuple[Check, ...] = (
     Check("seeds-matter", repeatable.check_seeds_matter, unless=_NOT_REPEATABLE | _LEAKED),
     Check("shared-state", repeatable.check_shared_state, unless=_NOT_REPEATABLE),
     Check("spawn", repeatable.check_spawn, unless=_NOT_REPEATABLE | _LEAKED),
-    Check("odd-actions", conduct.check_odd_actions),
-    Check("sample-action", conduct.check_sample_action, unless=_LEAKED),
-    Check("expert-action", conduct.check_expert_action, unless=_LEAKED | {"sample-action"}),
-    Check("termination", conduct.check_termination, unless=_LEAKED),
-    Check("info", conduct.check_info),
-    Check("speed", conduct.check_speed),
+    Check("odd-actions", behaviour.check_odd_actions),
+    Check("sample-action", behaviour.check_sample_action, unless=_LEAKED),
+    Check("expert-action", behaviour.check_expert_action, unless=_LEAKED | {"sample-action"}),
+    Check("termination", behaviour.check_termination, unless=_LEAKED),
+    Check("info", behaviour.check_info),
+    Check("speed", behaviour.check_speed),
 )
 
 
@@ -101,7 +101,7 @@ def check_env(
     report = CheckReport(_name_of(env), interface.check_source(env))
     factory = _load(env, config, report) if report.ok else None
     if factory is not None:
-        rig = Rig(
+        harness = Harness(
             factory,
             seed=seed,
             num_episodes=num_episodes,
@@ -111,7 +111,7 @@ def check_env(
             tasks=dataset,
             tool_steps=ToolSteps(_registry(tools), parser),
         )
-        _run_checks(rig, report)
+        _run_checks(harness, report)
     if raise_on_error and not report.ok:
         raise EnvironmentFault(str(report))
     return report
@@ -134,39 +134,39 @@ def _load(
         raise
     except Exception as error:  # whatever the user's file raises while it is imported
         message = f"loading {report.environment} raised {explain(error)}"
-        report.findings.append(Finding("error", "import", message, "Fix that line."))
+        report.findings.append(Finding.error("import", message, "Fix that line."))
         return None
 
 
-def _run_checks(rig: Rig, report: CheckReport) -> None:
+def _run_checks(harness: Harness, report: CheckReport) -> None:
     is_playable = True
     for check in CHECKS:
         is_repetition = any(finding.check in check.unless for finding in report)
-        if is_repetition or not is_playable or rig.is_hung:
+        if is_repetition or not is_playable or harness.is_hung:
             report.skipped.append(check.name)
             continue
         known = {finding.check for finding in report}
-        found = _run_watched(check, rig)
+        found = _run_watched(check, harness)
         # The same failure meets many checks; once is enough.
         report.findings += [finding for finding in found if finding.check not in known]
         if not found:
             report.passed.append(check.name)
         is_playable = is_playable and (report.ok or not check.is_needed)
-    if not rig.is_hung and "close" not in {finding.check for finding in report}:
+    if not harness.is_hung and "close" not in {finding.check for finding in report}:
         report.passed.append("close")
-    rig.shut()
+    harness.shut()
 
 
-def _run_watched(check: Check, rig: Rig) -> list[Finding]:
+def _run_watched(check: Check, harness: Harness) -> list[Finding]:
     """Run a check in a thread of its own, which is left behind when a call does not come back."""
     found: list[Finding] = []
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            for step in (check.function, Rig.close_all):
+            for step in (check.function, Harness.close_all):
                 try:
-                    found.extend(step(rig))
+                    found.extend(step(harness))
                 except BrokenCallError as broken:
                     found.append(broken.finding)
         except BaseException as error:  # raised again by whoever waits
@@ -175,11 +175,11 @@ def _run_watched(check: Check, rig: Rig) -> list[Finding]:
     thread = threading.Thread(target=work, name=f"turnwise: check {check.name}", daemon=True)
     thread.start()
     while thread.is_alive():
-        call = rig.waiting_for
-        thread.join(rig.timeout if call is None else max(0.0, call[1] - time.monotonic()))
-        if call is not None and call is rig.waiting_for and call[1] <= time.monotonic():
-            rig.is_hung = True
-            return [timed_out(call[0], rig.timeout)]
+        call = harness.waiting_for
+        thread.join(harness.timeout if call is None else max(0.0, call[1] - time.monotonic()))
+        if call is not None and call is harness.waiting_for and call[1] <= time.monotonic():
+            harness.is_hung = True
+            return [timed_out(call[0], harness.timeout)]
     if failures:
         raise failures[0]
     return found

@@ -12,9 +12,14 @@ from collections.abc import Iterator
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env import catalog
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.choosers import offers_actions, random_actions
-from turnwise.env.checker.report import Finding, Level
-from turnwise.env.checker.rig import GENERAL_TEXTS, BrokenCallError, Choice, Rig, shorten
+from turnwise.env.checker.actions import offers_actions, random_actions
+from turnwise.env.checker.harness import (
+    GENERAL_TEXTS,
+    BrokenCallError,
+    Choice,
+    Harness,
+)
+from turnwise.env.checker.report import Finding, Level, shorten
 from turnwise.env.driver import accepts_seed
 from turnwise.errors import EnvironmentFault, TurnwiseError
 
@@ -44,8 +49,7 @@ def check_source(source: object) -> list[Finding]:
     else:
         fix = f"Write `class {kind.__name__}(BaseEnvironment):` and pass that class."
     return [
-        Finding(
-            "error",
+        Finding.error(
             "base-class",
             f"got {given} {kind.__qualname__}, expected one derived from turnwise.BaseEnvironment",
             fix,
@@ -53,32 +57,32 @@ def check_source(source: object) -> list[Finding]:
     ]
 
 
-def check_make(rig: Rig) -> Iterator[Finding]:
+def check_make(harness: Harness) -> Iterator[Finding]:
     """An environment can be made from what was given."""
     try:
-        rig.make()
+        harness.make()
     except BrokenCallError as broken:
         error, message = broken.error, broken.finding.message
         if isinstance(error, TurnwiseError) and not isinstance(error, EnvironmentFault):
             raise error from None  # a wrong setting or a missing package is the caller's affair
         if isinstance(error, EnvironmentFault):
             fix = "Let the factory return an object whose class derives from BaseEnvironment."
-            yield Finding("error", "base-class", str(error).partition(". ")[0], fix)
+            yield Finding.error("base-class", str(error).partition(". ")[0], fix)
         elif isinstance(error, TypeError) and "abstract" in str(error):
             missing = [name for name in DEFINITIONS if re.search(rf"\b{name}\b", str(error))]
             for name in missing:
                 fix = f"Add the method `{DEFINITIONS[name]}` to the class."
-                yield Finding("error", "signature", f"the class has no {name}()", fix)
+                yield Finding.error("signature", f"the class has no {name}()", fix)
         elif isinstance(error, TypeError) and _raised_by_the_call(error):
             fix = (
                 "Derive the class from BaseEnvironment and let it take the config: "
                 "`def __init__(self, config=None): super().__init__(config)`."
             )
-            yield Finding("error", "signature", f"the class cannot be made: {error}", fix)
+            yield Finding.error("signature", f"the class cannot be made: {error}", fix)
         elif isinstance(error, AttributeError) and "'rng'" in str(error):
             fix = "Delete the line `self.rng = ...`: BaseEnvironment has a self.rng, and seeds it."
-            yield Finding("error", "signature", message, fix)
-        elif rig.spawns_instance and error is not None:
+            yield Finding.error("signature", message, fix)
+        elif harness.spawns_instance and error is not None:
             yield spawn_failed("error", message)
         else:
             raise
@@ -98,30 +102,27 @@ def _raised_by_the_call(error: TypeError) -> bool:
     return traceback.extract_tb(error.__traceback__)[-1].filename == catalog.__file__
 
 
-def check_signatures(rig: Rig) -> Iterator[Finding]:
+def check_signatures(harness: Harness) -> Iterator[Finding]:
     """Every method can be called the way turnwise calls it."""
-    env = rig.make()
+    env = harness.make()
     who = type(env).__name__
     for name, definition in DEFINITIONS.items():
         method = getattr(env, name)
         if not callable(method):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "signature",
                 f"{who}.{name} is {shorten(method)}, expected a method: it hides the method "
                 f"{name}()",
                 f"Give the attribute another name: `self.own_{name} = ...`.",
             )
         elif not _takes_the_arguments(env, name):
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "signature",
                 f"{who} has {name}{inspect.signature(method)}, expected `{definition}`",
                 f"Write `{definition}`; give any other argument a default.",
             )
         elif inspect.iscoroutinefunction(method) and name not in MAY_BE_ASYNC:
-            yield Finding(
-                "error",
+            yield Finding.error(
                 "signature",
                 f"{who}.{name} is async, expected a plain method",
                 f"Write `{definition}`; only reset and step may be `async def`.",
@@ -142,28 +143,26 @@ def _takes_the_arguments(env: BaseEnvironment, name: str) -> bool:
     return True
 
 
-def check_max_steps(rig: Rig) -> Iterator[Finding]:
+def check_max_steps(harness: Harness) -> Iterator[Finding]:
     """There is a limit that the driver can count to."""
-    limit: object = rig.make().max_steps
+    limit: object = harness.make().max_steps
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "max-steps",
             f"max_steps is {shorten(limit)}, expected a whole number of at least 1",
             "Write `max_steps = 20` in the class, or leave it out for the default of 10.",
         )
 
 
-def check_reset(rig: Rig) -> Iterator[Finding]:
+def check_reset(harness: Harness) -> Iterator[Finding]:
     """`reset` returns a text that says something."""
-    env = rig.make()
+    env = harness.make()
     try:
-        observation = rig.reset(env, rig.seed)
+        observation = harness.reset(env, harness.seed)
     except BrokenCallError as broken:
         if "type tuple" not in broken.finding.message:
             raise
-        yield Finding(
-            "error",
+        yield Finding.error(
             "reset",
             f"{type(env).__name__}.reset() returned a tuple, expected only the text that the "
             "agent reads first (the pair (observation, info) is Gymnasium's form)",
@@ -171,8 +170,7 @@ def check_reset(rig: Rig) -> Iterator[Finding]:
         )
         return
     if not observation.strip():
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "reset",
             f"{type(env).__name__}.reset() returned {observation!r}, expected a text: the agent "
             "has nothing to answer",
@@ -181,34 +179,32 @@ def check_reset(rig: Rig) -> Iterator[Finding]:
         )
 
 
-def check_texts(rig: Rig) -> Iterator[Finding]:
+def check_texts(harness: Harness) -> Iterator[Finding]:
     """The state description and the prompt are texts."""
-    env = rig.make()
-    rig.reset(env, rig.seed)
+    env = harness.make()
+    harness.reset(env, harness.seed)
     texts: dict[str, object] = {
-        "state-description": rig.describe(env),
-        "prompt-prefix": rig.call("get_prompt_prefix()", env.get_prompt_prefix),
+        "state-description": harness.describe(env),
+        "prompt-prefix": harness.call("get_prompt_prefix()", env.get_prompt_prefix),
     }
     for check, text in texts.items():
         if not isinstance(text, str):
             method = f"get_{check.replace('-', '_')}"
-            yield Finding(
-                "error",
+            yield Finding.error(
                 check,
                 f"{type(env).__name__}.{method}() returned {shorten(text)}, expected a str",
                 f"Let {method}() return a text, for example `return str(...)`.",
             )
 
 
-def check_first_episode(rig: Rig) -> Iterator[Finding]:
+def check_first_episode(harness: Harness) -> Iterator[Finding]:
     """One episode can be played, and each step says something."""
-    env = rig.make()
-    rig.texts = _answered_texts(rig)
-    turns = rig.play(env, rig.seed, random_actions(rig, rig.seed))
+    env = harness.make()
+    harness.texts = _answered_texts(harness)
+    turns = harness.play(env, harness.seed, random_actions(harness, harness.seed))
     for turn in turns[1:]:
         if not turn.observation.strip() and not turn.done:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "step",
                 f"{type(env).__name__}.step({shorten(turn.action)}) returned the observation "
                 f"{turn.observation!r} though the episode continues, expected a text",
@@ -217,16 +213,16 @@ def check_first_episode(rig: Rig) -> Iterator[Finding]:
             return
 
 
-def _answered_texts(rig: Rig) -> list[str]:
+def _answered_texts(harness: Harness) -> list[str]:
     """The general texts that `step` does not choke on; if it chokes on all, that is the finding."""
     answered: list[str] = []
     for text in GENERAL_TEXTS:
-        env = rig.make()
-        rig.reset(env, rig.seed)
-        if offers_actions(rig, env):
+        env = harness.make()
+        harness.reset(env, harness.seed)
+        if offers_actions(harness, env):
             return list(GENERAL_TEXTS)  # none of them will be needed
         try:
-            rig.step(env, Choice(text, trusted=False))
+            harness.step(env, Choice(text, trusted=False))
             answered.append(text)
         except BrokenCallError as broken:
             is_last = text == GENERAL_TEXTS[-1]
@@ -235,18 +231,17 @@ def _answered_texts(rig: Rig) -> list[str]:
     return answered
 
 
-def check_threads(rig: Rig) -> Iterator[Finding]:
+def check_threads(harness: Harness) -> Iterator[Finding]:
     """Calls may come from different threads, as they do in training, where each has a deadline."""
-    env = rig.make()
-    turns = rig.turns(env, rig.seed, random_actions(rig, rig.seed), max_turns=2)
+    env = harness.make()
+    turns = harness.turns(env, harness.seed, random_actions(harness, harness.seed), max_turns=2)
     try:
         while run_sync(
             call_with_deadline(lambda: next(turns, None), timeout=None, waiting_for="a turn")
         ):
             continue
     except BrokenCallError as broken:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "threads",
             f"called from another thread than the one that made it, {broken.finding.message}",
             "Use objects that any thread may use, for example `sqlite3.connect(path, "

@@ -7,13 +7,13 @@ import inspect
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.choosers import random_actions, replayed
+from turnwise.env.checker.actions import random_actions, replayed
+from turnwise.env.checker.harness import BrokenCallError, Harness, Transition
 from turnwise.env.checker.interface import spawn_failed
-from turnwise.env.checker.report import Finding
-from turnwise.env.checker.rig import BrokenCallError, Rig, Turn, shorten
+from turnwise.env.checker.report import Finding, shorten
 
 
-def first_difference(one: list[Turn], other: list[Turn]) -> str | None:
+def first_difference(one: list[Transition], other: list[Transition]) -> str | None:
     """Where two plays with the same actions part, in words; None if they do not."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         when = f"after turn {index} ({shorten(a.action, 30)})" if index else "after reset()"
@@ -33,14 +33,13 @@ def first_difference(one: list[Turn], other: list[Turn]) -> str | None:
     return None
 
 
-def check_state_is_stable(rig: Rig) -> Iterator[Finding]:
+def check_state_is_stable(harness: Harness) -> Iterator[Finding]:
     """Two descriptions of one state are the same text."""
-    env = rig.make()
-    rig.reset(env, rig.seed)
-    first, second = rig.describe(env), rig.describe(env)
+    env = harness.make()
+    harness.reset(env, harness.seed)
+    first, second = harness.describe(env), harness.describe(env)
     if first != second:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "state-description",
             "get_state_description() called twice in a row gave two texts: "
             f"{shorten(first)} and then {shorten(second)}",
@@ -48,23 +47,22 @@ def check_state_is_stable(rig: Rig) -> Iterator[Finding]:
         )
 
 
-def check_seeds(rig: Rig) -> Iterator[Finding]:
+def check_seeds(harness: Harness) -> Iterator[Finding]:
     """The same seed and the same actions give the same episode, without global generators."""
     differences: dict[int, str] = {}
-    before = class_attributes(rig.make())
-    for seed in rig.seeds:
-        env = rig.make()
-        turns = rig.play(env, seed, random_actions(rig, seed))
-        again = rig.play(rig.make(), seed, replayed(turns))
+    before = class_attributes(harness.make())
+    for seed in harness.seeds:
+        env = harness.make()
+        turns = harness.play(env, seed, random_actions(harness, seed))
+        again = harness.play(harness.make(), seed, replayed(turns))
         if difference := first_difference(turns, again):
             differences[seed] = difference
-    touched = rig.global_random.touched
+    touched = harness.drawn_from
     if not differences:
         if touched:
             call, module = next(iter(touched.items()))
             message = f"{call} draws from or seeds the global module {module}, which all "
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "global-random",
                 f"{message}episodes share",
                 f"Use `self.rng` instead of `{module}` there, for example `self.rng.randint(1, 6)`"
@@ -76,48 +74,46 @@ def check_seeds(rig: Rig) -> Iterator[Finding]:
     if touched:
         call, module = next(iter(touched.items()))
         fix = f"In {call} write `self.rng` instead of `{module}`: `self.rng.random()`."
-        yield Finding("error", "seeds", message, fix)
-    elif changed := changed_class_attributes(before, rig.make()):
+        yield Finding.error("seeds", message, fix)
+    elif changed := changed_class_attributes(before, harness.make()):
         yield shared_class_attribute(message, changed)
-    elif list(differences) == [0] and rig.num_episodes > 1:
+    elif list(differences) == [0] and harness.num_episodes > 1:
         fix = "Seed 0 is a seed too: write `if seed is not None:` instead of `if seed:`."
-        yield Finding("error", "seeds", message, fix)
+        yield Finding.error("seeds", message, fix)
     else:
         fix = (
             "Take every random number from `self.rng` (`self.rng.random()`), which is seeded "
             "before each reset; use no time, no id() and no global variables."
         )
-        yield Finding("error", "seeds", message, fix)
+        yield Finding.error("seeds", message, fix)
 
 
-def check_seeds_matter(rig: Rig) -> Iterator[Finding]:
+def check_seeds_matter(harness: Harness) -> Iterator[Finding]:
     """An environment that asks for the seed gives different episodes for different seeds."""
-    env = rig.make()
+    env = harness.make()
     overrides_seed = type(env).seed is not BaseEnvironment.seed
     takes_seed = "seed" in inspect.signature(env.reset).parameters
-    if rig.num_episodes == 1 or not (overrides_seed or takes_seed):
+    if harness.num_episodes == 1 or not (overrides_seed or takes_seed):
         return
-    turns = rig.play(env, rig.seed, random_actions(rig, rig.seed))
-    for seed in rig.seeds:
-        if first_difference(turns, rig.play(env, seed, replayed(turns))):
+    turns = harness.play(env, harness.seed, random_actions(harness, harness.seed))
+    for seed in harness.seeds:
+        if first_difference(turns, harness.play(env, seed, replayed(turns))):
             return
-    yield Finding(
-        "note",
+    yield Finding.note(
         "seeds-matter",
-        f"{rig.num_episodes} seeds gave one and the same episode, though the environment asks "
+        f"{harness.num_episodes} seeds gave one and the same episode, though the environment asks "
         "for the seed",
         "If episodes should differ, draw from `self.rng`, or write `self._rng = "
         "random.Random(seed)` in reset(seed).",
     )
 
 
-def check_state_is_read_only(rig: Rig) -> Iterator[Finding]:
+def check_state_is_read_only(harness: Harness) -> Iterator[Finding]:
     """Describing the state does not change the episode."""
-    turns = rig.play(rig.make(), rig.seed, random_actions(rig, rig.seed))
-    unseen = rig.play(rig.make(), rig.seed, replayed(turns), describe=False)
+    turns = harness.play(harness.make(), harness.seed, random_actions(harness, harness.seed))
+    unseen = harness.play(harness.make(), harness.seed, replayed(turns), describe=False)
     if difference := first_difference(unseen, turns):
-        yield Finding(
-            "error",
+        yield Finding.error(
             "state-description",
             f"calling get_state_description() changes the episode: {difference}",
             "Only read in get_state_description(): assign to no attribute and draw no random "
@@ -125,34 +121,36 @@ def check_state_is_read_only(rig: Rig) -> Iterator[Finding]:
         )
 
 
-def check_leaked_state(rig: Rig) -> Iterator[Finding]:
+def check_leaked_state(harness: Harness) -> Iterator[Finding]:
     """Episodes on a used object are the same as on fresh ones, also after an early reset."""
-    expected = {seed: rig.play(rig.make(), seed, random_actions(rig, seed)) for seed in rig.seeds}
-    used = rig.make()
-    rig.play(used, rig.seed, random_actions(rig, rig.seed), max_turns=1)
-    for seed in [*rig.seeds, rig.seed]:
+    expected = {
+        seed: harness.play(harness.make(), seed, random_actions(harness, seed))
+        for seed in harness.seeds
+    }
+    used = harness.make()
+    harness.play(used, harness.seed, random_actions(harness, harness.seed), max_turns=1)
+    for seed in [*harness.seeds, harness.seed]:
         try:
-            turns = rig.play(used, seed, replayed(expected[seed]))
+            turns = harness.play(used, seed, replayed(expected[seed]))
             difference = first_difference(expected[seed], turns)
         except BrokenCallError as broken:
             difference = broken.finding.message
         if difference:
-            yield _leak(rig, used, difference)
+            yield _leak(harness, used, difference)
             return
 
 
-def _leak(rig: Rig, used: BaseEnvironment, difference: str) -> Finding:
+def _leak(harness: Harness, used: BaseEnvironment, difference: str) -> Finding:
     """Say what was left over, by name where a look at the attributes tells."""
-    fresh = rig.make()
+    fresh = harness.make()
     try:
-        rig.reset(used, rig.seed)
-        rig.reset(fresh, rig.seed)
+        harness.reset(used, harness.seed)
+        harness.reset(fresh, harness.seed)
         left_over = changed_attributes(fresh, used)
     except BrokenCallError:
         left_over = {}  # a reset that fails the second time tells enough
     lines = " and ".join(f"`self.{name} = {text}`" for name, text in left_over.items())
-    return Finding(
-        "error",
+    return Finding.error(
         "leaked-state",
         "an episode on a used object is not the one that a fresh object gives: " + difference,
         f"Write {lines} in reset()."
@@ -161,12 +159,12 @@ def _leak(rig: Rig, used: BaseEnvironment, difference: str) -> Finding:
     )
 
 
-def check_shared_state(rig: Rig) -> Iterator[Finding]:
+def check_shared_state(harness: Harness) -> Iterator[Finding]:
     """Two environments played at the same time do not disturb each other."""
-    first = rig.make()
+    first = harness.make()
     before = class_attributes(first)
-    alone = rig.play(first, rig.seed, random_actions(rig, rig.seed))
-    if difference := _disturbance(rig, alone, rig.make(), rig.make()):
+    alone = harness.play(first, harness.seed, random_actions(harness, harness.seed))
+    if difference := _disturbance(harness, alone, harness.make(), harness.make()):
         message = f"two environments played at the same time disturb each other: {difference}"
         if changed := changed_class_attributes(before, first):
             yield shared_class_attribute(message, changed)
@@ -175,14 +173,14 @@ def check_shared_state(rig: Rig) -> Iterator[Finding]:
                 "Keep what an episode changes in attributes set in reset() (`self.x = ...`), not "
                 "in global variables, default arguments or objects from the config."
             )
-            yield Finding("error", "shared-state", message, fix)
+            yield Finding.error("shared-state", message, fix)
 
 
-def check_spawn(rig: Rig) -> Iterator[Finding]:
+def check_spawn(harness: Harness) -> Iterator[Finding]:
     """`spawn` gives another environment that shares nothing with the first."""
-    env = rig.make()
+    env = harness.make()
     try:
-        spawned: object = rig.call("spawn()", env.spawn)
+        spawned: object = harness.call("spawn()", env.spawn)
     except BrokenCallError as broken:
         if broken.error is None:
             raise
@@ -192,21 +190,21 @@ def check_spawn(rig: Rig) -> Iterator[Finding]:
     if spawned is env or not isinstance(spawned, BaseEnvironment):
         got = "the object itself" if spawned is env else shorten(spawned)
         message = f"spawn() returned {got}, expected a new environment"
-        yield Finding("error", "spawn", message, fix)
+        yield Finding.error("spawn", message, fix)
         return
-    rig.made.append(spawned)
-    alone = rig.play(rig.make(), rig.seed, random_actions(rig, rig.seed))
-    if difference := _disturbance(rig, alone, env, spawned):
+    harness.made.append(spawned)
+    alone = harness.play(harness.make(), harness.seed, random_actions(harness, harness.seed))
+    if difference := _disturbance(harness, alone, env, spawned):
         message = f"an environment and its spawn() disturb each other: {difference}"
-        yield Finding("error", "spawn", message, fix)
+        yield Finding.error("spawn", message, fix)
 
 
 def _disturbance(
-    rig: Rig, alone: list[Turn], one: BaseEnvironment, other: BaseEnvironment
+    harness: Harness, alone: list[Transition], one: BaseEnvironment, other: BaseEnvironment
 ) -> str | None:
     """Play the same episode in both, turn by turn in alternation; how that differs from alone."""
-    plays = [rig.turns(env, rig.seed, replayed(alone)) for env in (one, other)]
-    transcripts: list[list[Turn]] = [[], []]
+    plays = [harness.turns(env, harness.seed, replayed(alone)) for env in (one, other)]
+    transcripts: list[list[Transition]] = [[], []]
     try:
         for _ in alone:
             for play, transcript in zip(plays, transcripts, strict=True):
@@ -246,8 +244,7 @@ def changed_attributes(fresh: BaseEnvironment, used: BaseEnvironment) -> dict[st
 
 def shared_class_attribute(message: str, changed: list[str]) -> Finding:
     name = changed[0].rpartition(".")[2]
-    return Finding(
-        "error",
+    return Finding.error(
         "shared-state",
         f"{message}; the class attribute {changed[0]}, which all environments share, was changed",
         f"Make it anew for each episode: `self.{name} = ...` in reset().",

@@ -1,19 +1,25 @@
-"""What a check of an environment found: each finding with its fix, all of them in a report."""
+"""The findings of a check, each with its fix; the report of all of them."""
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from turnwise.errors import EnvironmentFault
+
 Level = Literal["error", "warning", "note"]
+_CHECKER_FOLDER = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and what to write instead.
+    """One problem, and what to write instead.
 
-    >>> print(Finding("error", "close", "close() raised ValueError", "Let it be called twice."))
+    >>> print(Finding.error("close", "close() raised ValueError", "Let it be called twice."))
     error [close] close() raised ValueError
       fix: Let it be called twice.
     """
@@ -23,14 +29,21 @@ class Finding:
     check: str
     """The name of the check."""
     message: str
-    """What was wrong, what was got, what was expected."""
+    """The problem: what was got, and what was expected."""
     fix: str
     """The change that removes the problem."""
 
-    @property
-    def cure(self) -> str:
-        """The former name of `fix`."""
-        return self.fix
+    @classmethod
+    def error(cls, check: str, message: str, fix: str) -> Finding:
+        return cls("error", check, message, fix)
+
+    @classmethod
+    def warning(cls, check: str, message: str, fix: str) -> Finding:
+        return cls("warning", check, message, fix)
+
+    @classmethod
+    def note(cls, check: str, message: str, fix: str) -> Finding:
+        return cls("note", check, message, fix)
 
     def __str__(self) -> str:
         return f"{self.level} [{self.check}] {self.message}\n  fix: {self.fix}"
@@ -43,7 +56,7 @@ class CheckReport:
     environment: str
     """The name of what was checked."""
     findings: list[Finding] = field(default_factory=list)
-    """What was found, in the order of the checks."""
+    """All findings, in the order of the checks."""
     passed: list[str] = field(default_factory=list)
     """The checks that found nothing."""
     skipped: list[str] = field(default_factory=list)
@@ -51,11 +64,11 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """No errors; warnings and notes are allowed."""
+        """Whether there are no errors; warnings and notes are allowed."""
         return not self.of_level("error")
 
     def of_level(self, level: Level) -> list[Finding]:
-        """The findings of one level."""
+        """Returns the findings of one level."""
         return [finding for finding in self.findings if finding.level == level]
 
     @property
@@ -75,7 +88,7 @@ class CheckReport:
         return len(self.findings)
 
     def __bool__(self) -> bool:
-        """As `ok`, so that `assert check_env(env)` reads well; not whether there are findings."""
+        """Same as `ok`, so that `assert check_env(env)` works."""
         return self.ok
 
     def __str__(self) -> str:
@@ -83,3 +96,82 @@ class CheckReport:
         if self.skipped:
             lines.append(f"not run until this is fixed: {', '.join(self.skipped)}")
         return "\n".join(lines)
+
+
+def no_task(message: str) -> Finding:
+    return Finding.error(
+        "task",
+        f"{message}; the environment reads self.task, and there is no dataset",
+        "Give the rows that it is to play: `turnwise check-env ... --dataset rows.jsonl`, or in "
+        "Python check_env(..., dataset=rows).",
+    )
+
+
+def shorten(value: object, width: int = 60) -> str:
+    """Returns a `repr` that is short enough for a message."""
+    text = repr(value)
+    return text if len(text) <= width else f"{text[: width - 4]}...{text[-1]}"
+
+
+def odd_action(message: str) -> Finding:
+    return Finding.error(
+        "odd-actions",
+        f"{message}; a model can say any text, so step() must answer every text",
+        "Where the action is not understood, `return 'I did not understand that.', 0.0, False, "
+        "{'invalid_action': True}` instead of raising.",
+    )
+
+
+def not_closed(message: str) -> Finding:
+    return Finding.error(
+        "close",
+        message,
+        "Let close() be called at any time, also twice: `if self.x is not None: self.x.close(); "
+        "self.x = None`.",
+    )
+
+
+def timed_out(what: str, seconds: float) -> Finding:
+    return Finding.error(
+        "timeout",
+        f"{what} did not come back within {seconds:g} s",
+        "Look there for a loop without end, a regular expression that backtracks, a lock or a "
+        "wait on the network; if it is only slow, call check_env(..., timeout=60).",
+    )
+
+
+def raised(what: str, error: BaseException) -> Finding:
+    if isinstance(error, EnvironmentFault):
+        return _fault(what, error)
+    return Finding.error(
+        "exceptions",
+        f"{what} raised {explain(error)}",
+        "Fix that line. Where only the action can be at fault, return {'invalid_action': True} "
+        "as the info instead of raising.",
+    )
+
+
+def _fault(what: str, error: EnvironmentFault) -> Finding:
+    """The first sentence of the driver's error is the problem, the rest is the fix."""
+    parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<fix>.+)", str(error), re.DOTALL)
+    fault, fix = parts.group("fault", "fix") if parts else (str(error).rstrip("."), "")
+    if what.startswith("step("):
+        fault += f" (after {what})"
+    return Finding.error(
+        "step" if what.startswith("step(") else what.removesuffix("()"),
+        fault,
+        fix or "Write `return observation, reward, done, {}` with a str, a float and a bool.",
+    )
+
+
+def explain(error: BaseException) -> str:
+    """Returns the error and the line that raised it, as one line of text."""
+    text = f"{type(error).__name__}: {error}"
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(("<frozen", _CHECKER_FOLDER))
+    ]
+    if isinstance(error, SyntaxError) or not frames:  # a SyntaxError names the place itself
+        return text
+    return f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})"

@@ -19,6 +19,7 @@ from turnwise.env.adapters.gymnasium.actions import (
     parse_action,
     render_action,
 )
+from turnwise.env.adapters.gymnasium.descriptions import description_of
 from turnwise.env.adapters.gymnasium.experts import is_uncertain, solve_table, transition_table
 from turnwise.env.adapters.gymnasium.make import maker_of
 from turnwise.env.adapters.gymnasium.spaces import (
@@ -30,7 +31,6 @@ from turnwise.env.adapters.gymnasium.spaces import (
     is_discrete,
     what_is_seen,
 )
-from turnwise.env.adapters.gymnasium.words import words_for
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, import_extra
 
@@ -43,7 +43,7 @@ _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
 class GymnasiumEnvironment(BaseEnvironment):
-    """A Gymnasium environment told in words and played in words.
+    """A Gymnasium environment whose observations and actions are text.
 
     >>> env = GymnasiumEnvironment("FrozenLake-v1", is_slippery=False)
     >>> print(env.reset(seed=1))
@@ -56,13 +56,14 @@ class GymnasiumEnvironment(BaseEnvironment):
     'You are on ice, row 1, column 2.'
 
     `source` is a registered id, a function or class that makes a `gymnasium.Env`, or one such.
-    `action_names` and `observation_names` are words for the parts of the two spaces: a list, or a
-    mapping from each name to its meaning. `describe` puts a whole observation into words, `task`
-    says what to do. All else goes to `gymnasium.make`. Each may stand under the config's `params`.
+    `action_names` and `observation_names` name the elements of the two spaces: a list, or a
+    mapping from each name to its meaning. `describe` turns a whole observation into text, `task`
+    states the task. All other options go to `gymnasium.make`. Each can also be set in the config's
+    `params`.
 
-    A text that is no action, or a number out of bounds, is told so; it takes a turn but no step of
-    the environment, and earns `invalid_reward`. If the environment gives an `action_mask`, only
-    the actions in it are offered. `info` keeps `terminated` and `truncated` apart.
+    A text that is no action, or a number out of bounds, gets a message that says so; it takes a
+    turn but no step of the environment, and earns `invalid_reward`. Where the environment gives an
+    `action_mask`, only its actions are offered. `info` keeps `terminated` and `truncated` apart.
     """
 
     max_steps = 1000
@@ -96,7 +97,7 @@ class GymnasiumEnvironment(BaseEnvironment):
             make_kwargs.setdefault("max_episode_steps", self.config.max_steps)
         self._make = maker_of(source, make_kwargs)
         self._adopt(source if isinstance(source, gymnasium.Env) else self._make())
-        self._choose_words({name: value for name, value in own.items() if value is not None})
+        self._choose_description({name: value for name, value in own.items() if value is not None})
 
     def _adopt(self, env: Env) -> None:
         """Take a Gymnasium environment that has not begun an episode yet."""
@@ -113,24 +114,24 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._policy: Any = None
         self._closed = False
 
-    def _choose_words(self, own: dict[str, Any]) -> None:
+    def _choose_description(self, own: dict[str, Any]) -> None:
         """What is known of the environment and, before that, what the user says of it."""
-        words = words_for(self._env)
+        found = description_of(self._env)
         space = self._env.observation_space
         if "observation_names" in own:
             check_names(space, own["observation_names"], "observation_names")
-            words = replace(words, observation=own["observation_names"], describe=None)
+            found = replace(found, observation=own["observation_names"], describe=None)
         if "action_names" in own:
             check_names(self._action_space, own["action_names"], "action_names")
-            words = replace(words, actions=own["action_names"])
+            found = replace(found, actions=own["action_names"])
         changed = {name: own[name] for name in ("task", "invalid_reward") if name in own}
-        self._words = replace(words, **changed)
+        self._description = replace(found, **changed)
         self._describe: Callable[[Any], str] | None = own.get("describe")
         if self._describe is not None and not callable(self._describe):
             raise ConfigError(
                 f"describe must be a function of an observation, got {self._describe!r}"
             )
-        if self._describe is None and words.describe is None and has_large_part(space):
+        if self._describe is None and found.describe is None and has_large_part(space):
             warnings.warn(
                 f"an observation of {space} is too large to be read as numbers and is only "
                 "summarised. Say what matters in it: describe=lambda observation: ...",
@@ -152,12 +153,12 @@ class GymnasiumEnvironment(BaseEnvironment):
             return "The episode is over.", 0.0, True, {}
         self.step_count += 1
         try:
-            value = parse_action(self._action_space, action, self._words.actions)
+            value = parse_action(self._action_space, action, self._description.actions)
             self._check_allowed(value)
         except InvalidActionError as error:
             info = {"invalid_action": True, "terminated": False, "truncated": False}
             text = f"Invalid action: {error}\n{self._text}"
-            return text, self._words.invalid_reward, False, info
+            return text, self._description.invalid_reward, False, info
         observation, reward, terminated, truncated, info = self._env.step(value)
         terminated, truncated = bool(terminated), bool(truncated)
         self._done = terminated or truncated
@@ -173,11 +174,11 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._observation = observation
         if self._describe is not None:
             text = self._describe(observation)
-        elif self._words.describe is not None:
-            text = self._words.describe(self._env.unwrapped, observation)
+        elif self._description.describe is not None:
+            text = self._description.describe(self._env.unwrapped, observation)
         else:
             space = self._env.observation_space
-            text = describe_observation(space, observation, self._words.observation)
+            text = describe_observation(space, observation, self._description.observation)
             if self._env.render_mode == "ansi":
                 # Colour often marks where the player is; brackets can be read.
                 text += "\n" + _COLOURED.sub(r"[\1]", str(self._env.render())).strip("\n")
@@ -192,7 +193,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         return text
 
     def _check_allowed(self, value: Any) -> None:
-        if self._allowed is None or value in self._allowed or self._words.mask_is_advice:
+        if self._allowed is None or value in self._allowed or self._description.mask_is_advice:
             return
         raise InvalidActionError(f"{self._render(value)} is not possible now.")
 
@@ -201,13 +202,13 @@ class GymnasiumEnvironment(BaseEnvironment):
     ) -> tuple[str, dict[str, bool]]:
         """The last line of an episode, and whether it was a success if that is known."""
         text = "The episode is over." if terminated else "The time is up."
-        if self._words.ending is not None:
-            text = f"{self._words.ending(self._env.unwrapped)} {text}"
+        if self._description.ending is not None:
+            text = f"{self._description.ending(self._env.unwrapped)} {text}"
         solved = {
             "at the end": terminated,
             "with a reward": terminated and bool(reward > 0),
             "at the limit": not terminated,
-        }.get(self._words.success, info.get("is_success"))
+        }.get(self._description.success, info.get("is_success"))
         if solved is None:
             return text, {}
         return f"{text} You {'succeeded' if solved else 'did not succeed'}.", {
@@ -218,16 +219,16 @@ class GymnasiumEnvironment(BaseEnvironment):
         return "The episode has not begun." if self._text is None else self._text
 
     def get_prompt_prefix(self) -> str:
-        words = self._words
-        parts = [words.task]
+        found = self._description
+        parts = [found.task]
         table = transition_table(self._env)
         if table is not None and is_uncertain(table):
-            parts[0] += f"\n{words.uncertainty}"
+            parts[0] += f"\n{found.uncertainty}"
         if self.max_steps != GymnasiumEnvironment.max_steps:
             parts[0] += f"\nYou have at most {self.max_steps} actions."
-        if self._describe is None and words.describe is None:
-            parts.append(what_is_seen(self._env.observation_space, words.observation))
-        parts.append(how_to_answer(self._action_space, words.actions))
+        if self._describe is None and found.describe is None:
+            parts.append(what_is_seen(self._env.observation_space, found.observation))
+        parts.append(how_to_answer(self._action_space, found.actions))
         return "\n\n".join(parts)
 
     def sample_action(self, rng: random.Random) -> str:
@@ -239,15 +240,15 @@ class GymnasiumEnvironment(BaseEnvironment):
     def expert_action(self) -> str | None:
         if self._text is None or self._done:
             return None
-        if self._words.expert is not None:
-            return self._render(self._words.expert(self._observation))
+        if self._description.expert is not None:
+            return self._render(self._description.expert(self._observation))
         table = transition_table(self._env)
         if self._policy is None and table is not None:
             self._policy = solve_table(table)
         return None if self._policy is None else self._render(self._policy[self._observation])
 
     def _render(self, value: Any) -> str:
-        return render_action(self._action_space, value, self._words.actions)
+        return render_action(self._action_space, value, self._description.actions)
 
     def spawn(self) -> Self:
         twin = copy.copy(self)

@@ -9,17 +9,15 @@ import time
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.choosers import expert_actions, offered, random_actions
-from turnwise.env.checker.report import Finding
-from turnwise.env.checker.rig import (
+from turnwise.env.checker.actions import expert_actions, offered, random_actions
+from turnwise.env.checker.harness import (
     GENERAL_TEXTS,
     BrokenCallError,
     Choice,
-    Rig,
-    Turn,
-    odd_action,
-    shorten,
+    Harness,
+    Transition,
 )
+from turnwise.env.checker.report import Finding, odd_action, shorten
 
 MANY_TURNS = 1000
 """An episode that goes on for longer has no end that training would see."""
@@ -45,106 +43,107 @@ ODD_TEXTS = (
 """What a model that has not learned yet may say."""
 
 
-def check_odd_actions(rig: Rig) -> Iterator[Finding]:
+def check_odd_actions(harness: Harness) -> Iterator[Finding]:
     """No text makes `step` raise."""
     failures: list[str] = []
-    env = rig.make()
+    env = harness.make()
     for text in ODD_TEXTS:
-        if _failure(rig, env, text) is not None:
+        if _failure(harness, env, text) is not None:
             # Once more on a fresh object: what an earlier episode broke is not the text's fault.
-            env = rig.make()
-            if (failure := _failure(rig, env, text)) is not None:
+            env = harness.make()
+            if (failure := _failure(harness, env, text)) is not None:
                 failures.append(failure)
     if failures:
         more = f" (and {len(failures) - 1} more odd texts failed)" if len(failures) > 1 else ""
         yield odd_action(failures[0] + more)
 
 
-def _failure(rig: Rig, env: BaseEnvironment, text: str) -> str | None:
+def _failure(harness: Harness, env: BaseEnvironment, text: str) -> str | None:
     try:
-        rig.reset(env, rig.seed)
-        rig.step(env, Choice(text))
+        harness.reset(env, harness.seed)
+        harness.step(env, Choice(text))
     except BrokenCallError as broken:
         return broken.finding.message
     return None
 
 
-def check_termination(rig: Rig) -> Iterator[Finding]:
+def check_termination(harness: Harness) -> Iterator[Finding]:
     """Episodes end, if not by themselves then by `max_steps`."""
-    env = rig.make()
+    env = harness.make()
     limit = env.max_steps
-    plays: list[list[Turn]] = []
-    for choose in (expert_actions(rig), *(random_actions(rig, seed) for seed in rig.seeds)):
+    plays: list[list[Transition]] = []
+    for choose in (
+        expert_actions(harness),
+        *(random_actions(harness, seed) for seed in harness.seeds),
+    ):
         start = time.monotonic()
-        turns = rig.play(env, rig.seed, choose, describe=False, max_turns=MANY_TURNS)
-        if turns[-1].terminated or time.monotonic() - start > rig.timeout:
+        turns = harness.play(env, harness.seed, choose, describe=False, max_turns=MANY_TURNS)
+        if turns[-1].terminated or time.monotonic() - start > harness.timeout:
             return  # it can end, or it is too slow to tell
         plays.append(turns)
     if any(turns[-1].done for turns in plays):
-        yield Finding(
-            "note",
+        yield Finding.note(
             "termination",
             f"none of {len(plays) - 1} episodes ended by itself; each was cut at max_steps={limit}",
             "If the task has an end, return done=True there: `return text, 1.0, True, "
             "{'success': True}`.",
         )
     else:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "termination",
             f"no episode ended within {MANY_TURNS} turns, and max_steps is {limit}",
             "Return done=True when the task is over, or write `max_steps = 50` in the class.",
         )
 
 
-def check_sample_action(rig: Rig) -> Iterator[Finding]:
+def check_sample_action(harness: Harness) -> Iterator[Finding]:
     """The random actions are valid and follow from the generator that is handed over."""
-    env = rig.make()
-    rig.reset(env, rig.seed)
-    tries = [offered(rig, env, "sample_action", random.Random(rig.seed)) for _ in range(3)]
+    env = harness.make()
+    harness.reset(env, harness.seed)
+    tries = [offered(harness, env, "sample_action", random.Random(harness.seed)) for _ in range(3)]
     if tries[0] is None:
         return
     if len(set(tries)) > 1:
-        yield Finding(
-            "error",
+        yield Finding.error(
             "sample-action",
             f"sample_action() gave {shorten(tries[0])} and then {shorten(tries[1])} with the same "
             "generator",
             "Draw only from the argument: `return rng.choice(actions)`.",
         )
         return
-    for seed in rig.seeds:
-        turns = rig.play(env, seed, random_actions(rig, seed), describe=False)
+    for seed in harness.seeds:
+        turns = harness.play(env, seed, random_actions(harness, seed), describe=False)
         if invalid := next((turn for turn in turns if turn.is_invalid), None):
             yield _invalid_offer("sample_action", invalid)
             return
 
 
-def check_expert_action(rig: Rig) -> Iterator[Finding]:
+def check_expert_action(harness: Harness) -> Iterator[Finding]:
     """The expert's actions are valid, and better than random ones."""
-    env = rig.make()
-    rig.reset(env, rig.seed)
-    if offered(rig, env, "expert_action") is None:
+    env = harness.make()
+    harness.reset(env, harness.seed)
+    if offered(harness, env, "expert_action") is None:
         return
-    has_random = offered(rig, env, "sample_action", random.Random(rig.seed)) is not None
+    has_random = offered(harness, env, "sample_action", random.Random(harness.seed)) is not None
     gains: list[float] = []
     start = time.monotonic()
     # More episodes than elsewhere: in a game of chance a random player can be lucky.
-    for seed in range(rig.seed, rig.seed + 4 * rig.num_episodes):
-        turns = rig.play(env, seed, expert_actions(rig), describe=False, max_turns=MANY_TURNS)
+    for seed in range(harness.seed, harness.seed + 4 * harness.num_episodes):
+        turns = harness.play(
+            env, seed, expert_actions(harness), describe=False, max_turns=MANY_TURNS
+        )
         if invalid := next((turn for turn in turns if turn.is_invalid), None):
             yield _invalid_offer("expert_action", invalid)
             return
-        if not has_random or time.monotonic() - start > rig.timeout / 5:
+        if not has_random or time.monotonic() - start > harness.timeout / 5:
             break
-        chance = rig.play(
-            env, seed, random_actions(rig, seed), describe=False, max_turns=MANY_TURNS
+        chance = harness.play(
+            env, seed, random_actions(harness, seed), describe=False, max_turns=MANY_TURNS
         )
         if turns[-1].done and chance[-1].done:
             gains.append(_total(turns) - _total(chance))
     if gains and _clearly_negative(gains):
-        yield Finding(
-            "warning",
+        yield Finding.warning(
             "expert-action",
             f"the expert earns {-statistics.fmean(gains):.3g} less an episode than random actions "
             f"(mean of {len(gains)})",
@@ -153,7 +152,7 @@ def check_expert_action(rig: Rig) -> Iterator[Finding]:
         )
 
 
-def _total(turns: list[Turn]) -> float:
+def _total(turns: list[Transition]) -> float:
     return sum(turn.reward for turn in turns)
 
 
@@ -163,9 +162,8 @@ def _clearly_negative(gains: list[float]) -> bool:
     return statistics.fmean(gains) < -max(1e-9, 2 * spread / math.sqrt(len(gains)))
 
 
-def _invalid_offer(method: str, turn: Turn) -> Finding:
-    return Finding(
-        "warning",
+def _invalid_offer(method: str, turn: Transition) -> Finding:
+    return Finding.warning(
         method.replace("_", "-"),
         f"{method}() offered {shorten(turn.action)}, but step() answered with "
         f"info['invalid_action'] and said {shorten(turn.observation)}",
@@ -174,18 +172,17 @@ def _invalid_offer(method: str, turn: Turn) -> Finding:
     )
 
 
-def check_info(rig: Rig) -> Iterator[Finding]:
+def check_info(harness: Harness) -> Iterator[Finding]:
     """An info that was handed out is not changed later."""
-    turns: list[Turn] = []
+    turns: list[Transition] = []
     texts: list[str] = []
-    for seed in rig.seeds:
-        for turn in rig.turns(rig.make(), seed, random_actions(rig, seed)):
+    for seed in harness.seeds:
+        for turn in harness.turns(harness.make(), seed, random_actions(harness, seed)):
             turns.append(turn)
             texts.append(repr(turn.info))
     for turn, text in zip(turns, texts, strict=True):
         if repr(turn.info) != text:
-            yield Finding(
-                "warning",
+            yield Finding.warning(
                 "info",
                 f"the info of step({shorten(turn.action)}) was {shorten(text)} and became "
                 f"{shorten(turn.info)} later",
@@ -194,17 +191,16 @@ def check_info(rig: Rig) -> Iterator[Finding]:
             return
 
 
-def check_speed(rig: Rig) -> Iterator[Finding]:
+def check_speed(harness: Harness) -> Iterator[Finding]:
     """Steps and resets are quick; it looks at all calls that were made until now."""
-    limits = {"step": (rig.step_seconds, 1), "reset": (rig.reset_seconds, 10)}
+    limits = {"step": (harness.step_seconds, 1), "reset": (harness.reset_seconds, 10)}
     for name, (seconds, factor) in limits.items():
-        if seconds and statistics.fmean(seconds) > rig.slow_after * factor:
-            yield Finding(
-                "warning",
+        if seconds and statistics.fmean(seconds) > harness.slow_after * factor:
+            yield Finding.warning(
                 "slow",
                 f"{name}() takes {1000 * statistics.fmean(seconds):.0f} ms on average and "
                 f"{1000 * max(seconds):.0f} ms at worst, expected under "
-                f"{1000 * rig.slow_after * factor:.0f} ms",
+                f"{1000 * harness.slow_after * factor:.0f} ms",
                 "Load data once, in __init__; if it waits for something outside, write `async def "
                 f"{name}` and `await`, so that other episodes are not held up.",
             )

@@ -1,7 +1,7 @@
-"""What Gymnasium's own environments mean, in words: the task, the actions, the observation.
+"""Text descriptions of Gymnasium's own environments: the task, the actions, the observation.
 
-One entry an environment class; an environment that is not here is told by its docstring and its
-spaces. To add one, add an entry.
+`DESCRIPTIONS` has one entry per environment class. An environment without an entry is described
+by its docstring and its spaces.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from turnwise.env.adapters.gymnasium import experts, scenes
+from turnwise.env.adapters.gymnasium import experts
 from turnwise.env.adapters.gymnasium.spaces import Names, check_names
 from turnwise.errors import ConfigError
 
@@ -19,46 +19,48 @@ Env: TypeAlias = Any
 
 
 @dataclass(frozen=True)
-class Words:
-    """How one environment is told to someone who can only read.
+class Description:
+    """How one environment is described to a language model.
 
-    >>> Words(task="Leave the maze.", actions={"ahead": "one step", "turn": "to the right"}).success
+    >>> Description(task="Leave the maze.", actions=["ahead", "turn"]).success
     'unknown'
     """
 
     task: str
-    """What to do, what it earns, and how to read what is drawn."""
+    """The task, its rewards, and how to read the drawings."""
     actions: Names = None
     """Name and meaning of each action (of a Discrete) or of each number (of a Box)."""
     observation: Names = None
     """Name and meaning of each number of the observation."""
     describe: Callable[[Env, Any], str] | None = None
-    """An observation in words, where names for its numbers are not enough."""
+    """Describes an observation, where names for its numbers are not enough."""
     ending: Callable[[Env], str] | None = None
-    """What can be told only when the episode is over."""
+    """Describes what is visible only when the episode is over."""
     uncertainty: str = "Beware: an action does not always have the effect that it names."
-    """Said where the table of transitions has more than one effect for an action."""
+    """Added if an action can have more than one effect."""
     success: Literal["at the end", "with a reward", "at the limit", "unknown"] = "unknown"
-    """The task is solved when the episode ends, ends with a positive reward, or lasts."""
+    """When the task counts as solved."""
     expert: Callable[[Any], Any] | None = None
-    """A good action for an observation; an environment with a table of transitions needs none."""
+    """A good action for an observation; not needed with a table of transitions."""
     invalid_reward: float = 0.0
-    """What an answer that is no action earns; where each step costs, it must not be cheaper."""
+    """The reward of an invalid action; where each step costs, it must not be cheaper."""
     mask_is_advice: bool = False
-    """An action outside the mask may be taken all the same, and the environment says the price."""
+    """Whether actions outside the mask may be taken, at a price."""
 
 
-def words_for(env: Any) -> Words:
-    """The words for a Gymnasium environment, as far as its wrappers leave them true."""
+def description_of(env: Any) -> Description:
+    """Returns the description of an environment, as far as its wrappers leave it true."""
     kind = type(env.unwrapped)
-    words = WORDS.get(kind.__name__) if kind.__module__.startswith("gymnasium.envs.") else None
-    if words is None:
-        return Words(task=_from_docstring(kind.__doc__) or f"You act in {kind.__name__}.")
-    if not _fits(env.action_space, env.unwrapped.action_space, words.actions):
-        words = replace(words, actions=None, expert=None)
-    if not _fits(env.observation_space, env.unwrapped.observation_space, words.observation):
-        words = replace(words, observation=None, describe=None, expert=None)
-    return words
+    found = (
+        DESCRIPTIONS.get(kind.__name__) if kind.__module__.startswith("gymnasium.envs.") else None
+    )
+    if found is None:
+        return Description(task=_from_docstring(kind.__doc__) or f"You act in {kind.__name__}.")
+    if not _fits(env.action_space, env.unwrapped.action_space, found.actions):
+        found = replace(found, actions=None, expert=None)
+    if not _fits(env.observation_space, env.unwrapped.observation_space, found.observation):
+        found = replace(found, observation=None, describe=None, expert=None)
+    return found
 
 
 def _fits(space: Any, known: Any, names: Names) -> bool:
@@ -77,6 +79,64 @@ def _from_docstring(docstring: str | None) -> str:
         if text:
             return text if len(text) <= 500 else text[:500].rpartition(". ")[0] + "."
     return ""
+
+
+def _draw(cells: Any, place: tuple[int, int]) -> str:
+    """A map of letters, with the player as @."""
+    return "\n".join(
+        " ".join("@" if (r, c) == place else cell for c, cell in enumerate(row))
+        for r, row in enumerate(cells)
+    )
+
+
+def _describe_frozen_lake(env: Env, state: int) -> str:
+    row, column = divmod(int(state), env.ncol)
+    cells = [[cell.decode() for cell in line] for line in env.desc]
+    where = {"H": "in a hole", "G": "at the goal"}.get(cells[row][column], "on ice")
+    return f"You are {where}, row {row + 1}, column {column + 1}.\n{_draw(cells, (row, column))}"
+
+
+def _describe_cliff(env: Env, state: int) -> str:
+    num_rows, num_columns = env.shape
+    row, column = divmod(int(state), num_columns)
+    cells = [["."] * num_columns for _ in range(num_rows)]
+    cells[-1] = ["S", *["C"] * (num_columns - 2), "G"]
+    return f"You are in row {row + 1}, column {column + 1}.\n{_draw(cells, (row, column))}"
+
+
+_STANDS = ("Red", "Green", "Yellow", "Blue")
+
+
+def _describe_taxi(env: Env, state: int) -> str:
+    row, column, passenger, destination = env.decode(int(state))
+    stands = [
+        f"{n} (row {r + 1}, column {c + 1})" for n, (r, c) in zip(_STANDS, env.locs, strict=True)
+    ]
+    cells = [[cell.decode() for cell in line] for line in env.desc]
+    cells[1 + row][1 + 2 * column] = "@"
+    return "\n".join(
+        [
+            f"Taxi: row {row + 1}, column {column + 1}.",
+            f"Passenger: {'in the taxi' if passenger == 4 else 'at ' + stands[passenger]}.",
+            f"Destination: {stands[destination]}.",
+            *("".join(line) for line in cells),
+        ]
+    )
+
+
+def _describe_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
+    total, dealer, ace = map(int, observation)
+    hand = "an ace counts as 11" if ace else "no ace counts as 11"
+    shown = "an ace" if dealer == 1 else f"a card worth {dealer}"
+    return f"Your cards add up to {total} ({hand}). The dealer shows {shown}."
+
+
+def _describe_blackjack_ending(env: Env) -> str:
+    """The dealer's cards, which the player may know now."""
+    total = sum(env.dealer)
+    if 1 in env.dealer and total <= 11:
+        total += 10
+    return f"The dealer's cards add up to {total}."
 
 
 _SLIPPERY = """\
@@ -133,8 +193,8 @@ _CAR_SEES = {
     "velocity": "from -0.07 to 0.07; positive is to the right",
 }
 
-WORDS: dict[str, Words] = {
-    "CartPoleEnv": Words(
+DESCRIPTIONS: dict[str, Description] = {
+    "CartPoleEnv": Description(
         task=_CART_POLE,
         actions={"left": "push the cart to the left", "right": "push the cart to the right"},
         observation={
@@ -146,14 +206,14 @@ WORDS: dict[str, Words] = {
         success="at the limit",
         expert=experts.cart_pole,
     ),
-    "FrozenLakeEnv": Words(
+    "FrozenLakeEnv": Description(
         task=_LAKE,
         actions={"left": "", "down": "", "right": "", "up": ""},
-        describe=scenes.frozen_lake,
+        describe=_describe_frozen_lake,
         uncertainty=_SLIPPERY,
         success="with a reward",
     ),
-    "TaxiEnv": Words(
+    "TaxiEnv": Description(
         task=_TAXI,
         actions={
             "south": "one row down",
@@ -163,21 +223,21 @@ WORDS: dict[str, Words] = {
             "pick up": "take the passenger in",
             "drop off": "let the passenger out",
         },
-        describe=scenes.taxi,
+        describe=_describe_taxi,
         uncertainty="It rains: a move may slide the taxi to one of the two sides instead.",
         success="at the end",
         invalid_reward=-1.0,
         mask_is_advice=True,
     ),
-    "BlackjackEnv": Words(
+    "BlackjackEnv": Description(
         task=_BLACKJACK,
         actions={"stick": "take no more cards", "hit": "take another card"},
-        describe=scenes.blackjack,
-        ending=scenes.blackjack_ending,
+        describe=_describe_blackjack,
+        ending=_describe_blackjack_ending,
         success="with a reward",
         expert=experts.blackjack,
     ),
-    "Continuous_MountainCarEnv": Words(
+    "Continuous_MountainCarEnv": Description(
         task=_CAR.format(goal=0.45)
         + " The flag earns 100; each step costs a tenth of the square of the force.",
         actions={"force": "negative pushes left, positive pushes right"},
@@ -185,7 +245,7 @@ WORDS: dict[str, Words] = {
         success="at the end",
         expert=experts.mountain_car_continuous,
     ),
-    "MountainCarEnv": Words(
+    "MountainCarEnv": Description(
         task=_CAR.format(goal=0.5) + " Each step costs 1.",
         actions={"left": "push left", "none": "do not push", "right": "push right"},
         observation=_CAR_SEES,
@@ -193,15 +253,15 @@ WORDS: dict[str, Words] = {
         expert=experts.mountain_car,
         invalid_reward=-1.0,
     ),
-    "CliffWalkingEnv": Words(
+    "CliffWalkingEnv": Description(
         task=_CLIFF,
         actions={"up": "", "right": "", "down": "", "left": ""},
-        describe=scenes.cliff,
+        describe=_describe_cliff,
         uncertainty=_SLIPPERY,
         success="at the end",
         invalid_reward=-1.0,
     ),
-    "AcrobotEnv": Words(
+    "AcrobotEnv": Description(
         task=_ACROBOT,
         actions={"negative": "torque -1", "none": "no torque", "positive": "torque 1"},
         observation={
@@ -215,7 +275,7 @@ WORDS: dict[str, Words] = {
         success="at the end",
         invalid_reward=-1.0,
     ),
-    "PendulumEnv": Words(
+    "PendulumEnv": Description(
         task=_PENDULUM,
         actions={"torque": "positive turns counter-clockwise"},
         observation={
@@ -225,7 +285,7 @@ WORDS: dict[str, Words] = {
         },
         invalid_reward=-16.3,
     ),
-    "LunarLander": Words(
+    "LunarLander": Description(
         task=_LANDER,
         actions={
             "nothing": "fire no engine",

@@ -6,11 +6,17 @@ import random
 from collections.abc import Iterable
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.report import Finding
-from turnwise.env.checker.rig import BrokenCallError, Choice, Chooser, Rig, Turn, shorten
+from turnwise.env.checker.harness import (
+    BrokenCallError,
+    Choice,
+    Chooser,
+    Harness,
+    Transition,
+)
+from turnwise.env.checker.report import Finding, shorten
 
 
-def random_actions(rig: Rig, seed: int) -> Chooser:
+def random_actions(harness: Harness, seed: int) -> Chooser:
     """`sample_action`, else the expert's action, else a general text."""
     # Salted: from the environment's own seed the two would draw the same numbers.
     rng = random.Random(f"actions {seed}")
@@ -18,26 +24,26 @@ def random_actions(rig: Rig, seed: int) -> Chooser:
 
     def choose(env: BaseEnvironment) -> Choice:
         for method, arguments in list(offers.items()):
-            action = offered(rig, env, method, *arguments)
+            action = offered(harness, env, method, *arguments)
             if action is not None:
                 return Choice(action)
             del offers[method]  # an environment without it is not asked again
-        return Choice(rng.choice(rig.texts), trusted=False)
+        return Choice(rng.choice(harness.texts), trusted=False)
 
     return choose
 
 
-def expert_actions(rig: Rig) -> Chooser:
+def expert_actions(harness: Harness) -> Chooser:
     """The expert's actions, as long as it has any."""
 
     def choose(env: BaseEnvironment) -> Choice | None:
-        action = offered(rig, env, "expert_action")
+        action = offered(harness, env, "expert_action")
         return None if action is None else Choice(action)
 
     return choose
 
 
-def replayed(turns: Iterable[Turn]) -> Chooser:
+def replayed(turns: Iterable[Transition]) -> Chooser:
     """The actions of an earlier episode once more."""
     actions = iter([turn.action for turn in turns if turn.action is not None])
 
@@ -48,20 +54,19 @@ def replayed(turns: Iterable[Turn]) -> Chooser:
     return choose
 
 
-def offers_actions(rig: Rig, env: BaseEnvironment) -> bool:
+def offers_actions(harness: Harness, env: BaseEnvironment) -> bool:
     """Whether the environment, just reset, has actions of its own to offer."""
-    sample = offered(rig, env, "sample_action", random.Random(rig.seed))
-    return sample is not None or offered(rig, env, "expert_action") is not None
+    sample = offered(harness, env, "sample_action", random.Random(harness.seed))
+    return sample is not None or offered(harness, env, "expert_action") is not None
 
 
-def offered(rig: Rig, env: BaseEnvironment, method: str, *args: object) -> str | None:
+def offered(harness: Harness, env: BaseEnvironment, method: str, *args: object) -> str | None:
     """What `sample_action` or `expert_action` says; a wrong type is a finding."""
-    action: object = rig.call(f"{method}()", getattr(env, method), *args)
+    action: object = harness.call(f"{method}()", getattr(env, method), *args)
     if action is None or isinstance(action, str):
         return action
     raise BrokenCallError(
-        Finding(
-            "error",
+        Finding.error(
             method.replace("_", "-"),
             f"{type(env).__name__}.{method}() returned {shorten(action)}, expected a str or None",
             f"Let {method}() return the action as the agent would write it: `return str(action)`.",

@@ -1,0 +1,253 @@
+"""`Harness` plays environments for the checks, watches every call and reports failures."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import pickle
+import random
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from turnwise.env.base import BaseEnvironment
+from turnwise.env.catalog import EnvironmentFactory
+from turnwise.env.checker.report import (
+    Finding,
+    no_task,
+    not_closed,
+    odd_action,
+    raised,
+    shorten,
+)
+from turnwise.env.checker.tool_steps import ToolSteps
+from turnwise.env.driver import reset_environment
+from turnwise.types import StepResult
+
+T = TypeVar("T")
+
+GENERAL_TEXTS = ("yes", "no", "1", "42", "help", "look around", "go north", "take it", "A")
+"""Actions for environments that offer none of their own."""
+
+MAX_TURNS = 100
+"""Episodes longer than this are compared by their first turns only."""
+
+
+class BrokenCallError(Exception):
+    """A call of the environment failed; its check cannot continue."""
+
+    def __init__(self, finding: Finding, error: BaseException | None = None) -> None:
+        super().__init__(finding.message)
+        self.finding = finding
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The result of one step; the first transition of an episode is that of `reset`."""
+
+    action: str | None
+    """None for `reset`."""
+    observation: str
+    state: str | None = None
+    """The state description, if it was requested."""
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        return self.terminated or self.truncated
+
+    @property
+    def is_invalid(self) -> bool:
+        return bool(self.info.get("invalid_action", False))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An action for the next turn; `trusted` if the environment itself offered it."""
+
+    action: str
+    trusted: bool = True
+
+
+Chooser = Callable[[BaseEnvironment], Choice | None]
+"""Returns the next action; None ends the episode."""
+
+
+@dataclass
+class Harness:
+    """Creates environments and plays them; keeps what it created and how long calls took."""
+
+    factory: EnvironmentFactory
+    seed: int
+    num_episodes: int
+    slow_after: float
+    timeout: float
+    spawns_instance: bool
+    """Whether the user passed an instance, so that every environment is a copy of it."""
+    tasks: Sequence[Mapping[str, Any]] | None
+    """Rows of a dataset; an episode plays the row at its seed."""
+    tool_steps: ToolSteps
+    texts: list[str] = field(default_factory=lambda: list(GENERAL_TEXTS))
+    """Those of the general texts that the environment answers."""
+    made: list[BaseEnvironment] = field(default_factory=list)
+    reset_seconds: list[float] = field(default_factory=list)
+    step_seconds: list[float] = field(default_factory=list)
+    drawn_from: dict[str, str] = field(default_factory=dict)
+    """Calls that drew from a global generator, with its module: {"step()": "random"}."""
+    waiting_for: tuple[str, float] | None = None
+    """The current call, and the time by which it must return."""
+    is_hung: bool = False
+    """A call did not return; the thread that made it must stop."""
+
+    def __post_init__(self) -> None:
+        self.seeds = range(self.seed, self.seed + self.num_episodes)
+        self._loop = asyncio.new_event_loop()
+
+    def call(self, what: str, function: Callable[..., T], *args: Any) -> T:
+        """Calls the environment; its exceptions become a `BrokenCallError`."""
+        if self.is_hung:
+            raise SystemExit  # ends the abandoned thread
+        self.waiting_for = (what, time.monotonic() + self.timeout)
+        try:
+            with self._watch_global_random(what):
+                return function(*args)
+        except BaseException as error:  # sys.exit() in an environment is a finding too
+            raise BrokenCallError(raised(what, error), error) from error
+        finally:
+            self.waiting_for = None
+
+    def make(self) -> BaseEnvironment:
+        what = "spawn()" if self.spawns_instance else "making the environment"
+        env = self.call(what, self.factory)
+        self.made.append(env)
+        return env
+
+    def reset(self, env: BaseEnvironment, seed: int) -> str:
+        reset = self._timed(self.reset_seconds)
+        if self.tasks:
+            env.task = dict(self.tasks[seed % len(self.tasks)])
+        try:
+            return self.call("reset()", lambda: reset(self._begin(env, seed)))
+        except BrokenCallError as broken:
+            if self.tasks or env.task is not None or not _reads_task(env):
+                raise
+            raise BrokenCallError(no_task(broken.finding.message), broken.error) from None
+
+    async def _begin(self, env: BaseEnvironment, seed: int) -> str:
+        await self.tool_steps.begin(env)
+        return await reset_environment(env, seed)
+
+    def step(self, env: BaseEnvironment, choice: Choice) -> StepResult:
+        step = self._timed(self.step_seconds)
+        what = f"step({shorten(choice.action)})"
+        try:
+            return self.call(what, lambda: step(self.tool_steps.step(env, choice.action)))
+        except BrokenCallError as broken:
+            if not choice.trusted and broken.finding.check == "exceptions":
+                raise BrokenCallError(odd_action(broken.finding.message), broken.error) from None
+            raise
+
+    def describe(self, env: BaseEnvironment) -> str:
+        return self.call("get_state_description()", env.get_state_description)
+
+    def turns(
+        self,
+        env: BaseEnvironment,
+        seed: int,
+        choose: Chooser,
+        *,
+        describe: bool = True,
+        max_turns: int = MAX_TURNS,
+    ) -> Iterator[Transition]:
+        """Plays one episode, step by step, up to its end or for `timeout` seconds."""
+        deadline = time.monotonic() + self.timeout
+        yield Transition(None, self.reset(env, seed), self.describe(env) if describe else None)
+        for _ in range(max_turns):
+            choice = choose(env)
+            if choice is None or time.monotonic() > deadline:
+                return
+            result = self.step(env, choice)
+            yield Transition(
+                choice.action,
+                result.observation,
+                self.describe(env) if describe else None,
+                result.reward,
+                result.terminated,
+                result.truncated,
+                result.info,
+            )
+            if result.done:
+                return
+
+    def play(
+        self,
+        env: BaseEnvironment,
+        seed: int,
+        choose: Chooser,
+        *,
+        describe: bool = True,
+        max_turns: int = MAX_TURNS,
+    ) -> list[Transition]:
+        """Plays one episode and returns all its transitions."""
+        return list(self.turns(env, seed, choose, describe=describe, max_turns=max_turns))
+
+    def close_all(self) -> list[Finding]:
+        """Closes what was created, twice, as it may happen in training."""
+        environments, self.made = self.made, []
+        self.call(
+            "closing the tools", lambda: self._loop.run_until_complete(self.tool_steps.close())
+        )
+        for time_called in ("", " the second time"):
+            for env in environments:
+                try:
+                    self.call("close()", env.close)
+                except BrokenCallError as broken:
+                    return [not_closed(broken.finding.message + time_called)]
+        return []
+
+    def shut(self) -> None:
+        if not self._loop.is_running():  # a call that hangs may still run on it
+            self._loop.close()
+
+    @contextmanager
+    def _watch_global_random(self, call: str) -> Iterator[None]:
+        before = _global_random_states()
+        try:
+            yield
+        finally:
+            name = f"{call.partition('(')[0]}()" if "(" in call else call
+            for module, state in _global_random_states().items():
+                # A module that the call imported has no earlier state to compare with.
+                if before.get(module, state) != state:
+                    self.drawn_from.setdefault(name, module)
+
+    def _timed(self, seconds: list[float]) -> Callable[[Coroutine[Any, Any, T]], T]:
+        def run(coroutine: Coroutine[Any, Any, T]) -> T:
+            start = time.perf_counter()
+            result = self._loop.run_until_complete(coroutine)
+            seconds.append(time.perf_counter() - start)
+            return result
+
+        return run
+
+
+def _reads_task(env: BaseEnvironment) -> bool:
+    try:
+        return "self.task" in inspect.getsource(type(env))
+    except (OSError, TypeError):  # typed at a prompt
+        return False
+
+
+def _global_random_states() -> dict[str, object]:
+    states: dict[str, object] = {"random": random.getstate()}
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        states["numpy.random"] = pickle.dumps(numpy_random.get_state(legacy=False))
+    return states
