@@ -24,7 +24,7 @@ from turnwise.deadlines import call_with_deadline
 from turnwise.episode import watchdog
 from turnwise.episode.watchdog import EngineSilence
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineStalled
-from turnwise.reward import limit
+from turnwise.reward import compute
 from turnwise.reward.compute import score_trajectories
 
 SHORT = EpisodeLimits(max_tokens_per_turn=4)
@@ -97,7 +97,7 @@ class TestHungRewards:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch):
-        monkeypatch.setattr(limit, "PATIENCE_SECONDS", 0.02)
+        monkeypatch.setattr(compute, "PATIENCE_SECONDS", 0.02)
 
     @pytest.mark.parametrize("is_async", [False, True])
     def test_others_are_served_meanwhile(self, is_async):

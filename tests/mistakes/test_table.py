@@ -148,7 +148,7 @@ def test_what_is_a_number_all_the_same(reward):
     assert failure(reward_fn=lambda trajectory: reward) == (None, None)
 
 
-FLOATS = "expected a float, one float a turn, or a dict of named floats."
+FLOATS = "expected a float, one float per turn, or a dict of named floats."
 REWARDS = [
     ("1.0", f"returned type str, {FLOATS} Convert it with float(...)."),
     (None, f"returned None, {FLOATS} Does every path end in a return?"),
@@ -163,7 +163,7 @@ REWARDS = [
     ),
     (
         [1.0, 2.0],
-        "got 2 rewards for an episode of 1 turns. Return one float a turn, or a single float for "
+        "got 2 rewards for an episode of 1 turns. Return one float per turn, or a single float for "
         "the whole episode.",
     ),
     (

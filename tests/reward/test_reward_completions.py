@@ -114,7 +114,7 @@ def test_an_answer_in_another_form_is_an_error(reply):
 
 
 def test_a_server_that_is_gone_is_an_error(monkeypatch):
-    monkeypatch.setattr("turnwise.reward.completions.NUM_ATTEMPTS", 1)
+    monkeypatch.setattr("turnwise.reward.judge.NUM_ATTEMPTS", 1)
     with ChatServer(answer("hi")) as chat:
         pass
     with pytest.raises(RewardError, match="gave no answer"):

@@ -254,7 +254,7 @@ def test_without_isolation_time_still_ends_it() -> None:
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
-        ("namespaces.leave_the_world", "the kernel refused (namespaces: no such thing)"),
+        ("namespaces.enter_namespaces", "the kernel refused (namespaces: no such thing)"),
         ("namespaces.build_root", "the kernel refused (files: no such thing)"),
         ("namespaces.become_nobody", "the kernel refused (rights: no such thing)"),
         ("system.install_filter", "the kernel refused (system calls: no such thing)"),

@@ -482,13 +482,13 @@ def test_if_the_one_that_watches_is_killed_the_program_goes_too(
     early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = threading.Event()
-    hear = runner._Watch._hear
+    hear = runner._Watch._read_status
 
     def listen(watch: runner._Watch, data: bytes) -> None:
         hear(watch, data)
         running.set()
 
-    monkeypatch.setattr(runner._Watch, "_hear", listen)
+    monkeypatch.setattr(runner._Watch, "_read_status", listen)
     results: list[CodeRun] = []
     thread = threading.Thread(
         target=lambda: results.append(run("while True: pass", seconds=3600)), daemon=True

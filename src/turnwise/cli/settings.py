@@ -88,7 +88,7 @@ def _check_part(config: ConfigStore) -> None:
     from turnwise.env.catalog import environment_factory
     from turnwise.env.checker.report import explain
     from turnwise.env.driver import close_environment
-    from turnwise.reward.by_name import reward_by_name
+    from turnwise.reward.combine import reward_by_name
     from turnwise.tools.by_name import parser_by_name, tools_by_name
 
     target = config.environment.name

@@ -1,4 +1,4 @@
-"""Environments: what a user writes against, the built-in games, adapters, and the checker."""
+"""Environments: the base class, the built-in games, adapters, and the checker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from turnwise.env.adapters.reasoning_gym import ReasoningGymEnvironment
     from turnwise.env.adapters.textarena import TextArenaEnvironment
 
-# Looked up when first used: each needs a package that may not be installed.
+# Imported when first used: each needs a package that may not be installed.
 _ADAPTERS = {
     "GymnasiumEnvironment": "turnwise.env.adapters.gymnasium",
     "ReasoningGymEnvironment": "turnwise.env.adapters.reasoning_gym",

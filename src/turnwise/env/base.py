@@ -1,4 +1,4 @@
-"""`BaseEnvironment`: the one class that a user writes."""
+"""`BaseEnvironment`: the base class of environments."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ NO_TASK = (
     "self.task is None, since there is no dataset. Pass one, dataset=[{...}, ...] or the setting "
     "dataset.path: self.task is then the row that the episode plays."
 )
-"""What to do about an environment that reads `self.task` where nobody set it."""
+"""The error message for an environment that reads `self.task` when it is not set."""
 
 
 class BaseEnvironment(ABC):
-    """A world that speaks text. Write `reset`, `step` and `get_state_description`.
+    """An environment with text actions and observations. Define the three abstract methods.
 
     >>> class Echo(BaseEnvironment):
     ...     def reset(self) -> str:
@@ -28,26 +28,25 @@ class BaseEnvironment(ABC):
     ...     def get_state_description(self) -> str:
     ...         return "Waiting for a greeting."
 
-    One object plays one episode at a time; whoever runs many makes as many, with `spawn`.
-    Take all randomness from `self.rng`: it is seeded before each `reset`, so the same seed
-    gives the same episode. `reset` and `step` may be `async def`. An `info` may say
-    `success` (the task was solved), `invalid_action` (the text was not understood) and
-    `truncated` (the episode was cut, not finished).
+    One object plays one episode at a time; `spawn` creates another. Take all randomness from
+    `self.rng`: it is seeded before each `reset`, so that the same seed gives the same episode.
+    `reset` and `step` may be `async def`. An `info` may have `success` (the task was solved),
+    `invalid_action` (the text was no valid action) and `truncated` (the episode was cut).
     """
 
     # Class attributes, so that a subclass that forgets super().__init__ still works.
     max_steps: int = 10
-    """After so many actions the episode is cut. Set it on the class or in the config."""
+    """The episode is truncated after this many actions. Set it on the class or in the config."""
     quick: bool = False
-    """Never waits for anything: may run on the event loop, without a thread or a deadline."""
+    """Whether it never waits: it then runs on the event loop, without a thread or a timeout."""
     sees_thoughts: bool = False
-    """Whether `step` gets the whole turn, thoughts included; else only the answer."""
+    """Whether `step` gets the whole turn, thoughts included, or only the answer."""
     step_count: int = 0
-    """How many actions this episode has seen; kept by whoever drives the episode too."""
+    """The number of actions in this episode; the driver counts if `step` does not."""
     state: Any = None
     """Free for the environment's own use."""
     task: Mapping[str, Any] | None = None
-    """The row of the dataset to play, if there is one; an episode sets it before `reset`."""
+    """The row of the dataset, if there is one; an episode sets it before `reset`."""
     _done: bool = False
     _rng: random.Random | None = None
 
@@ -58,41 +57,41 @@ class BaseEnvironment(ABC):
 
     @abstractmethod
     def reset(self) -> str:
-        """Begin a new episode; the text returned is what the agent reads first.
+        """Starts a new episode and returns the first observation.
 
         It may take `seed: int | None = None` as an argument instead of using `self.rng`.
         """
 
     @abstractmethod
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
-        """Carry out an action: (observation, reward, done, info)."""
+        """Takes an action and returns (observation, reward, done, info)."""
 
     @abstractmethod
     def get_state_description(self) -> str:
-        """The present state as text. Two equal texts mean the same state (GiGPO relies on it)."""
+        """Returns the state as text. Equal texts mean equal states (GiGPO relies on it)."""
 
     def get_prompt_prefix(self) -> str:
-        """The system prompt: the rules, and how to write an action. Empty: none is sent."""
+        """Returns the system prompt: the rules, and how to write an action. May be empty."""
         return ""
 
     def get_history(self) -> Sequence[Mapping[str, Any]]:
-        """What was said before the first observation, for an episode that begins in the middle.
+        """Returns earlier messages, for an episode that starts in the middle of a conversation.
 
-        Messages of the roles user and assistant, the first a user's; most have none.
+        They have the roles user and assistant; the first is a user's.
         """
         return ()
 
     def sample_action(self, rng: random.Random) -> str | None:
-        """A valid random action, or None if this environment does not offer any."""
+        """Returns a valid random action; None if this environment offers none."""
         return None
 
     def expert_action(self) -> str | None:
-        """What a good player would do now, or None if this environment does not know."""
+        """Returns the action of a good player; None if this environment has no expert."""
         return None
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over, as far as the environment itself has said."""
+        """Whether the environment has ended the episode."""
         return self._done
 
     @done.setter
@@ -100,23 +99,23 @@ class BaseEnvironment(ABC):
         self._done = value
 
     def is_done(self) -> bool:
-        """Over by itself, or out of steps."""
+        """Whether the episode has ended, or has used up its steps."""
         return self._done or self.step_count >= self.max_steps
 
     @property
     def rng(self) -> random.Random:
-        """This episode's own random numbers; `seed` starts them anew."""
+        """The random generator of this episode; `seed` sets it."""
         if self._rng is None:
             self._rng = random.Random()
         return self._rng
 
     def seed(self, seed: int) -> None:
-        """Fix the randomness of the episodes that follow."""
+        """Seeds the random generator."""
         self._rng = random.Random(seed)
 
     def spawn(self) -> Self:
-        """A fresh environment of the same kind, for another episode beside this one."""
+        """Returns a fresh environment of the same kind, for another episode."""
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Free what the environment holds. May be called twice."""
+        """Frees the environment's resources. May be called twice."""

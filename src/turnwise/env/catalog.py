@@ -1,4 +1,4 @@
-"""From a name, a class, a factory or an instance to as many fresh environments as are needed."""
+"""Turns a name, a class, a factory or an instance into a factory of fresh environments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EnvironmentSource: TypeAlias = (
     str | BaseEnvironment | type[BaseEnvironment] | Callable[..., BaseEnvironment]
 )
 
-# The one line where a built-in environment is named.
+# Built-in environments; a new one is one line here.
 BUILT_IN: dict[str, str] = {
     "guess-number": "turnwise.env.games.guess_number:GuessNumberEnvironment",
     "grid-world": "turnwise.env.games.grid_world:GridWorldEnvironment",
@@ -28,9 +28,9 @@ BUILT_IN: dict[str, str] = {
 }
 
 PROMPTS = "prompts"
-"""The environment of a dataset of prompts: it cannot be played without one."""
+"""The environment of a dataset of prompts; it needs a dataset."""
 
-# "gym:CartPole-v1" is CartPole-v1 of the adapter named gym; the rest of the name goes to it.
+# "gym:CartPole-v1" is CartPole-v1 of the adapter gym.
 ADAPTERS: dict[str, str] = {
     "gym": "turnwise.env.adapters.gymnasium:GymnasiumEnvironment",
     "textarena": "turnwise.env.adapters.textarena:TextArenaEnvironment",
@@ -44,12 +44,12 @@ def environment_factory(
     *,
     is_checked: bool = True,
 ) -> EnvironmentFactory:
-    """A function that makes a fresh environment each time it is called.
+    """Returns a function that creates a fresh environment with each call.
 
-    `source` is a name from the catalogue, `path.py:Class`, `module:Class`, a class, a factory
-    (a function without arguments, or one that takes the config), or an instance, which stays
-    untouched: each call spawns a copy of it. A class of which none can be made is an error at once;
-    `is_checked=False` leaves that to the call.
+    `source` is a built-in name, `path.py:Class`, `module:Class`, a class, a factory (a function
+    without arguments, or one that takes the config), or an instance, which stays unused: each call
+    spawns a copy. A class that cannot be instantiated is an error at once; `is_checked=False`
+    leaves that to the call.
     """
     config = EnvironmentConfig.of(config)
     if isinstance(source, str):
@@ -84,7 +84,7 @@ def make_environment(
     source: EnvironmentSource,
     config: EnvironmentConfig | Mapping[str, Any] | None = None,
 ) -> BaseEnvironment:
-    """One fresh environment."""
+    """Creates one environment."""
     return environment_factory(source, config)()
 
 
@@ -99,7 +99,7 @@ def _factory_by_name(name: str, config: EnvironmentConfig, is_checked: bool) -> 
 
 
 def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
-    """The class or factory that a name means: `guess-number`, `gym:CartPole-v1`, `file.py:Maze`."""
+    """Returns the class or factory of a name: `guess-number`, `gym:CartPole-v1`, `file.py:Maze`."""
     prefix, colon, _ = name.partition(":")
     target = ADAPTERS.get(prefix) if colon else BUILT_IN.get(name)
     if name == PROMPTS:
@@ -116,7 +116,7 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
 
 
 def _check_class(source: type) -> None:
-    """Refuse a class of which no environment can be made, before an episode tries to."""
+    """Raises an error for a class that cannot be instantiated."""
     name = source.__qualname__.rpartition(".")[2]
     if not issubclass(source, BaseEnvironment):
         raise ConfigError(
@@ -142,7 +142,7 @@ def _check_class(source: type) -> None:
 
 
 def _described(source: object) -> str:
-    """What somebody passed, in words: `the module math`, `an object of Maze`."""
+    """Returns `the module math`, `an object of Maze`, for messages."""
     if isinstance(source, types.ModuleType):
         return f"the module {source.__name__}"
     return f"an object of {type(source).__qualname__.rpartition('.')[2]}"

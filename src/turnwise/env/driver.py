@@ -1,7 +1,7 @@
-"""The one way in which turnwise calls an environment: seeds, async, and checked results.
+"""Calls `reset` and `step` of an environment, seeds it, and checks what it returns.
 
-Episodes, the checker, `turnwise play` and the scripted players all go through `reset_environment`
-and `step_environment`, so a mistake in an environment is found and named in one place.
+Episodes, the checker, `turnwise play` and the scripted players all use `reset_environment` and
+`step_environment`, so that errors of an environment are detected in one place.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ T = TypeVar("T")
 
 
 async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> str:
-    """Begin an episode and return the first observation.
+    """Starts an episode and returns the first observation.
 
-    The seed reaches the environment both ways it may ask for it: by `seed()`, and as
-    `reset(seed=...)` if its signature has that argument.
+    The environment gets the seed by `seed()`, and as `reset(seed=...)` if `reset` takes it.
     """
     env._done = False
     env.step_count = 0
@@ -40,19 +39,19 @@ async def reset_environment(env: BaseEnvironment, seed: int | None = None) -> st
 
 
 async def step_environment(env: BaseEnvironment, action: str) -> StepResult:
-    """Carry out one action and check what came back."""
+    """Takes a step and checks its result."""
     count_before = env.step_count
     result: object = env.step(action)
-    if type(result) is not tuple and inspect.isawaitable(result):  # the question takes long
+    if type(result) is not tuple and inspect.isawaitable(result):  # isawaitable is slow
         result = await result
     if env.step_count == count_before:
-        # The environment does not count for itself; one that does is left alone.
+        # The environment does not count its steps itself.
         env.step_count = count_before + 1
     return checked_step(env, result)
 
 
 def finish_without_loop(work: Coroutine[Any, Any, T], call: str) -> T:
-    """Runs a coroutine that never waits; one that waits is a plain method that should be async."""
+    """Runs a coroutine that never waits; raises an error if it does."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -73,12 +72,12 @@ def _names_seed(reset: Callable[..., Any]) -> bool:
     return any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-# Reading a signature takes longer than most resets.
+# Inspecting a signature takes longer than most resets.
 _method_names_seed = lru_cache(maxsize=256)(_names_seed)
 
 
 def checked_step(env: BaseEnvironment, result: object) -> StepResult:
-    """Turn what `step` returned into a `StepResult`, or say what is wrong with it."""
+    """Returns the `StepResult` of what `step` returned; raises an error if it is invalid."""
     if not isinstance(result, (tuple, list)) or len(result) != 4:
         got = f"{len(result)} values" if isinstance(result, (tuple, list)) else _kind(result)
         fix = "Return (observation, reward, done, info)."
@@ -107,7 +106,7 @@ def checked_step(env: BaseEnvironment, result: object) -> StepResult:
     if info is None:
         info = {}
     if isinstance(info, dict):
-        info = info if type(info) is dict else dict(info)  # what it is read by is then Python's own
+        info = info if type(info) is dict else dict(info)  # no methods of a subclass
     else:
         raise _fault(
             env, "step", f"returned info of {_kind(info)}, expected a dict. Return {{}} for none."
@@ -148,7 +147,7 @@ def _checked_flag(env: BaseEnvironment, done: object) -> bool:
 
 
 def _fault(env: BaseEnvironment, method: str, problem: str) -> EnvironmentFault:
-    """A broken contract, with the place where the user's method is defined as a note."""
+    """Returns the error, with a note on where the user's method is defined."""
     fault = EnvironmentFault(f"{type(env).__name__}.{method}() {problem}")
     if (note := definition_note(getattr(env, method))) is not None:
         fault.add_note(note)
@@ -166,6 +165,6 @@ def _kind(value: object) -> str:
 
 
 def close_environment(env: BaseEnvironment, timeout: float | None = 10.0) -> None:
-    """Close an environment outside an episode: it may fail or hang, and nothing waits for it."""
+    """Closes an environment outside of an episode; errors and timeouts are ignored."""
     with contextlib.suppress(Exception):
         run_sync(call_with_deadline(env.close, timeout=timeout, waiting_for="close"))

@@ -1,4 +1,4 @@
-"""Playing an environment without a model: the expert, the random player, or any function."""
+"""Plays an environment without a model: the expert, the random player, or any function."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from turnwise.errors import ConfigError, TurnwiseError, describe_error, error_me
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
 
 Player: TypeAlias = Callable[[BaseEnvironment, str], str | Awaitable[str]]
-"""Given the environment and the last observation, say the next action."""
+"""Takes the environment and the last observation, and returns the next action."""
 
 OnStep: TypeAlias = Callable[[str, StepResult], None]
-"""Told of each action and what came of it."""
+"""Called with each action and its result."""
 
 
 def expert_player(env: BaseEnvironment, observation: str) -> str:
-    """The environment's own scripted expert: the upper bound, and the warm start's teacher."""
+    """Plays the environment's expert actions: the upper bound, and the teacher of warm starts."""
     action = env.expert_action()
     if action is None:
         raise ConfigError(
@@ -32,8 +32,8 @@ def expert_player(env: BaseEnvironment, observation: str) -> str:
 
 
 def random_player(seed: int | None = None) -> Player:
-    """A player that takes valid random actions: the lower bound."""
-    # Not the stream that an environment of the same seed draws from.
+    """Returns a player of valid random actions: the lower bound."""
+    # Other random numbers than an environment of the same seed.
     rng = random.Random(None if seed is None else f"player {seed}")
 
     def play(env: BaseEnvironment, observation: str) -> str:
@@ -54,14 +54,14 @@ async def play_episode_async(
     seed: int | None = None,
     on_step: OnStep | None = None,
 ) -> Trajectory:
-    """Play one episode; an environment that fails gives a trajectory that says so.
+    """Plays one episode; a failure of the environment is recorded in the trajectory.
 
-    What the player itself raises is the caller's own affair, and flies.
+    Exceptions of the player propagate.
     """
     trajectory = Trajectory(seed=seed)
     try:
         observation = await reset_environment(env, seed)
-    except BaseException as error:  # the one boundary where an environment's failure becomes data
+    except BaseException as error:  # the boundary where a failure of the environment becomes data
         return _failed(trajectory, "reset", error)
     trajectory.prompts = [env.get_prompt_prefix(), observation]
     while True:
@@ -92,7 +92,7 @@ def play_episode(
     seed: int | None = None,
     on_step: OnStep | None = None,
 ) -> Trajectory:
-    """`play_episode_async` for ordinary code.
+    """`play_episode_async` for synchronous code.
 
     >>> from turnwise.env import GuessNumberEnvironment
     >>> play_episode(GuessNumberEnvironment(), expert_player, seed=1).success

@@ -1,4 +1,4 @@
-"""The environment of a plain dataset: a prompt, one reply, and the answer if the row has one."""
+"""`PromptEnvironment`: one prompt of a dataset, one reply, compared with the row's answer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from turnwise.errors import ConfigError
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt, taken apart as an episode needs it.
+    """The parts of a prompt.
 
     >>> Prompt.of([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}])
     Prompt(text='Hi.', system='Be brief.', history=())
     """
 
     text: str
-    """What the agent is to answer: the last user message."""
+    """The last user message."""
     system: str = ""
     history: tuple[Mapping[str, str], ...] = ()
-    """What user and assistant said before."""
+    """The earlier messages of user and assistant."""
 
     @property
     def messages(self) -> list[Mapping[str, str]]:
-        """The whole of it as messages."""
+        """The whole prompt as messages."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.history, {"role": "user", "content": self.text}]
 
     @classmethod
     def of(cls, prompt: object) -> Prompt:
-        """From a text, or from chat messages, the last of which is a user's."""
+        """Reads a text, or chat messages of which the last is a user's."""
         if isinstance(prompt, str):
             return cls(prompt)
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
@@ -45,7 +45,7 @@ class Prompt:
         is_chat = set(roles) <= {"user", "assistant"} and roles[:1] == roles[-1:] == ["user"]
         if not is_chat:
             raise ConfigError(
-                f"the messages of a prompt have the roles {', '.join(roles) or 'of nobody'}; "
+                f"the messages of a prompt have the roles {', '.join(roles) or 'none'}; "
                 "expected user and assistant, after at most one system message, the first and the "
                 "last of them a user's"
             )
@@ -53,7 +53,7 @@ class Prompt:
 
 
 class PromptEnvironment(BaseEnvironment):
-    """One turn: the prompt of the task, and the agent's reply. The reward function scores it.
+    """One turn: the prompt of the task, and the agent's reply, which the reward function scores.
 
     The task is a row of a dataset, a mapping. Its `prompt` is a text or a list of chat messages;
     its `system`, if it has one, is the system prompt of a text.
@@ -114,7 +114,7 @@ class PromptEnvironment(BaseEnvironment):
 
 
 def prompt_of(row: Mapping[str, Any]) -> Prompt:
-    """The prompt of a row, with its system prompt."""
+    """Returns the prompt of a row, with its system prompt."""
     if "prompt" not in row:
         raise ConfigError(f"a row has no 'prompt'; it has {', '.join(map(str, row)) or 'nothing'}")
     prompt = Prompt.of(row["prompt"])
@@ -131,7 +131,7 @@ def prompt_of(row: Mapping[str, Any]) -> Prompt:
 
 
 def answer_of(row: Mapping[str, Any]) -> str | None:
-    """The answer that a row holds, as text; None if there is none to compare with."""
+    """Returns the answer of a row as text; None if it has none."""
     graded = row.get("reward_model")
     places = [row, row, graded if isinstance(graded, Mapping) else {}]
     for place, name in zip(places, ["answer", "ground_truth", "ground_truth"], strict=True):
@@ -161,7 +161,7 @@ def _message(number: int, message: object) -> dict[str, str]:
 
 
 def _text(number: int, content: object) -> str:
-    """The content of a message: a text, or a list of pieces that are all texts."""
+    """Returns the content of a message: a text, or a list of texts."""
     if isinstance(content, str):
         return content
     pieces = content if isinstance(content, Sequence) and not isinstance(content, bytes) else [None]

@@ -1,4 +1,4 @@
-"""`EnvironmentStepTool`: act in the environment by a tool call."""
+"""`EnvironmentStepTool`: takes a step in the environment by a tool call."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from turnwise.types import StepResult
 
 
 class EnvironmentStepTool(Tool):
-    """Act in the environment; the answer is what is seen then.
+    """Takes a step in the environment and returns the observation.
 
-    The environment is the episode's, or the one given here. The `ToolResult` of a call carries
-    the reward and whether the episode is over, and so does the context, in `steps`.
+    The environment is the episode's, or the one given here. The `ToolResult` of a call has the
+    reward and whether the episode is over, and so does the context, in `steps`.
 
-    An environment that breaks is not the model's mistake: the result's `failure` is
-    `ENVIRONMENT`, and the episode ends with that status.
+    If the environment fails, the result's `failure` is `ENVIRONMENT`, and the episode ends with
+    that status.
     """
 
     name = "environment_step"
-    timeout = None  # the environment's own deadline, below, says who was late
+    timeout = None  # step_timeout instead, whose error names the environment
 
     def __init__(
         self,

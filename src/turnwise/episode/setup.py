@@ -22,8 +22,8 @@ from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
 from turnwise.reward import Reward
+from turnwise.reward.compute import RewardLimit
 from turnwise.reward.function import RewardFunction, step_rewards
-from turnwise.reward.limit import RewardLimit
 from turnwise.tools import ToolRegistry
 from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
 from turnwise.types import Trajectory

@@ -2,7 +2,6 @@
 
 from turnwise.reward.batches import RewardBatch, batch_type
 from turnwise.reward.combine import WeightedReward
-from turnwise.reward.completions import openai_complete
 from turnwise.reward.compute import (
     compute_reward,
     compute_reward_async,
@@ -10,7 +9,7 @@ from turnwise.reward.compute import (
     score_trajectories_async,
 )
 from turnwise.reward.function import RewardFn
-from turnwise.reward.judge import LLMJudge
+from turnwise.reward.judge import LLMJudge, openai_complete
 from turnwise.reward.manager import RewardManager, RewardWeights
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
 

@@ -1,21 +1,30 @@
-"""Reward functions of a whole batch, as VERL has them: how to tell them, and what they take."""
+"""Rewards of whole batches in the layout of VERL's `DataProto`: the batch, and its responses."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from turnwise.errors import ConfigError
 from turnwise.reward.function import RewardFn, RewardFunction
+from turnwise.types import Trajectory
+
+if TYPE_CHECKING:
+    from turnwise.env.base import BaseEnvironment
+
+_LOG = logging.getLogger("turnwise")
+_DEFAULT_TOKENIZER = "tiny"
 
 BATCH_TYPES = ("DataProto", "RewardBatch")
 """A function whose first argument is annotated as one of these scores a whole batch."""
 
 
 class Columns:
-    """Columns by name, all with one entry a row. Its length is the number of rows, not of columns.
+    """Columns by name, with one entry per row. Its length is the number of rows.
 
     >>> columns = Columns({"state": ["door", "wall"], "depth": [3, 4]})
     >>> len(columns), columns["state"][1], "depth" in columns
@@ -49,7 +58,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class RewardRow:
-    """One row of a batch: the same names, each with its own entry."""
+    """One row of a batch, by the names of the columns."""
 
     batch: Mapping[str, Any]
     non_tensor_batch: Mapping[str, Any]
@@ -57,10 +66,10 @@ class RewardRow:
 
 @dataclass
 class RewardBatch:
-    """A batch of episodes in the layout of VERL's `DataProto`, for machines without VERL.
+    """A batch of episodes in the layout of VERL's `DataProto`, without VERL.
 
-    `batch["responses"]` are the token ids [B, T] of what was sampled and put in between, padded at
-    the end; a dataset's own columns stand beside them, such as `batch["state"]`.
+    `batch["responses"]` are the token ids [B, T] after the prompt, padded on the right. The columns
+    of the dataset are there too, such as `batch["state"]`.
 
     >>> data = RewardBatch(Columns({"state": ["door", "wall"]}))
     >>> len(data), data[1].batch["state"]
@@ -70,9 +79,9 @@ class RewardBatch:
     batch: Columns
     """Tensors [B, ...], and the columns of the dataset as lists."""
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
-    """Objects, one a row: `response_texts`, `trajectory`, `extra_info`, the dataset's columns."""
+    """Objects, one per row: `response_texts`, `trajectory`, `extra_info`, the dataset's columns."""
     meta_info: dict[str, Any] = field(default_factory=dict)
-    """Whatever is said about the batch as a whole."""
+    """Facts about the batch as a whole."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -88,9 +97,9 @@ class RewardBatch:
         return map(self.__getitem__, range(len(self)))
 
     def as_data_proto(self, data_proto: Any) -> Any:
-        """Return the same batch as VERL's `DataProto`, which is the class that is given.
+        """Returns the same batch as VERL's `DataProto`, the given class.
 
-        Columns that are no tensors stay readable row by row, as `batch["state"][0]`.
+        Columns that are no tensors can be read row by row, as `batch["state"][0]`.
         """
         import torch  # both come with VERL
         from tensordict import NonTensorData, NonTensorStack
@@ -106,15 +115,14 @@ class RewardBatch:
 
 
 def is_data_proto(kind: type | str) -> TypeGuard[type]:
-    """Return whether a class is VERL's own `DataProto`, without importing VERL."""
+    """Whether a class is VERL's own `DataProto`, without importing VERL."""
     return isinstance(kind, type) and kind.__module__.split(".")[0] == "verl"
 
 
 def batch_type(function: RewardFn | None) -> type | str | None:
-    """What a reward function of batches is to be called with; None: it scores one episode.
+    """Returns the type of batch that a reward function takes; None for one of single episodes.
 
-    It is found in the annotation of the first argument: the class, or its name where the name
-    cannot be looked up.
+    It is the annotation of the first argument: a class, or a name that cannot be resolved here.
 
     >>> def score(data: RewardBatch) -> list[float]: ...
     >>> batch_type(score), batch_type(lambda trajectory: 1.0)
@@ -124,7 +132,7 @@ def batch_type(function: RewardFn | None) -> type | str | None:
         return None
     try:
         parameters = _parameters(function)
-    except ValueError:  # some functions written in C do not tell
+    except ValueError:  # some functions written in C have no signature
         return None
     kind = parameters[0].annotation if parameters else None
     if isinstance(kind, str):
@@ -135,7 +143,7 @@ def batch_type(function: RewardFn | None) -> type | str | None:
 
 
 def of_one_episode(function: RewardFn | None) -> RewardFunction:
-    """A reward function for single episodes; one of whole batches is refused."""
+    """Returns a reward function of single episodes; raises an error for one of batches."""
     if batch_type(function) is not None:
         raise ConfigError(
             "this reward function scores whole batches: its argument is a DataProto or a "
@@ -148,6 +156,117 @@ def of_one_episode(function: RewardFn | None) -> RewardFunction:
 def _parameters(function: RewardFn) -> list[inspect.Parameter]:
     try:
         signature = inspect.signature(function, eval_str=True)
-    except Exception:  # a name that only type checkers can look up, such as one of VERL's
+    except Exception:  # a name that only type checkers can resolve, such as one of VERL's
         signature = inspect.signature(function)
     return list(signature.parameters.values())
+
+
+def is_batch(data: object) -> bool:
+    """Whether this is a batch of VERL, or one in its layout."""
+    return _has(getattr(data, "batch", None), "responses") or "trajectory" in _objects(data)
+
+
+def carried_trajectories(data: Any) -> list[Trajectory] | None:
+    """Returns the episodes in a batch, as turnwise's trainers provide them; None without any."""
+    trajectories = _objects(data).get("trajectory")
+    return None if trajectories is None else [Trajectory.of(one) for one in trajectories]
+
+
+def response_texts(data: Any, tokenizer: Any = None) -> list[str]:
+    """Returns the responses of a batch as texts.
+
+    They are texts already, or token ids [B, T], which the tokenizer decodes; the default is that of
+    the built-in model, if all ids are in its vocabulary. The last columns of `attention_mask`, if
+    the batch has it, tell tokens from padding.
+    """
+    texts = _objects(data).get("response_texts")
+    responses = data.batch["responses"] if texts is None else texts
+    if all(isinstance(response, str) for response in responses):
+        return list(responses)
+    rows = _unpadded(responses, data.batch)
+    if tokenizer is None:
+        tokenizer = _default_tokenizer(rows)
+    return [str(tokenizer.decode(row, skip_special_tokens=True)) for row in rows]
+
+
+def starts(data: Any, num_rows: int) -> list[Mapping[str, Any]]:
+    """Returns the `seed` and `task` of each row's episode, from the column `extra_info`."""
+    given = _objects(data).get("extra_info")
+    return [{}] * num_rows if given is None else [row or {} for row in given]
+
+
+@asynccontextmanager
+async def play_response(
+    make: Callable[[], BaseEnvironment], action: str, start: Mapping[str, Any]
+) -> AsyncIterator[tuple[Trajectory, BaseEnvironment]]:
+    """Takes one action in a fresh environment, which stays open for the scoring."""
+    from turnwise.env import reset_environment, step_environment
+
+    environment = make()
+    try:
+        seed, task = start.get("seed"), start.get("task")
+        environment.task = task
+        first = await reset_environment(environment, seed)
+        state = environment.get_state_description()
+        step = await step_environment(environment, action)
+        trajectory = Trajectory(
+            [state], [action], [step.reward], [step.done], [step.info], [step.observation]
+        )
+        trajectory.prompts = [environment.get_prompt_prefix(), first]
+        trajectory.seed, trajectory.task = seed, task
+        yield trajectory, environment
+    finally:
+        environment.close()
+
+
+async def play_responses(
+    make: Callable[[], BaseEnvironment], data: Any, tokenizer: Any
+) -> list[Trajectory]:
+    """Plays each response as the first action of an episode of its own."""
+    texts = response_texts(data, tokenizer)
+    found = []
+    for action, start in zip(texts, starts(data, len(texts)), strict=True):
+        async with play_response(make, action, start) as (trajectory, _):
+            found.append(trajectory)
+    return found
+
+
+def _objects(data: Any) -> Mapping[str, Any]:
+    return getattr(data, "non_tensor_batch", None) or {}
+
+
+def _has(columns: Any, name: str) -> bool:
+    return hasattr(columns, "keys") and name in columns.keys()  # noqa: SIM118 - a TensorDict's too
+
+
+def _unpadded(responses: Any, columns: Any) -> list[list[int]]:
+    ids = [_plain(row) for row in responses]
+    if not _has(columns, "attention_mask"):
+        return ids
+    masks = [_plain(row) for row in columns["attention_mask"]]
+    return [
+        [one for one, seen in zip(row, mask[len(mask) - len(row) :], strict=True) if seen]
+        for row, mask in zip(ids, masks, strict=True)
+    ]
+
+
+def _plain(row: Any) -> list[Any]:
+    return list(row.tolist() if hasattr(row, "tolist") else row)
+
+
+def _default_tokenizer(rows: Sequence[Sequence[int]]) -> Any:
+    from turnwise.models import load_tokenizer  # imports torch
+
+    tokenizer = load_tokenizer(_DEFAULT_TOKENIZER)
+    largest = max((max(row, default=0) for row in rows), default=0)
+    if largest >= len(tokenizer):
+        raise ConfigError(
+            f"the responses are token ids up to {largest}, and there is no tokenizer to decode "
+            "them. Pass tokenizer=, or a batch whose responses are texts."
+        )
+    _LOG.warning(
+        "No tokenizer was given: responses are decoded with that of the built-in model %r. "
+        "Pass tokenizer= for another.",
+        _DEFAULT_TOKENIZER,
+    )
+    return tokenizer

@@ -1,17 +1,19 @@
-"""Several reward functions as one: a weighted sum that keeps its parts for the metrics."""
+"""`WeightedReward`: a weighted sum of reward functions; reward functions from the settings."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from turnwise.config import RewardItem
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward.batches import of_one_episode
 from turnwise.reward.function import RewardFn, RewardFunction
 from turnwise.reward.result import Reward, add_rewards, count_turns
 from turnwise.types import Trajectory
+from turnwise.user_code import import_object
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
@@ -23,10 +25,10 @@ class WeightedReward:
     >>> def short(trajectory): return float(trajectory.num_turns < 3)
     >>> reward_fn = WeightedReward({"steps": (None, 1.0), "short": (short, 0.5)})
 
-    None stands for the environment's step rewards. The parts run at the same time, the plain
-    ones in threads: one that keeps state must be safe to share, or run with max_concurrency=1.
-    A part that fails fails the whole. Where one part is per turn and another is not, the latter
-    goes on the last turn.
+    None stands for the environment's step rewards. The functions run at the same time, synchronous
+    ones in threads: one that keeps state must be thread-safe, or run with max_concurrency=1. If one
+    fails, the whole fails. If only some return one reward per turn, the others' rewards go on the
+    last turn.
     """
 
     def __init__(self, parts: Mapping[str, tuple[RewardFn | None, float]]) -> None:
@@ -68,3 +70,26 @@ def _read_part(name: str, part: object) -> tuple[RewardFunction, float]:
     if not isinstance(weight, int | float) or not math.isfinite(weight):
         raise ConfigError(f"the weight of part {name!r} must be a finite number, got {weight!r}")
     return of_one_episode(function), float(weight)
+
+
+def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | None:
+    """Returns the reward function of the setting `reward`; None takes the step rewards."""
+    if setting is None or isinstance(setting, str):
+        return None if setting is None else _imported(setting)
+    if not setting:
+        raise ConfigError("reward got an empty list, expected {function, weight} in it, or null")
+    parts: dict[str, tuple[RewardFn | None, float]] = {}
+    for item in setting:
+        function = None if item.function is None else _imported(item.function)
+        name = item.name or (item.function or ":steps").rpartition(":")[2]
+        if name in parts:
+            raise ConfigError(f"reward names {name!r} twice. Add their weights.")
+        parts[name] = (function, item.weight)
+    return WeightedReward(parts)
+
+
+def _imported(target: str) -> RewardFn:
+    function: RewardFn = import_object(target, option="--reward or the setting reward")
+    if not callable(function):
+        raise ConfigError(f"reward got {target!r}, which is no function")
+    return function

@@ -1,25 +1,31 @@
-"""Score one episode or many: concurrently, in order, with a limit and a deadline."""
+"""Computes the reward of one episode or of many, with limits on time and concurrency."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
 from turnwise.reward.batches import of_one_episode
-from turnwise.reward.function import RewardFn
-from turnwise.reward.limit import RewardLimit
+from turnwise.reward.function import RewardFn, RewardFunction
 from turnwise.reward.result import Reward, RewardFailure, RewardOutcome
 from turnwise.types import EpisodeStatus, Trajectory
 
 if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
+DEFAULT_CONCURRENCY = 16
+PATIENCE_SECONDS = 5.0
+"""A call that takes longer no longer blocks the others."""
+
+_LOG = logging.getLogger("turnwise")
 
 
 class HasTrajectories(Protocol):
-    """A batch that carries its episodes, such as `RolloutData`."""
+    """A batch with its episodes, such as `RolloutData`."""
 
     @property
     def trajectories(self) -> Iterable[Trajectory | Mapping[str, Any]]: ...
@@ -35,7 +41,7 @@ def compute_reward(
     *,
     timeout: float | None = None,
 ) -> Reward:
-    """The reward of one episode, or a `RewardError` that says why there is none.
+    """Returns the reward of one episode; raises `RewardError` if there is none.
 
     >>> compute_reward(Trajectory(actions=["a", "b"], rewards=[0.5, 1.0])).total
     1.5
@@ -52,7 +58,7 @@ async def compute_reward_async(
     *,
     timeout: float | None = None,
 ) -> Reward:
-    """`compute_reward` for async code; without a timeout, a plain function runs on the loop."""
+    """`compute_reward` for async code; without a timeout, synchronous functions run on the loop."""
     function = of_one_episode(reward_fn)
     trajectory = Trajectory.of(trajectory)
     check_scorable(trajectory)
@@ -67,7 +73,7 @@ def score_trajectories(
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
 ) -> list[RewardOutcome]:
-    """`score_trajectories_async` for ordinary code."""
+    """`score_trajectories_async` for synchronous code."""
     return run_sync(
         score_trajectories_async(
             trajectories,
@@ -87,15 +93,15 @@ async def score_trajectories_async(
     max_concurrency: int | None = None,
     timeout: float | None = 60.0,
 ) -> list[RewardOutcome]:
-    """One outcome for each trajectory, in order; one that fails does not touch the others.
+    """Returns one outcome for each trajectory, in order; failures do not affect the others.
 
-    `environments` is one for each trajectory, or one for all. An episode that had already failed
-    is not scored: its outcome carries its own status. `timeout` is in seconds and for each call.
+    `environments` is one for each trajectory, or one for all. An episode that has failed is not
+    scored: its outcome has its status. `timeout` is in seconds, for each call.
 
-    `max_concurrency` is how many calls run at once. None means 16 for an async function, and one
-    after the other for a plain one: it runs in a thread and may keep state that is not safe to
-    share. A call that takes longer than 5 seconds then no longer holds the others back. Without a
-    timeout a plain function needs no thread and runs where it is called.
+    `max_concurrency` limits the calls that run at once. None means 16 for an async function and one
+    for a synchronous one, which runs in a thread and may keep state that is not thread-safe; a call
+    that takes longer than 5 seconds then no longer blocks the others. Without a timeout a
+    synchronous function runs without a thread.
     """
     function = of_one_episode(reward_fn)
     if max_concurrency is not None and max_concurrency < 1:
@@ -119,7 +125,7 @@ async def score_trajectories_async(
 
 
 def check_scorable(trajectory: Trajectory) -> None:
-    """Refuse an episode that failed: it must not turn into a number."""
+    """Raises an error for a failed episode, which must not become a number."""
     if trajectory.status.is_error:
         raise RewardError(
             f"the episode failed and has no reward: {_why_failed(trajectory)} "
@@ -128,7 +134,7 @@ def check_scorable(trajectory: Trajectory) -> None:
 
 
 def list_trajectories(batch: TrajectoryBatch) -> list[Trajectory]:
-    """A batch as a list of `Trajectory`, or an error for what is no batch."""
+    """Returns a batch as a list of `Trajectory`; raises an error for anything else."""
     episodes = getattr(batch, "trajectories", batch)
     if isinstance(episodes, Trajectory | Mapping | str) or not isinstance(episodes, Iterable):
         raise ConfigError(
@@ -152,4 +158,49 @@ def _one_each(
 
 
 def _why_failed(trajectory: Trajectory) -> str:
-    return f"{trajectory.status.value}: {trajectory.error or 'it says no more about it.'}"
+    return f"{trajectory.status.value}: {trajectory.error or 'no further details.'}"
+
+
+class RewardLimit:
+    """Limits how many calls of a reward function run at once, in one event loop.
+
+    By default that is 16 for an async function and one for a synchronous one, which may keep state
+    that is not thread-safe. After `PATIENCE_SECONDS` the slot of a hanging call is free again, and
+    from then on 16 calls run at once. A limit that the user set is never exceeded.
+    """
+
+    def __init__(self, function: RewardFunction, max_concurrency: int | None = None) -> None:
+        self._name = function.name
+        self._is_strict = max_concurrency is not None
+        self._num_slots = max_concurrency or (DEFAULT_CONCURRENCY if function.is_async else 1)
+        self._slots = asyncio.Semaphore(self._num_slots)
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Waits for a slot and holds it for one call."""
+        await self._slots.acquire()
+        if self._is_strict:
+            try:
+                yield
+            finally:
+                self._slots.release()
+            return
+        timer = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._overrun)
+        try:
+            yield
+        finally:
+            if timer.when() > asyncio.get_running_loop().time():
+                timer.cancel()
+                self._slots.release()
+
+    def _overrun(self) -> None:
+        num_new = DEFAULT_CONCURRENCY - self._num_slots
+        if num_new:
+            _LOG.info(
+                "a call of reward function %r takes longer than %g s; others run at the same "
+                "time, up to %d at once (reward_concurrency=1 keeps them one at a time)",
+                *(self._name, PATIENCE_SECONDS, DEFAULT_CONCURRENCY),
+            )
+        self._num_slots = DEFAULT_CONCURRENCY
+        for _ in range(1 + num_new):
+            self._slots.release()

@@ -1,4 +1,4 @@
-"""A user's reward function: its signature is read once, and its failures get one name."""
+"""`RewardFunction`: calls a user's reward function; all its failures become `RewardError`."""
 
 from __future__ import annotations
 
@@ -25,33 +25,32 @@ if TYPE_CHECKING:
     from turnwise.env.base import BaseEnvironment
 
 RewardFn: TypeAlias = Callable[..., Any]
-"""`f(trajectory)` or `f(trajectory, environment)`, plain or `async def`.
+"""`f(trajectory)` or `f(trajectory, environment)`, synchronous or `async def`.
 
-It returns a float, one float a turn, or a dict of named parts that are either.
+It returns a float, one float per turn, or a dict of named parts that are either.
 """
 
 EnvironmentArgument: TypeAlias = Literal["second", "keyword", "none"]
 
 
 def step_rewards(trajectory: Trajectory) -> list[float]:
-    """The environment's own rewards, each on its turn: what no reward function means."""
+    """Returns the environment's own rewards, each on its turn: the default reward function."""
     return trajectory.rewards
 
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """A reward function, ready to be called in the way that it wants to be called."""
+    """A reward function, and how it is called."""
 
     function: RewardFn
-    """What the user gave."""
     name: str
-    """What errors call it."""
+    """Its name in errors."""
     environment_argument: EnvironmentArgument
     """How it takes the environment."""
 
     @classmethod
     def of(cls, function: RewardFn | None) -> RewardFunction:
-        """Read the signature; None is the sum of the step rewards."""
+        """Reads the signature of a function; None is the sum of the step rewards."""
         if function is None:
             function = step_rewards
         if isinstance(function, type):
@@ -80,17 +79,17 @@ class RewardFunction:
         timeout: float | None = None,
         inline: bool = False,
     ) -> Reward:
-        """The reward of one episode; `RewardError` for anything that is not a reward.
+        """Returns the reward of one episode; raises `RewardError` for anything that is no reward.
 
-        A plain function runs in a thread of its own, so that one that hangs can be left behind;
-        `inline` spares the thread and gives up the deadline.
+        A synchronous function runs in a thread of its own, so that one that hangs can be abandoned;
+        `inline` saves the thread and has no timeout.
         """
         try:
             value = await self._call(trajectory, environment, timeout, inline)
             return read_reward(value, count_turns(trajectory))
         except DeadlineExceeded as error:
             raise RewardError(str(error)) from error
-        except BaseException as error:  # the boundary: a reward's failure becomes an episode's
+        except BaseException as error:  # the boundary where a failing reward fails its episode
             if is_interrupt(error):
                 raise
             is_ours = isinstance(error, TurnwiseError)
@@ -127,13 +126,13 @@ class RewardFunction:
 
 
 def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
-    """How `function` takes the environment, found in its signature and never by trying.
+    """Finds in the signature how `function` takes the environment.
 
     Calling it both ways and catching TypeError would hide the function's own TypeErrors.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # some functions written in C do not tell
+    except ValueError:  # some functions written in C have no signature
         return "none"
     parameters = list(signature.parameters.values())
     argument: EnvironmentArgument = "none"
@@ -156,7 +155,7 @@ def _environment_argument(function: RewardFn, name: str) -> EnvironmentArgument:
 
 
 def _second_is_environment(parameters: list[inspect.Parameter]) -> bool:
-    """A second argument with a default is the user's own setting, unless it is named for it."""
+    """A second argument with a default is the environment only if its name says so."""
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if len(positional) < 2:
         return any(p.kind is p.VAR_POSITIONAL for p in parameters)

@@ -1,20 +1,28 @@
-"""`LLMJudge`: a language model reads the episode and gives a score."""
+"""`LLMJudge`: a language model scores an episode; `openai_complete` asks it over HTTP."""
 
 from __future__ import annotations
 
 import hashlib
+import http.client
+import json
 import math
+import os
 import re
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import ConfigError, RewardError
 from turnwise.types import Trajectory
 
 Complete: TypeAlias = Callable[[str], str | Awaitable[str]]
-"""A prompt in, the model's answer out; plain or `async def`."""
+"""Takes a prompt and returns the model's answer; synchronous or `async def`."""
 
+NUM_ATTEMPTS = 4
+RETRIED_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 DEFAULT_RUBRIC = "Did the agent reach the goal that it was given, and without wasted turns?"
 
 _PROMPT = """\
@@ -44,12 +52,12 @@ _SCORE_LINE = re.compile(
 
 
 class LLMJudge:
-    """A reward function that asks a language model; gives 0 for its lowest score, 1 for its best.
+    """A reward function that asks a language model for a score, rescaled to 0 (lowest) to 1 (best).
 
-    `complete` is any callable from a prompt to the model's answer. Only what it returns is
-    searched for a score, so a score that the agent writes into the episode counts for nothing.
-    An answer without a readable score is asked for again, `max_attempts` times in all, and is
-    then an error. Transcripts over `max_chars` lose their middle.
+    `complete` is any callable from a prompt to the model's answer. Only that answer is searched for
+    a score, so that a score in the episode itself has no effect. Answers without a valid score are
+    requested again, up to `max_attempts` in all, and are then an error. The middle of transcripts
+    over `max_chars` is left out.
 
     >>> judge = LLMJudge(lambda prompt: "It won at once.\\nScore: 9", rubric="Did it win?")
     """
@@ -99,9 +107,9 @@ class LLMJudge:
         )
 
     def render_prompt(self, trajectory: Trajectory) -> str:
-        """What the judge is asked."""
+        """Returns the prompt for the judge."""
         transcript = _shorten(render_transcript(trajectory), self.max_chars)
-        # A text cannot hold its own hash, so nothing in the transcript can end it early.
+        # A text cannot contain its own hash, so nothing in the transcript can end it early.
         digest = hashlib.sha256(transcript.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         low, high = self.scale
         return _PROMPT.format(
@@ -113,7 +121,7 @@ class LLMJudge:
         )
 
     def _read_score(self, answer: str) -> tuple[float | None, str]:
-        """The score, or None and what is wrong with the answer.
+        """Returns the score, or None and what is wrong with the answer.
 
         Only the last line counts: an earlier one may quote the episode.
         """
@@ -131,8 +139,8 @@ class LLMJudge:
 
 
 def render_transcript(trajectory: Trajectory) -> str:
-    """An episode as a text to read: the opening, then what was said and answered each turn."""
-    blocks = [f"[Opening]\n{text}" for text in trajectory.prompts if text]
+    """Returns an episode as text: the initial prompt, then each turn with its observation."""
+    blocks = [f"[Prompt]\n{text}" for text in trajectory.prompts if text]
     for turn, action in enumerate(trajectory.actions):
         blocks.append(f"[Turn {turn + 1}, agent]\n{action}")
         if turn < len(trajectory.observations):
@@ -141,10 +149,80 @@ def render_transcript(trajectory: Trajectory) -> str:
 
 
 def _shorten(text: str, max_chars: int) -> str:
-    """Keep the beginning and the end: the task stands in the one, the outcome in the other."""
+    """Keeps the beginning, which has the task, and the end, which has the outcome."""
     if len(text) <= max_chars:
         return text
     head = max_chars // 2
     tail = max_chars - head
     num_left_out = len(text) - max_chars
     return f"{text[:head]}\n[{num_left_out} characters left out]\n{text[-tail:]}"
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects, which would send the API key to another host."""
+
+    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+
+def openai_complete(
+    base_url: str,
+    model: str,
+    *,
+    api_key_env: str | None = None,
+    temperature: float = 0.0,
+    max_tokens: int = 1024,
+    timeout: float = 60.0,
+) -> Callable[[str], str]:
+    """Returns a function from a prompt to the answer of `model` at `base_url` (ends in /v1).
+
+    The API key is read from the environment variable `api_key_env`, if one is named. Requests to a
+    busy or unreachable server are retried a few times, with growing pauses.
+    """
+    if not base_url.startswith(("http://", "https://")):
+        raise ConfigError(f"base_url must begin with http:// or https://, got {base_url!r}")
+    headers = {"Content-Type": "application/json"}
+    if api_key_env is not None:
+        if not os.environ.get(api_key_env):
+            raise ConfigError(f"the environment variable {api_key_env} with the key is not set")
+        headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
+    url = f"{base_url.rstrip('/')}/chat/completions"
+    opener = urllib.request.build_opener(_NoRedirect)
+
+    def complete(prompt: str) -> str:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+        }
+        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+        for attempt in range(NUM_ATTEMPTS):
+            try:
+                with opener.open(request, timeout=timeout) as response:
+                    return _read_answer(response.read(), url)
+            except urllib.error.HTTPError as error:
+                with error:
+                    problem = f"HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
+                if error.code not in RETRIED_STATUSES:
+                    break
+            except (OSError, http.client.HTTPException) as error:
+                problem = f"{type(error).__name__}: {error}"
+            if attempt + 1 < NUM_ATTEMPTS:
+                time.sleep(0.25 * 2**attempt)
+        raise RewardError(f"{url} gave no answer. {problem}")
+
+    return complete
+
+
+def _read_answer(body: bytes, url: str) -> str:
+    try:
+        answer = json.loads(body)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError):
+        answer = None
+    if not isinstance(answer, str):
+        raise RewardError(
+            f"{url} answered {body[:200]!r}, expected choices[0].message.content. "
+            "Does base_url point at a server with OpenAI's chat interface?"
+        )
+    return answer

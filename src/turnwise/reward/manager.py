@@ -1,4 +1,4 @@
-"""`RewardManager`: the step rewards, a bonus for success and for speed, a fine for nonsense."""
+"""`RewardManager`: step rewards, bonuses for success and efficiency, a fine for invalid actions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 from turnwise.deadlines import run_sync
 from turnwise.errors import ConfigError, RewardError
+from turnwise.reward.batches import carried_trajectories, is_batch, play_responses
 from turnwise.reward.compute import TrajectoryBatch, check_scorable, list_trajectories
-from turnwise.reward.responses import carried_trajectories, is_batch, play_responses
 from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.types import Trajectory
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RewardWeights:
-    """What each part of a `RewardManager`'s reward is multiplied by; 0 leaves a part out."""
+    """The weights of a `RewardManager`'s terms; 0 leaves a term out."""
 
     step: float = 1.0
     """The sum of the step rewards."""
     success: float = 5.0
     """Whether the last step's `info["success"]` is true."""
     invalid_action: float = -0.5
-    """The number of steps whose `info["invalid_action"]` is true; negative, since it is a fine."""
+    """The number of steps whose `info["invalid_action"]` is true."""
     efficiency: float = 0.1
     """The number of steps left over from the environment's `max_steps`."""
 
@@ -42,7 +42,7 @@ class RewardWeights:
 
 
 class RewardManager:
-    """Rewards episodes of one kind of environment by four weighted parts.
+    """Computes the rewards of one kind of environment as the sum of four weighted terms.
 
     >>> from types import SimpleNamespace
     >>> manager = RewardManager(SimpleNamespace(max_steps=10))
@@ -51,9 +51,9 @@ class RewardManager:
     6.9
 
     A manager is itself a reward function: `Trainer(..., reward_fn=RewardManager(env))`.
-    Called with a `DataProto` of VERL's or a `RewardBatch` it scores the episodes that the batch
-    carries, or else each response as the first action of a fresh copy of the environment;
-    `tokenizer` reads responses that are token ids.
+    Called with VERL's `DataProto` or a `RewardBatch` it scores the episodes in the batch, or else
+    each response as the first action of a fresh copy of the environment; `tokenizer` decodes
+    responses that are token ids.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RewardManager:
         self.tokenizer = tokenizer
 
     def score(self, trajectory: Trajectory | Mapping[str, Any]) -> Reward:
-        """The reward with its four parts, each step's own share on its turn."""
+        """Returns the reward with its four terms, each step's share on its turn."""
         trajectory = Trajectory.of(trajectory)
         check_scorable(trajectory)
         num_turns = count_turns(trajectory)
@@ -77,7 +77,7 @@ class RewardManager:
         if len(fines) not in (0, num_turns):
             raise RewardError(
                 f"the trajectory has {len(fines)} infos for {num_turns} turns. "
-                "Keep one info a turn, {} where there is nothing to say."
+                "Keep one info per turn, {} if it is empty."
             )
         weights = self.weights
         per_turn = [weights.step * step for step in steps]
@@ -94,11 +94,11 @@ class RewardManager:
         return Reward(sum(parts.values()), tuple(per_turn), parts)
 
     def compute_trajectory_reward(self, trajectory: Trajectory | Mapping[str, Any]) -> float:
-        """The reward of one episode."""
+        """Returns the reward of one episode."""
         return self.score(trajectory).total
 
     def compute_batch_rewards(self, trajectories: TrajectoryBatch) -> torch.Tensor:
-        """The rewards of a batch, float32 [B]. An episode that failed is an error, not a zero."""
+        """Returns the rewards of a batch, float32 [B]. A failed episode is an error, not a zero."""
         import torch
 
         rewards = [self.score(trajectory).total for trajectory in list_trajectories(trajectories)]
@@ -109,7 +109,7 @@ class RewardManager:
     @overload
     def __call__(self, data: TrajectoryBatch | RewardBatch) -> torch.Tensor: ...
     def __call__(self, data: Any) -> Reward | torch.Tensor:
-        """The rewards of a batch, float32 [B]; of a single episode, its `Reward`."""
+        """Returns the rewards of a batch, float32 [B], or the `Reward` of a single episode."""
         if isinstance(data, Trajectory | Mapping):
             return self.score(data)
         if is_batch(data):

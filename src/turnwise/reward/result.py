@@ -1,4 +1,4 @@
-"""What scoring an episode gives: a reward that is always finite, or the reason there is none."""
+"""The result of scoring an episode: a finite reward, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Reward:
     total: float
     """The whole episode's reward."""
     per_turn: tuple[float, ...] | None = None
-    """One reward a turn, adding up to `total`; None: the episode has one reward as a whole."""
+    """One reward per turn, adding up to `total`; None for one reward of the whole episode."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """Named parts that add up to `total`, for the metrics; empty if it has none."""
+    """Named parts that add up to `total`, for the metrics."""
 
     def __post_init__(self) -> None:
         _check_finite([self.total], "the reward is")
@@ -36,16 +36,16 @@ class Reward:
         _check_finite(self.parts.values(), "a part of the reward is")
 
     def by_turn(self, num_turns: int) -> list[float]:
-        """One reward a turn, each where it was earned: the episode's own on the last turn.
+        """Returns one reward per turn; the episode's own is on the last turn.
 
-        An episode without turns has nowhere to put a reward and gives an empty list.
+        An episode without turns gives an empty list.
         """
         if self.per_turn is None:
             return [0.0] * (num_turns - 1) + [self.total] if num_turns else []
         if len(self.per_turn) != num_turns:
             raise RewardError(
                 f"got {len(self.per_turn)} rewards for an episode of {num_turns} turns. "
-                "Return one float a turn, or a single float for the whole episode."
+                "Return one float per turn, or a single float for the whole episode."
             )
         return list(self.per_turn)
 
@@ -68,15 +68,15 @@ RewardOutcome: TypeAlias = Reward | RewardFailure
 
 
 def count_turns(trajectory: Trajectory) -> int:
-    """The turns of an episode; hand-written ones may hold rewards without their actions."""
+    """Returns the number of turns; hand-written trajectories may have rewards without actions."""
     return trajectory.num_turns or len(trajectory.rewards)
 
 
 def read_reward(value: object, num_turns: int) -> Reward:
-    """What a reward function returned, as a `Reward`; `RewardError` if it cannot be one.
+    """Reads what a reward function returned; raises `RewardError` if it is no reward.
 
-    A number is the episode's reward, a sequence is one number a turn, a mapping names parts that
-    are either. Arrays and tensors count as the numbers that they hold.
+    A number is the episode's reward, a sequence has one number per turn, a mapping has named parts
+    that are either. Arrays and tensors count as their numbers.
     """
     if isinstance(value, Reward):
         value.by_turn(num_turns)
@@ -99,7 +99,7 @@ def read_reward(value: object, num_turns: int) -> Reward:
 
 
 def add_rewards(named: Mapping[str, tuple[Reward, float]], num_turns: int) -> Reward:
-    """The weighted sum of named rewards; a part's own parts are kept as `name/part`."""
+    """Returns the weighted sum of named rewards; parts of a part are named `name/part`."""
     parts: dict[str, float] = {}
     for name, (reward, weight) in named.items():
         leaves = {f"{name}/{key}": part for key, part in reward.parts.items()}
@@ -122,7 +122,7 @@ def _plain(value: Any) -> object:
 
 def _number(value: object) -> float:
     value = _plain(value)
-    # The plain types first: asking for a protocol is slow.
+    # The common types first: checking for a protocol is slow.
     if isinstance(value, int | float | SupportsFloat):
         try:
             return float(value)
@@ -133,7 +133,7 @@ def _number(value: object) -> float:
         fix = "Return the dict alone, without a number before it."
     got = "None" if value is None else f"type {type(value).__name__}"
     raise RewardError(
-        f"returned {got}, expected a float, one float a turn, or a dict of named floats. {fix}"
+        f"returned {got}, expected a float, one float per turn, or a dict of named floats. {fix}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tools: what a model may call besides speaking. Subclass `Tool`, or mark a function `@tool`."""
+"""`Tool` and `@tool`: two ways to write a tool, a subclass with `execute` or a function."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_TIMEOUT = 60.0
 DEFAULT_MAX_OUTPUT = 16_000
-"""Characters of an answer that a model is given; some four thousand tokens."""
+"""Characters of a result that reach the model; about four thousand tokens."""
 
 _MARK = "__turnwise_tool__"
 
 
 @dataclass(frozen=True)
 class ToolMark:
-    """What `@tool` writes on a function."""
+    """The options of `@tool`, attached to the function."""
 
     name: str | None = None
     description: str | None = None
@@ -59,12 +59,12 @@ def tool(
     max_output: int = DEFAULT_MAX_OUTPUT,
     inline: bool = False,
 ) -> F | Callable[[F], F]:
-    """Mark a function or a method as a tool; it stays what it was and is called as before.
+    """Marks a function or a method as a tool; it can still be called directly.
 
-    The schema comes from the type hints, the description and the arguments' from the docstring.
-    `timeout` is the seconds that a call may take, None: as long as it likes. `max_output` is how
-    many characters of an answer the model is given. `inline` is for plain functions that are quick
-    and never wait: they run where they are called, without a thread and without a time limit.
+    The schema comes from the type hints, the descriptions from the docstring. `timeout` is in
+    seconds, None for no limit. `max_output` is the number of characters of a result that reach the
+    model. `inline` is for synchronous functions that are quick and never wait: they run without a
+    thread and without a timeout.
 
     >>> @tool
     ... def add(a: int, b: int = 1) -> int:
@@ -75,7 +75,7 @@ def tool(
     ...     '''
     ...     return a + b
 
-    `ToolRegistry.register(add)` takes a function, `ToolRegistry.from_object(thing)` all marked
+    `ToolRegistry.register(add)` takes a function, `ToolRegistry.from_object(thing)` all such
     methods of an object.
     """
     written = ToolMark(name, description, timeout, max_output, inline)
@@ -88,7 +88,7 @@ def tool(
 
 
 def mark_of(attribute: Any) -> ToolMark | None:
-    """What `@tool` wrote on this function or method, if anything."""
+    """Returns the options of `@tool` on this function or method, if it has any."""
     found = getattr(_raw(attribute), _MARK, None)
     return found if isinstance(found, ToolMark) else None
 
@@ -98,7 +98,7 @@ def _raw(attribute: Any) -> Any:
 
 
 class Tool(ABC):
-    """A tool with a class of its own. Write `execute`; it may be `async def`.
+    """A tool with a class of its own. Define `execute`; it may be `async def`.
 
     >>> class AddTool(Tool):
     ...     '''Add two numbers.'''
@@ -109,43 +109,43 @@ class Tool(ABC):
     """
 
     name: str = ""
-    """Empty: the class's name in snake_case."""
+    """Empty takes the class's name in snake_case."""
     description: str = ""
-    """Empty: the docstring of the class, or of `execute`."""
+    """Empty takes the docstring of the class, or of `execute`."""
     parameters: Mapping[str, Any] | None = None
-    """JSON schema of the arguments. None: read from the signature of `execute`."""
+    """JSON schema of the arguments. None reads it from the signature of `execute`."""
     timeout: float | None = DEFAULT_TIMEOUT
-    """Seconds that a call may take. None: as long as it likes."""
+    """Seconds for a call; None for no limit."""
     max_output: int = DEFAULT_MAX_OUTPUT
-    """How many characters of an answer the model is given."""
+    """Characters of a result that reach the model."""
     inline: bool = False
-    """For a plain `execute` that is quick and never waits: no thread, and no time limit."""
+    """For a synchronous `execute` that is quick and never waits: no thread and no timeout."""
 
     @abstractmethod
     def execute(self, *args: Any, **params: Any) -> Any:
-        """Do the work. The arguments have been checked; a `ToolError` is told to the model."""
+        """Runs the tool. The arguments are valid; the model gets the message of a `ToolError`."""
 
     @property
     def function(self) -> Callable[..., Any]:
-        """What is called with the arguments."""
+        """The function that is called with the arguments."""
         return self.execute
 
     @property
     def definition(self) -> ToolDefinition:
-        """What a model is told about this tool."""
+        """The description of this tool for a model."""
         doc = _own_doc(type(self)) or inspect.getdoc(self.execute) or ""
         name = self.name or _snake_case(type(self).__name__)
         return ToolDefinition(name, self.description or split_docstring(doc)[0], self._spec.schema)
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments, checked and coerced, or a `ToolError` that says how to call it right."""
+        """Validates and converts the arguments; a `ToolError` says how to call the tool."""
         try:
             return self._spec.check(arguments)
         except ToolError as error:
             raise ToolError(f"{error} {self.definition.usage}") from None
 
     def with_context(self, arguments: dict[str, Any], context: ToolContext) -> dict[str, Any]:
-        """The arguments, and the context if the tool asks for it."""
+        """Returns the arguments, with the context if the tool has an argument for it."""
         name = self._spec.context_argument
         return arguments if name is None else {**arguments, name: context}
 
@@ -181,7 +181,7 @@ class FunctionTool(Tool):
 
 
 def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
-    """A tool as it is; a function or bound method made into one."""
+    """Returns a tool as it is, and a function or bound method as a tool."""
     if isinstance(thing, Tool):
         return thing
     if inspect.isroutine(thing):
@@ -203,7 +203,7 @@ def as_tool(thing: Tool | Callable[..., Any]) -> Tool:
 
 
 def marked_tools(owner: object) -> list[Tool]:
-    """The methods of an object that are marked `@tool`, base classes first, in written order."""
+    """Returns the methods with `@tool` of an object, base classes first, in source order."""
     marks: dict[str, ToolMark] = {}
     for cls in reversed(type(owner).__mro__):
         for name, attribute in vars(cls).items():
@@ -215,7 +215,7 @@ def marked_tools(owner: object) -> list[Tool]:
 
 
 def has_marked_tools(cls: type) -> bool:
-    """Whether objects of a class have tools of their own: methods that are marked `@tool`."""
+    """Whether a class has tools of its own: methods with `@tool`."""
     return any(
         mark_of(attribute) is not None for base in cls.__mro__ for attribute in vars(base).values()
     )

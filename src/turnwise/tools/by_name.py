@@ -1,4 +1,4 @@
-"""Tools from a configuration file: built-in names, a user's `file.py:name`, MCP servers."""
+"""Tools and parsers from the settings: built-in names, a user's `file.py:name`, MCP servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turnwise.user_code import import_object, require_use
 ToolEntry: TypeAlias = str | Mapping[str, Any]
 """`calculator`, `tools.py:search`, `{tool: python, limits: {seconds: 2}}` or `{mcp: command}`."""
 
-# The one line where a built-in tool is named.
+# Built-in tools; a new one is one line here.
 BUILT_IN: dict[str, str] = {
     "calculator": "turnwise.tools.calculator:CalculatorTool",
     "python": "turnwise.tools.python_code:PythonCodeTool",
@@ -27,15 +27,15 @@ BUILT_IN: dict[str, str] = {
 
 
 _RISKY = {"allow_unsafe", "packages"}
-"""Options that let a built-in tool reach more than it should for settings of somebody else."""
+"""Options that need the user's consent, since they make a built-in tool less safe."""
 
 
 def tools_by_name(
     entries: Sequence[ToolEntry], closing: contextlib.ExitStack | None = None
 ) -> ToolRegistry:
-    """Return the tools that the entries name; `closing` ends the servers that were started.
+    """Returns the tools of these entries; `closing` ends the servers that are started.
 
-    Without it there must be none: a connection to a server cannot go to another process.
+    Without `closing`, MCP servers are refused: a connection cannot be sent to another process.
     """
     registry = ToolRegistry()
     for entry in entries:
@@ -58,9 +58,9 @@ def tools_by_name(
 
 
 def parser_by_name(name: str) -> ActionParser | str:
-    """Return the name of a known parser as it is, and a user's `file.py:Name` as a parser."""
+    """Returns the name of a built-in parser as it is, and a user's `file.py:Name` as a parser."""
     if ":" not in name:
-        get_parser(name)  # a name that there is not is an error
+        get_parser(name)  # raises an error for an unknown name
         return name
     found = import_object(name, option="--parser or the setting parser")
     parser = found() if isinstance(found, type) and issubclass(found, ActionParser) else found
@@ -96,7 +96,7 @@ def _from_target(name: str, options: dict[str, Any]) -> Sequence[Tool | Callable
 
 
 def uses_of(entry: ToolEntry) -> list[str]:
-    """Return what an entry runs besides importable code, as `require_use` asks about it."""
+    """Returns what an entry runs besides importable code, in the words of `require_use`."""
     options = dict(entry) if isinstance(entry, Mapping) else {"tool": entry}
     if "mcp" in options:
         return [server_use(server_words(options.pop("mcp")), options)]
@@ -105,7 +105,7 @@ def uses_of(entry: ToolEntry) -> list[str]:
 
 
 def _use(name: str, options: Mapping[str, Any]) -> str:
-    if isinstance(options.get("packages"), list):  # the same folders, wherever they are named from
+    if isinstance(options.get("packages"), list):  # relative folders made absolute
         options = {**options, "packages": [os.path.abspath(p) for p in options["packages"]]}
     return f"the tool {name} with {json.dumps(options, sort_keys=True, default=repr)}"
 

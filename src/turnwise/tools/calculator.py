@@ -1,4 +1,4 @@
-"""`CalculatorTool`: arithmetic for models that are bad at it. Nothing is ever evaluated as Python.
+"""`CalculatorTool`: arithmetic for models. Nothing is ever evaluated as Python.
 
 An expression is parsed into a syntax tree, and only the kinds of nodes below are computed. What
 would make a number too long is refused before it is made: 9**9**9 costs nothing.
@@ -47,7 +47,7 @@ class CalculatorTool(Tool):
 
 
 def calculate(expression: str) -> Number | bool:
-    """The value of an arithmetic expression; a float is rounded to fifteen digits.
+    """Returns the value of an arithmetic expression; floats are rounded to fifteen digits.
 
     >>> calculate("2 + 2 * 6")
     14
@@ -123,7 +123,7 @@ def _evaluate(node: ast.expr, depth: int) -> Number | bool:
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:
-    """1 + 2 + 3 + ... leans to the left; a long one is not a deep one."""
+    """Evaluates 1 + 2 + 3 + ... in a loop, so that a long sum does not count as nested."""
     links = [node]
     while isinstance(links[-1].left, ast.BinOp):
         links.append(links[-1].left)

@@ -1,7 +1,7 @@
-"""Call one tool and give back what came of it, whatever that is.
+"""Calls one tool and returns the result, whether it succeeded or failed.
 
-The one place where a tool's failure is caught. What is not the tool's own passes through: a
-cancelled episode, and the user's Ctrl-C.
+This is the one place where failures of tools are caught. A cancelled episode and the user's Ctrl-C
+propagate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import functools
 import inspect
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ _MAX_MESSAGE = 800
 
 
 class CallRefused(Exception):
-    """A call that does not get as far as the tool."""
+    """A call that is refused before the tool runs."""
 
     def __init__(self, failure: ToolFailure, reason: str) -> None:
         super().__init__(reason)
@@ -45,57 +45,43 @@ class CallRefused(Exception):
 
 
 Finder = Callable[[str], Tool]
-"""Gives the tool of a name, or raises `CallRefused`."""
+"""Returns the tool of a name, or raises `CallRefused`."""
 
 
 async def call_async(
     find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """One call, without holding up the event loop: a plain tool runs in a thread."""
+    """Calls a tool without blocking the event loop: a synchronous tool runs in a thread."""
     started = time.perf_counter()
     try:
-        found = find(name)
-        work = _prepare(found, arguments, context)
-        if _runs_here(found, work):
-            answer = work()
-            if inspect.isawaitable(answer):
-                answer = await answer
-        else:
-            answer = await _call_elsewhere(found, work, name)
+        output = _begin(find, name, arguments, context)
+        if inspect.isawaitable(output):
+            output = await output
     except BaseException as error:
-        if is_interrupt(error):
-            raise
         return _failed(name, error, started)
-    return _worked(name, answer, context, started)
+    return _succeeded(name, output, context, started)
 
 
-def call_here(
+def call_sync(
     find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext
 ) -> ToolResult:
-    """One call from ordinary code."""
+    """Calls a tool from synchronous code."""
     started = time.perf_counter()
     try:
-        found = find(name)
-        work = _prepare(found, arguments, context)
-        if _runs_here(found, work):
-            answer = work()
-            if inspect.isawaitable(answer):
-                answer = run_sync(_wait(answer))
-        else:
-            answer = run_sync(_call_elsewhere(found, work, name))
+        output = _begin(find, name, arguments, context)
+        if inspect.isawaitable(output):
+            output = run_sync(_wait(output))
     except BaseException as error:
-        if is_interrupt(error):
-            raise
         return _failed(name, error, started)
-    return _worked(name, answer, context, started)
+    return _succeeded(name, output, context, started)
 
 
-def _runs_here(found: Tool, work: Callable[[], Any]) -> bool:
-    return found.inline and not is_async(work)
-
-
-def _call_elsewhere(found: Tool, work: Callable[[], Any], name: str) -> Coroutine[Any, Any, Any]:
-    """In a thread, or on the loop if it is async; cut when its time is over."""
+def _begin(find: Finder, name: str, arguments: Mapping[str, Any], context: ToolContext) -> Any:
+    """Returns the output of an inline tool, or an awaitable of the output."""
+    found = find(name)
+    work = _prepare(found, arguments, context)
+    if found.inline and not is_async(work):
+        return work()
     return call_with_deadline(work, timeout=found.timeout, waiting_for=f"tool {name}")
 
 
@@ -105,7 +91,7 @@ def _prepare(found: Tool, arguments: Mapping[str, Any], context: ToolContext) ->
     except ToolError as error:
         raise CallRefused(ToolFailure.BAD_ARGUMENTS, str(error)) from None
     function = functools.partial(found.function, **found.with_context(checked, context))
-    # The answer is made into text where the tool ran, not on the loop: it may be 100 MB.
+    # The value becomes text where the tool runs, not on the event loop: it may be 100 MB.
     if is_async(function):
         return functools.partial(_run_async, function, found.max_output)
     return functools.partial(_run, function, found.max_output)
@@ -129,7 +115,7 @@ async def _wait(result: Awaitable[Any]) -> Any:
     return await result
 
 
-def _worked(name: str, answer: ToolOutput, context: ToolContext, started: float) -> ToolResult:
+def _succeeded(name: str, answer: ToolOutput, context: ToolContext, started: float) -> ToolResult:
     if answer.step is not None:
         context.steps.append(answer.step)
     return ToolResult(
@@ -144,8 +130,10 @@ def _worked(name: str, answer: ToolOutput, context: ToolContext, started: float)
 
 
 def _failed(name: str, error: BaseException, started: float) -> ToolResult:
+    if is_interrupt(error):
+        raise error
     failure, message = _explain(name, error)
-    # What a tool chose to say is said as it is, such as the last lines of a traceback.
+    # The text of a ToolError keeps its lines, such as the last ones of a traceback.
     refused = failure is ToolFailure.REFUSED
     text = read_output(message, DEFAULT_MAX_OUTPUT).text if refused else one_line(message)
     return ToolResult(
@@ -169,7 +157,7 @@ def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
         return ToolFailure.BAD_RESULT, f"{name} failed: it {error}."
     if isinstance(error, DeadlineExceeded):
         return ToolFailure.TIMED_OUT, f"{name} took too long and was stopped. Ask for less at once."
-    # What a thread cannot hand over, such as an exit, arrives wrapped.
+    # An exception that a thread cannot pass on, such as SystemExit, arrives wrapped.
     if (cause := error.__cause__) is not None and not isinstance(cause, Exception):
         error = cause
     return ToolFailure.RAISED, f"{name} failed with {describe_error(error)}"
@@ -177,7 +165,7 @@ def _explain(name: str, error: BaseException) -> tuple[ToolFailure, str]:
 
 @dataclass(frozen=True)
 class ToolOutput:
-    """What a tool returned, made ready for the model."""
+    """The value that a tool returned, and its text for the model."""
 
     text: str
     value: Any
@@ -190,7 +178,7 @@ class NotTextError(TypeError):
 
 
 def read_output(value: Any, limit: int) -> ToolOutput:
-    """Turn what a tool returned into text of at most `limit` characters and a note.
+    """Turns the value of a tool into text of at most `limit` characters and a note.
 
     >>> read_output({"price": 3}, 100).text
     '{"price": 3}'
@@ -213,7 +201,7 @@ def read_output(value: Any, limit: int) -> ToolOutput:
 
 
 def _encode(value: Any, limit: int) -> tuple[str, bool]:
-    """The start of a value's JSON, and whether there is more; the rest is never made."""
+    """Returns the start of a value's JSON, and whether there is more, which is never created."""
     pieces: list[str] = []
     length = 0
     try:
@@ -230,7 +218,7 @@ def _encode(value: Any, limit: int) -> tuple[str, bool]:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, pydantic models, dates, paths, sets, enums, arrays."""
+    """Converts dataclasses, pydantic models, dates, paths, sets, enums and arrays."""
     from pydantic_core import to_jsonable_python
 
     if isinstance(value, Iterator | bytes | bytearray | memoryview):
@@ -243,7 +231,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=_plain)
 
 
 def _printable(text: str) -> str:
-    """Half a surrogate pair is no text: no tokenizer and no file takes it."""
+    """Escapes lone surrogates, which no tokenizer and no file takes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -252,8 +240,8 @@ def _printable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A message, short and on one line."""
-    # Only the start is looked at: splitting 100 MB into words would take seconds.
+    """Returns a message, shortened and on one line."""
+    # Only the start: splitting 100 MB into words would take seconds.
     line = " ".join(text[: 4 * _MAX_MESSAGE].split())
     line = line if len(line) <= _MAX_MESSAGE else f"{line[:_MAX_MESSAGE]}..."
     return _printable(line)

@@ -1,4 +1,4 @@
-"""`ToolContext`: what the tools of one episode share, made with it and closed with it."""
+"""`ToolContext`: the state that the tools of one episode share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ToolContext:
     ...     notes.append(text)
     ...     return f"{len(notes)} notes"
 
-    What is in the store and has `close` (or `aclose`) is closed with the context, the newest
+    Objects in the store that have `close` (or `aclose`) are closed with the context, the newest
     first. The tools of an episode share the store; no other episode sees it.
     """
 
@@ -32,7 +32,7 @@ class ToolContext:
         """The episode's `BaseEnvironment`, of the user's own class; None if there is none."""
         self.store: dict[str, Any] = {}
         self.steps: list[StepResult] = []
-        """What the environment gave to each step that a tool took in it, oldest first."""
+        """The results of the steps that tools took in the environment, oldest first."""
         self._closed = False
 
     @property
@@ -40,13 +40,13 @@ class ToolContext:
         return self._closed
 
     def close(self) -> None:
-        """Close what is in the store. May be called twice; never raises, but logs what failed."""
+        """Closes the objects in the store. May be called twice; errors are logged, not raised."""
         if self.store:
             run_sync(self.aclose())
         self._closed = True
 
     async def aclose(self, timeout: float = _CLOSE_TIMEOUT) -> None:
-        """`close` for async code; each thing in the store has `timeout` seconds for it."""
+        """`close` for async code; each object in the store has `timeout` seconds."""
         self._closed = True
         while self.store:
             name, thing = self.store.popitem()
@@ -74,7 +74,7 @@ class ToolContext:
         await self.aclose()
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is another episode's: it has nothing of this one's but (a copy of) its environment.
+        # A copy belongs to another episode: it keeps only (a copy of) the environment.
         return {"environment": self.environment}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

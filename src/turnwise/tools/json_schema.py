@@ -1,4 +1,4 @@
-"""JSON schemas of arguments: as types that pydantic checks, and in a few words for a model."""
+"""JSON schemas of arguments as types for pydantic, and as short texts for a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAX_DEPTH = 16
 
 
 def typed_dict(fields: dict[str, Any], takes_any: bool) -> Any:
-    """A type for an object with these fields."""
+    """Returns a type for an object with these fields."""
     # A TypedDict, not a model: arguments may be called `copy`, `schema` or `_x`, and what comes
     # out is the dict to call with. pydantic needs this TypedDict before Python 3.12.
     from typing_extensions import TypedDict
@@ -46,7 +46,7 @@ def typed_dict(fields: dict[str, Any], takes_any: bool) -> Any:
 def object_fields(
     schema: Mapping[str, Any], definitions: Mapping[str, Any] | None = None, depth: int = 0
 ) -> tuple[dict[str, Any], bool]:
-    """The fields of an object's schema, and whether it takes others beside them."""
+    """Returns the fields of an object's schema, and whether it takes others too."""
     if definitions is None:
         definitions = schema.get("$defs") or schema.get("definitions") or {}
     properties: dict[str, Any] = schema.get("properties", {})
@@ -59,7 +59,7 @@ def object_fields(
 
 
 def _python_type(schema: Any, definitions: Mapping[str, Any], depth: int) -> Any:
-    """The type that pydantic checks for a JSON schema; what has no counterpart is left open."""
+    """Returns the pydantic type of a JSON schema; Any for what has no counterpart."""
     schema = _follow(schema, definitions)
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return Any
@@ -94,7 +94,7 @@ def _bounded(found: Any, schema: Mapping[str, Any], known: Mapping[str, str]) ->
 
 
 def _follow(schema: Any, definitions: Mapping[str, Any]) -> Any:
-    """What a `$ref` to the schema's own definitions stands for; others are left open."""
+    """Resolves a `$ref` to the schema's own definitions; others give None."""
     if isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
         folder, _, name = reference.rpartition("/")
         return definitions.get(name) if folder in ("#/$defs", "#/definitions") else None
@@ -102,7 +102,7 @@ def _follow(schema: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def describe_type(schema: Any) -> str:
-    """A JSON schema in a word or two.
+    """Returns a JSON schema in a word or two.
 
     >>> describe_type({"type": "array", "items": {"type": "string"}})
     'array of string'
@@ -129,7 +129,7 @@ def describe_default(schema: Any) -> str:
 
 
 def example_of(schema: Any, definitions: Mapping[str, Any] | None = None, depth: int = 0) -> Any:
-    """A value that fits a schema; of an object, what it requires.
+    """Returns a value that fits a schema; for an object, its required fields.
 
     >>> example_of({"properties": {"a": {"type": "integer"}, "b": {}}, "required": ["a"]})
     {'a': 1}

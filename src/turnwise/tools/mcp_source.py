@@ -30,11 +30,11 @@ _SHOWN_LOG = 300
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
 
 Connect = Callable[[AsyncExitStack, IO[str]], Any]
-"""Makes what `mcp.Client` takes. The stack closes what it needs; the file takes a server's log."""
+"""Returns what `mcp.Client` takes. The stack closes its resources; the file gets the server log."""
 
 
 class _ServerLog:
-    """The end of what a server writes to stderr; the rest is let go."""
+    """Keeps the last characters that a server writes to stderr."""
 
     def __init__(self) -> None:
         self._source, sink = os.pipe()
@@ -48,15 +48,15 @@ class _ServerLog:
             while chunk := pipe.read(1 << 16):
                 self._tail = (self._tail + chunk)[-_SHOWN_LOG:]
 
-    def last_words(self) -> str:
-        """Of a server that has ended: why, if it said so."""
+    def last_output(self) -> str:
+        """Returns the last output of a server that has ended."""
         self._thread.join(1.0)
         words = " ".join(self._tail.decode(errors="replace").split())
         return f" It wrote: {words}" if words else ""
 
 
 class MCPTool(Tool):
-    """One tool of an MCP server; its schema is the server's."""
+    """One tool of an MCP server, with the server's schema."""
 
     def __init__(self, source: MCPTools, described: Any) -> None:
         self.source = source
@@ -76,13 +76,13 @@ class MCPTool(Tool):
 
 
 class MCPTools:
-    """The tools of an MCP server. Made by `stdio` or `http`, used with `with` or `async with`.
+    """The tools of an MCP server. Create it with `stdio` or `http`, use it in a `with` block.
 
         with MCPTools.stdio("python", ["server.py"]) as source:
             registry.register_all(source.tools)
 
-    `prefix` goes before the names of its tools, for servers that share some; `timeout` and
-    `max_output` are those of each tool. When the server is gone, calls fail and `status` says so.
+    `prefix` precedes the names of its tools, for servers with equal names; `timeout` and
+    `max_output` are those of each tool. When the server is lost, calls fail and `status` says why.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class MCPTools:
         self.timeout = timeout
         self.max_output = max_output
         self.status = "not opened yet"
-        """`open`, or why it is not."""
+        """`open`, or why it is not open."""
         self._connect = connect
         self._client: Any = None
         self._tools: list[MCPTool] = []
@@ -108,7 +108,7 @@ class MCPTools:
         self._thread: threading.Thread | None = None
         self._log: _ServerLog
         self.entry: ServerEntry | None = None
-        """How the setting `tools` names the server, without secrets; None: it cannot be named."""
+        """The server as an entry of the setting `tools`, without secrets; None if there is none."""
 
     @classmethod
     def stdio(
@@ -120,9 +120,9 @@ class MCPTools:
         cwd: str | None = None,
         **settings: Any,
     ) -> Self:
-        """A server that is a program; it is started and ended here, with its child processes.
+        """Returns a server that is started and ended here, with its child processes.
 
-        Of our environment it gets PATH, HOME and the like, and what `env` says.
+        Its environment has PATH, HOME and the like, and `env`.
         """
         mcp = _import_mcp()
 
@@ -140,7 +140,7 @@ class MCPTools:
                     processes.record_session()
                     yield streams
             finally:
-                # The SDK ends the server, but not the children of one that ends when it is asked.
+                # The SDK ends the server, but not the children of one that ends on request.
                 processes.terminate()
 
         name = " ".join([os.path.basename(command), *args])
@@ -150,13 +150,13 @@ class MCPTools:
 
     @classmethod
     def http(cls, url: str, *, headers: Mapping[str, str] | None = None, **settings: Any) -> Self:
-        """A server that runs elsewhere, by its address (streamable HTTP)."""
+        """Returns a server that runs elsewhere, by its URL (streamable HTTP)."""
         _import_mcp()
         transport = import_extra("mcp.client.streamable_http", "mcp")
         web = import_extra("httpx2", "mcp")
 
         def connect(stack: AsyncExitStack, log: IO[str]) -> Any:
-            # A stream may stay silent for as long as a tool works; the tools have limits.
+            # No read timeout: a tool may work for long, and has its own timeout.
             client = web.AsyncClient(
                 headers=dict(headers or {}), timeout=web.Timeout(30, read=None)
             )
@@ -169,18 +169,18 @@ class MCPTools:
 
     @property
     def tools(self) -> list[MCPTool]:
-        """What the server offers; empty until it is open."""
+        """The server's tools; empty until it is open."""
         return list(self._tools)
 
     def open(self) -> Self:
-        """Connect and ask for the tools; a `ToolError` says why that failed.
+        """Connects and lists the tools; raises a `ToolError` if that fails.
 
-        After the server was lost this connects anew, and the same tools work again.
+        After the server was lost this reconnects, and the same tools work again.
         """
         if self._client is not None and self.status == "open":
             return self
         self.close()
-        # For a program that exits without closing: a server may outlive the end of its input.
+        # For a program that exits without closing: a server may survive the end of its input.
         atexit.register(self.close)
         ready: Future[None] = Future()
         self._log = _ServerLog()
@@ -192,22 +192,22 @@ class MCPTools:
         )
         self._thread.start()
         try:
-            ready.result()  # what it waits for has a deadline
+            ready.result()  # the connection has a timeout
         except Exception as error:
             self.close()
             why = _reason(error) or f"it did not answer within {_START_SECONDS:g} s."
             self.status = f"failed to open: {why}"
             raise ToolError(
-                f"the MCP server {self.name!r} could not be reached: {why}{self._log.last_words()}"
+                f"the MCP server {self.name!r} could not be reached: {why}{self._log.last_output()}"
             ) from error
         finally:
             self._log.file.close()  # the server has its own end of it
         return self
 
     def close(self) -> None:
-        """Disconnect, and end a server that was started here, with all of its child processes.
+        """Disconnects, and ends a server that was started here, with its child processes.
 
-        May be called twice, and is called when the program exits.
+        May be called twice, and is called at exit.
         """
         atexit.unregister(self.close)
         if self._thread is None:
@@ -236,21 +236,21 @@ class MCPTools:
         return self  # a connection cannot be copied; copies of a registry share it
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        """Call a tool of the server by the name that the server gave it."""
+        """Calls a tool by the name that it has on the server."""
         client, loop = self._client, self._loop
         if client is None or loop is None:
             raise ConnectionError(f"the MCP server {self.name!r} is not there: {self.status}")
         work = client.call_tool(name, dict(arguments))
         try:
-            # Cancelling this, at a deadline for one, cancels the call at the server too.
+            # Cancelling this, as at a timeout, cancels the call at the server too.
             answer = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, loop))
         except Exception as error:
             if _is_refusal(error):
                 raise ToolError(_reason(error)) from error
-            words = await call_with_deadline(
-                self._log.last_words, timeout=None, waiting_for="the server's log"
+            output = await call_with_deadline(
+                self._log.last_output, timeout=None, waiting_for="the server's log"
             )
-            self.status = f"lost: {_reason(error)}{words}"
+            self.status = f"lost: {_reason(error)}{output}"
             raise ConnectionError(
                 f"the MCP server {self.name!r} broke down during the call: {_reason(error)}"
             ) from error
@@ -259,13 +259,13 @@ class MCPTools:
     def _run(self, ready: Future[None], log: IO[str]) -> None:
         try:
             asyncio.run(self._serve(ready, log))
-        except BaseException as error:  # nobody may wait for a thread that has ended
+        except BaseException as error:  # `open` waits for this thread
             if not ready.done():
                 ready.set_exception(error)
             self.status = f"lost: {_reason(error)}"
 
     async def _serve(self, ready: Future[None], log: IO[str]) -> None:
-        """The life of the connection, in one task: what opens it must close it."""
+        """Opens, keeps and closes the connection in one task, as the SDK requires."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         try:
@@ -295,7 +295,7 @@ async def _list_tools(client: Any) -> list[Any]:
 
 
 def _read_answer(answer: Any) -> Any:
-    """The text of an answer; a server's own error is told to the model."""
+    """Returns the text of an answer; an error of the server becomes a `ToolError`."""
     pieces = [_read_block(block) for block in answer.content]
     text = "\n".join(pieces)
     if answer.is_error:
@@ -314,13 +314,13 @@ def _read_block(block: Any) -> str:
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Whether the server said no, rather than that there is no server any more."""
+    """Whether the server refused the call, rather than being lost."""
     code = getattr(error, "code", None)
     return isinstance(code, int) and code != import_extra("mcp.types", "mcp").CONNECTION_CLOSED
 
 
 def _reason(error: BaseException) -> str:
-    """A few words; of a group of errors, the first that says something."""
+    """Returns the message of an error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = one_line(str(error))

@@ -1,4 +1,4 @@
-"""`ToolRegistry`: the tools of an episode by name, and the methods that call them."""
+"""`ToolRegistry`: the tools of an episode by name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from turnwise.errors import ToolError, did_you_mean
 from turnwise.tools.base import Tool, as_tool, marked_tools
-from turnwise.tools.calling import CallRefused, call_async, call_here
+from turnwise.tools.calling import CallRefused, call_async, call_sync
 from turnwise.tools.context import ToolContext
 from turnwise.tools.types import ToolCall, ToolDefinition, ToolFailure, ToolResult
 
@@ -22,7 +22,7 @@ class ToolRegistry:
     >>> ToolRegistry([add]).execute_tool("add", a="1", b=2)
     (True, 3)
 
-    What goes wrong in a call is not raised: the model gets it back as a short message.
+    A failing call raises nothing: the model gets a short message instead.
     """
 
     def __init__(self, tools: Iterable[Tool | Callable[..., Any]] = ()) -> None:
@@ -31,7 +31,7 @@ class ToolRegistry:
         self._environment: Any = None
         given: Any = tools
         if isinstance(given, str):
-            given = [given]  # which is refused as a whole, not letter by letter
+            given = [given]  # refused as a whole, not letter by letter
         if not isinstance(given, Iterable) and not callable(given) and not isinstance(given, Tool):
             raise ToolError(
                 f"tools got {given!r:.80}, expected a list of tools: functions, or objects of "
@@ -44,7 +44,7 @@ class ToolRegistry:
 
     @classmethod
     def from_object(cls, owner: object) -> Self:
-        """The methods of `owner` that are marked `@tool`, bound to it."""
+        """Returns the tools of an object: its methods with `@tool`."""
         tools = marked_tools(owner)
         if not tools:
             raise ToolError(
@@ -57,17 +57,17 @@ class ToolRegistry:
     def from_environment(
         cls, environment: Any, tools: Iterable[Tool | Callable[..., Any]] = ()
     ) -> Self:
-        """`tools`, and the environment's own: its methods that are marked `@tool`."""
+        """Returns `tools` and the environment's own: its methods with `@tool`."""
         return cls(tools).bind(environment)
 
     def bind(self, environment: Any) -> Self:
-        """These tools for one episode: with its environment, and that environment's own tools."""
+        """Returns these tools and the environment's own, for one episode."""
         bound = type(self)([*self, *marked_tools(environment)])
         bound._environment = environment
         return bound
 
     def register(self, thing: T) -> T:
-        """Add a tool or a function, and return it, so that this works as a decorator too."""
+        """Adds a tool or a function and returns it, so that this works as a decorator too."""
         found = as_tool(thing)
         name = found.definition.name
         if name in self._tools:
@@ -79,24 +79,22 @@ class ToolRegistry:
         return thing
 
     def register_all(self, things: Iterable[Tool | Callable[..., Any]]) -> None:
-        """Add several."""
         for thing in things:
             self.register(thing)
 
     def unregister(self, name: str) -> None:
-        """Take a tool away."""
         if name not in self._tools:
             raise ToolError(_no_such_tool(name, self._tools))
         del self._tools[name]
 
     @property
     def names(self) -> list[str]:
-        """In the order of registration."""
+        """The names in the order of registration."""
         return list(self._tools)
 
     @property
     def definitions(self) -> list[ToolDefinition]:
-        """What a model is told, in the order of registration."""
+        """The definitions for the model, in the order of registration."""
         return [found.definition for found in self._tools.values()]
 
     def __contains__(self, name: object) -> bool:
@@ -109,24 +107,24 @@ class ToolRegistry:
         return len(self._tools)
 
     def open_context(self, environment: Any = None) -> ToolContext:
-        """What the tools of one episode share. Whoever opens it closes it."""
+        """Returns a context for the tools of one episode; the caller closes it."""
         return ToolContext(environment if environment is not None else self._environment)
 
     def execute(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
-        """Carry out a call. Whatever the tool does, this gives a result.
+        """Executes a call and returns its result, also if the tool fails.
 
-        Without a context the registry's own is used, which lives until `close`.
+        Without a context the registry's own is used, which is open until `close`.
         """
-        return call_here(self._find, call.name, call.arguments, context or self._own_context())
+        return call_sync(self._find, call.name, call.arguments, context or self._own_context())
 
     async def execute_async(self, call: ToolCall, context: ToolContext | None = None) -> ToolResult:
-        """`execute` without blocking the event loop: a plain tool runs in a thread."""
+        """`execute` without blocking the event loop: a synchronous tool runs in a thread."""
         context = context or self._own_context()
         return await call_async(self._find, call.name, call.arguments, context)
 
     # `/`: a tool may have arguments that are called `name` or `self`.
     def execute_tool(self, name: str, /, **params: Any) -> tuple[bool, Any]:
-        """Call a tool: (True, what it returned) or (False, what to tell the model)."""
+        """Calls a tool; returns (True, its value) or (False, the message for the model)."""
         result = self.execute(ToolCall(name, params))
         return result.success, result.value
 
@@ -136,7 +134,7 @@ class ToolRegistry:
         return result.success, result.value
 
     def close(self) -> None:
-        """Close the registry's own context. May be called twice."""
+        """Closes the registry's own context. May be called twice."""
         if self._context is not None:
             self._context.close()
             self._context = None

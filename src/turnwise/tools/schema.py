@@ -1,4 +1,4 @@
-"""The arguments of a tool: a JSON schema from a signature, and a check against either.
+"""The arguments of a tool: a JSON schema from its signature, and validation against a schema.
 
 pydantic is imported inside the functions: it costs more than the rest of the package's import.
 """
@@ -32,7 +32,7 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)$")
 
 @dataclass(frozen=True)
 class ArgumentSpec:
-    """What a tool takes: the schema that the model is shown, and the check that calls go through.
+    """The arguments of a tool: the schema for the model, and the validation of calls.
 
     >>> def add(a: int, b: int = 1) -> int: ...
     >>> spec_from_signature(add).check({"a": "2"})
@@ -42,12 +42,11 @@ class ArgumentSpec:
     schema: dict[str, Any]
     """JSON schema of the arguments, an object."""
     adapter: TypeAdapter[dict[str, Any]]
-    """Checks and coerces."""
     context_argument: str | None = None
     """The argument that takes the `ToolContext`; the model does not see it."""
 
     def check(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with the types that were asked for, or a `ToolError` with each problem."""
+        """Returns the arguments with the right types; a `ToolError` lists the problems."""
         from pydantic import ValidationError
 
         if not isinstance(arguments, Mapping):
@@ -62,16 +61,16 @@ class ArgumentSpec:
             try:
                 return self.adapter.validate_python(read)
             except ValidationError:
-                pass  # what the model wrote is what it is told about
+                pass  # the error message is about what the model wrote
         raise ToolError(_explain_all(problems, list(self.schema.get("properties", {}))))
 
 
-# By function, not by tool: the same method is bound anew in every episode's environment.
+# By function, not by tool: every episode's environment binds the same method again.
 _SPECS: WeakKeyDictionary[Callable[..., Any], ArgumentSpec] = WeakKeyDictionary()
 
 
 def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
-    """Read type hints, defaults and the docstring's `Args:` section."""
+    """Reads type hints, defaults and the docstring's `Args:` section."""
     key = getattr(function, "__func__", function)
     spec = _SPECS.get(key)
     if spec is None:
@@ -82,10 +81,7 @@ def spec_from_signature(function: Callable[..., Any]) -> ArgumentSpec:
 def spec_from_schema(
     schema: Mapping[str, Any], function: Callable[..., Any] | None = None
 ) -> ArgumentSpec:
-    """A check for a schema that was written by hand or came from elsewhere.
-
-    `function` is what will be called: it may ask for the context.
-    """
+    """Returns the validation of a given schema; `function` may have a context argument."""
     context_argument = _context_argument(function) if function is not None else None
     try:
         return _read_schema(json.dumps(schema), context_argument)
@@ -158,7 +154,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _evaluate(hint: Any, function: Callable[..., Any]) -> Any:
-    """A hint that was kept as text. That of the result is left alone: its type may be anywhere."""
+    """Evaluates a hint that is a string."""
     if not isinstance(hint, str):
         return hint
     written = inspect.unwrap(getattr(function, "__func__", function))
@@ -183,7 +179,7 @@ def _default_in_schema(default: object) -> dict[str, Any]:
     try:
         return {"default": to_jsonable_python(default)}
     except PydanticSerializationError:
-        return {}  # a default that JSON cannot show still works: the function fills it in
+        return {}  # a default without JSON works as well: the function has it
 
 
 @lru_cache(maxsize=1024)
@@ -202,7 +198,7 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
     from pydantic.json_schema import GenerateJsonSchema
 
     class WithoutTitles(GenerateJsonSchema):
-        """A title repeats the name; the model would read it twice."""
+        """Leaves out titles, which repeat the names."""
 
         def field_title_should_be_set(self, schema: Any) -> bool:
             return False
@@ -215,7 +211,7 @@ def _plain_schema(adapter: TypeAdapter[dict[str, Any]]) -> dict[str, Any]:
 def _read_json_texts(
     arguments: dict[str, Any], problems: list[ErrorDetails]
 ) -> dict[str, Any] | None:
-    """The arguments with wrong texts read as JSON: models write lists and objects as texts too."""
+    """Parses invalid strings as JSON: models write lists and objects as strings too."""
     read: dict[str, Any] = {}
     for name in {problem["loc"][0] for problem in problems if problem["loc"]}:
         if isinstance(name, str) and isinstance(text := arguments.get(name), str):
@@ -227,7 +223,7 @@ def _read_json_texts(
 
 
 def _explain_all(problems: list[ErrorDetails], names: list[str]) -> str:
-    """One sentence for each bad argument: a union would else complain once for each member."""
+    """Returns one sentence per invalid argument; a union has one problem for each member."""
     first: dict[Any, str] = {}
     for problem in problems:
         first.setdefault(problem["loc"][:1], _explain(problem, names))
@@ -254,7 +250,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def split_docstring(doc: str) -> tuple[str, dict[str, str]]:
-    """What a docstring says before its sections, and what `Args:` says of each argument.
+    """Returns the text before a docstring's sections, and the entries of `Args:`.
 
     >>> split_docstring('''Add.
     ...

@@ -1,4 +1,4 @@
-"""`ServerProcesses`: a server that was started here, with every process that it has started."""
+"""`ServerProcesses`: an MCP server that was started here, and its child processes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class ServerProcesses:
     def __init__(self) -> None:
         value = uuid.uuid4().hex
         self.environment = {_VARIABLE: value}
-        """What the server's environment must hold."""
+        """Variables for the server's environment."""
         self._entry = f"{_VARIABLE}={value}".encode()
         self._leader: tuple[int, int] | None = None
 
     def record_session(self) -> None:
-        """Called when the server has just been started, in a session of its own."""
+        """Called right after the server was started in a session of its own."""
         for pid in self._find():
             found = _read_stat(pid)
             if found is not None and found[0] == pid:
                 self._leader = (pid, found[1])
 
     def terminate(self) -> None:
-        """Terminate the processes that are left, and kill those that ignore it.
+        """Terminates the remaining processes, and kills those that ignore it.
 
         It blocks, because it must not be cancelled halfway.
         """
@@ -47,7 +47,7 @@ class ServerProcesses:
         self._signal_until_gone(signal.SIGKILL, _KILL_SECONDS)
 
     def _signal_until_gone(self, number: signal.Signals, seconds: float) -> bool:
-        """Whether all are gone. New ones, forked in between, get the signal too."""
+        """Returns whether all processes have ended. Newly forked ones get the signal too."""
         deadline = time.monotonic() + seconds
         signalled: set[int] = set()
         while pids := self._find():
@@ -65,7 +65,7 @@ class ServerProcesses:
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             pid = int(folder.name)
-            with suppress(OSError):  # it has ended, or it is somebody else's
+            with suppress(OSError):  # it has ended, or belongs to another user
                 stat = _read_stat(pid)
                 if stat is None or folder.stat().st_uid != os.getuid():
                     continue
@@ -74,13 +74,13 @@ class ServerProcesses:
         return found
 
     def _session_test(self) -> Callable[[int], bool]:
-        """A session keeps its id from being reused while it has members, and no longer."""
+        """An id of a session is not reused while the session has members."""
         if self._leader is None:
             return lambda session: False
         pid, start = self._leader
         now = _read_stat(pid)
         if now is not None and now[1] != start:
-            return lambda session: False  # the id is somebody else's by now
+            return lambda session: False  # the id has been reused
         return lambda session: session == pid
 
 
@@ -92,7 +92,7 @@ def _read_environment(folder: Path) -> list[bytes]:
 
 
 def _read_stat(pid: int) -> tuple[int, int] | None:
-    """Session and start time of a process; None of one that is gone or only waits to be reaped."""
+    """Returns session and start time of a process; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

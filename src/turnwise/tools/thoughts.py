@@ -1,8 +1,8 @@
-"""What a model thinks before and between its answers, told apart from the answers.
+"""Separates a model's thoughts from its answers.
 
-Nothing in a thought is an action: no tool call in it is carried out, and an environment does not
-get to read it. Two ways of marking thoughts are in use. Most models put them between two tags, of
-which the first may stand at the end of the prompt instead; harmony (gpt-oss) has channels.
+Nothing in a thought is an action: no tool call in it is executed, and the environment does not get
+it. Most models write thoughts between two tags, of which the first may be at the end of the prompt;
+harmony (gpt-oss) has channels.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import re
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _CHANNEL = "<|channel|>"
 _HARMONY = ("<|start|>", _CHANNEL, "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
-# A message of harmony: its channel, and what it says up to the token that ends it.
+# A message of harmony: its channel, and its text up to the token that ends it.
 _MESSAGE = re.compile(
     r"<\|channel\|>\s*+(\w*+)[^<]*+(?:<\|constrain\|>[^<]*+)?+<\|message\|>"
     r"((?:[^<]|<(?!\|(?:end|return|call|start)\|>))*+)"
 )
 
 THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *_HARMONY)
-"""Who decodes must keep these, or thoughts and answers run into one another."""
+"""Decoding must keep these, or thoughts cannot be told from answers."""
 
 
 def answer_of(text: str, *, in_thought: bool = False) -> str:
-    """A turn without its thoughts; a turn without thoughts as it stands.
+    """Returns a turn without its thoughts.
 
-    `in_thought`: the prompt ended with the opening tag, so that the turn begins inside a thought.
+    `in_thought`: the prompt ended with the start tag, so that the turn begins inside a thought.
 
     >>> answer_of("<think>Should I attack? No.</think>\\n\\nwait")
     'wait'
@@ -44,7 +44,7 @@ def answer_of(text: str, *, in_thought: bool = False) -> str:
 
 
 def thought_of(text: str, *, in_thought: bool = False) -> str:
-    """What a turn says besides its answer, without the marks: for people to read.
+    """Returns the thoughts of a turn without their tags, for people to read.
 
     >>> thought_of("<think>Should I attack? No.</think>\\n\\nwait")
     'Should I attack? No.'
@@ -59,7 +59,7 @@ def thought_of(text: str, *, in_thought: bool = False) -> str:
 
 
 def _outside(text: str, start: str, end: str) -> str:
-    """What stands after the first end, and outside of every further pair of tags."""
+    """Returns the text after the first end tag, outside of every further pair of tags."""
     _, closed, after = text.partition(end)
     rest, kept = after if closed else text, []
     while rest:
@@ -70,10 +70,10 @@ def _outside(text: str, start: str, end: str) -> str:
 
 
 def opens_thought(prompt: str) -> bool:
-    """Whether a prompt ends with the tag that opens a thought, as some chat templates do."""
+    """Whether a prompt ends with the start tag of a thought, as some chat templates do."""
     return prompt.rstrip().endswith(tuple(start for start, _ in _TAGS))
 
 
 def may_open_thought(template: str) -> bool:
-    """Whether a chat template knows of such tags at all."""
+    """Whether a chat template contains such tags at all."""
     return any(start in template for start, _ in _TAGS)

@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_./-]{1,64}")
 
 @dataclass(frozen=True)
 class ToolDefinition:
-    """What a model is told about a tool.
+    """The description of a tool for a model.
 
     >>> schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     >>> ToolDefinition("weather", "Tell the weather.", schema).signature
@@ -25,11 +25,11 @@ class ToolDefinition:
     """
 
     name: str
-    """What the model writes to call it."""
+    """The name in calls."""
     description: str = ""
-    """What it does, in a sentence or two."""
+    """What the tool does, in a sentence or two."""
     parameters: dict[str, Any] = field(default_factory=dict)
-    """JSON schema of its arguments, an object; empty: it takes none."""
+    """JSON schema of the arguments, an object; empty if there are none."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -47,7 +47,7 @@ class ToolDefinition:
             )
 
     def to_openai(self) -> dict[str, Any]:
-        """The form that OpenAI-style APIs and chat templates take."""
+        """Returns the form that OpenAI-style APIs and chat templates take."""
         return {
             "type": "function",
             "function": {
@@ -59,7 +59,7 @@ class ToolDefinition:
 
     @property
     def signature(self) -> str:
-        """How it is called, in one line."""
+        """The name and the arguments with their types, in one line."""
         required = self.parameters.get("required", ())
         arguments = [
             f"{name}: {describe_type(schema)}"
@@ -70,7 +70,7 @@ class ToolDefinition:
 
     @property
     def usage(self) -> str:
-        """How to call it right, for a model that did not."""
+        """How to call the tool correctly, for a model that did not."""
         example = json.dumps(example_of(self.parameters), ensure_ascii=False)
         return f"Call it as {self.signature}, for example with {example}."
 
@@ -84,62 +84,59 @@ class ToolCall:
     """
 
     name: str
-    """The tool, as the model wrote it; it may not exist."""
+    """The tool's name as the model wrote it; it may not exist."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """As the model wrote them, not yet checked."""
+    """As the model wrote them, not validated."""
     result: Any = None
-    """What the tool returned, or the message that says why it did not. None: not called yet."""
+    """The tool's value, or the message of a failure. None before the call."""
     success: bool | None = None
-    """Whether it worked. None: not called yet."""
+    """None before the call."""
 
 
 class ToolFailure(StrEnum):
-    """Why a call did not work. All of them are told to the model."""
+    """Why a call failed. The model gets a message for each."""
 
     UNKNOWN_TOOL = "unknown_tool"
     BAD_ARGUMENTS = "bad_arguments"
     REFUSED = "refused"
-    """The tool itself said no: it raised a `ToolError`."""
+    """The tool raised a `ToolError`."""
     RAISED = "raised"
-    """The tool broke: any other exception, or an exit."""
+    """The tool raised another exception, or called `sys.exit`."""
     TIMED_OUT = "timed_out"
     BAD_RESULT = "bad_result"
-    """It returned what is neither text nor JSON."""
+    """The tool returned a value that is neither text nor JSON."""
     ENVIRONMENT = "environment"
-    """The environment broke while a tool stepped in it; the episode cannot go on."""
+    """The environment failed in a step of a tool; the episode cannot continue."""
 
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of one call.
+    """The result of one call.
 
     >>> ToolResult("add", success=True, text="3", value=3).done
     False
     """
 
     name: str
-    """The tool, as the model wrote it."""
+    """The tool's name as the model wrote it."""
     success: bool
-    """Whether it worked."""
     text: str
-    """What the model is told: the answer, cut to the tool's limit, or what went wrong."""
+    """The text for the model: the value, cut to the tool's limit, or the failure."""
     value: Any = None
-    """What the tool returned; the text, where there is nothing else or it had to be cut."""
+    """The tool's value; the text if it failed or was cut."""
     seconds: float = 0.0
-    """How long it took."""
     failure: ToolFailure | None = None
-    """Why it did not work."""
     was_cut: bool = False
-    """Whether the answer was longer than the tool's limit; the text says so too."""
+    """Whether the text is longer than the tool's limit; a note in it says so."""
     step: StepResult | None = None
-    """What the environment gave, if the call was a step in it."""
+    """The result of the step, if the call was a step in the environment."""
 
     @property
     def reward(self) -> float:
-        """What the call earned in the environment."""
+        """The reward of the step."""
         return self.step.reward if self.step is not None else 0.0
 
     @property
     def done(self) -> bool:
-        """Whether the call ended the episode."""
+        """Whether the step ended the episode."""
         return self.step is not None and self.step.done

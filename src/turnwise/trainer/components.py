@@ -24,7 +24,7 @@ from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
 from turnwise.reward import RewardFn, batch_type
-from turnwise.reward.by_name import reward_by_name
+from turnwise.reward.combine import reward_by_name
 from turnwise.reward.function import RewardFunction
 from turnwise.tools import Tool, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name

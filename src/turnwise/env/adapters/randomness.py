@@ -1,4 +1,4 @@
-"""Random numbers of its own for code that draws from the generators that a process shares."""
+"""Gives code that uses the global random generators a random state of its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 
 
 class Randomness:
-    """A state of `random` and `numpy.random` that stands in for the process's while code runs.
+    """A state of `random` and `numpy.random` that replaces the global one while code runs.
 
-    Sharing the global generators, two episodes would disturb each other and everybody else; so
-    each brings its own state and takes it away again. The lock keeps the others that do the same
-    out meanwhile.
+    With the global state, two episodes would affect each other and the rest of the process. A lock
+    excludes other episodes that do the same.
 
     >>> own = Randomness(seed=7)
     >>> with own.installed():

@@ -70,8 +70,8 @@ class ReasoningGymEnvironment(BaseEnvironment):
         try:
             score = self._score(_answer_in(action))
         except Exception as error:
-            # A few tasks raise on a text that is no answer at all. That is the agent's mistake,
-            # unless the right answer raises too.
+            # A few tasks raise on a text that is no answer. That is the agent's error, unless the
+            # right answer raises too.
             if expected is not None:
                 self._score(expected)
             score = 0.0
@@ -91,7 +91,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
         )
 
     def sample_action(self, rng: random.Random) -> str | None:
-        """The answer to some question of the same task: well formed, mostly wrong."""
+        """Returns the answer to another question of the task: well formed, mostly wrong."""
         return _tagged(self._question(rng.getrandbits(32))["answer"])
 
     def expert_action(self) -> str | None:
@@ -103,7 +103,7 @@ class ReasoningGymEnvironment(BaseEnvironment):
     def _question(self, index: int) -> dict[str, Any]:
         dataset = _dataset(self.task_name, self.options)
         position = index % len(dataset)
-        # Most tasks have a generator of their own; some draw from the process's.
+        # Most tasks have a generator of their own; some use the global one.
         with Randomness(position).installed():
             entry: dict[str, Any] = dataset[position]
         return entry
@@ -113,8 +113,8 @@ class ReasoningGymEnvironment(BaseEnvironment):
             return float(_dataset(self.task_name, self.options).score_answer(answer, self._entry))
 
 
-# Some tasks read word lists and take half a second to make; none changes when it is asked. All
-# environments of the same task and options share one, and copying them does not copy it.
+# Some datasets take half a second to create; none changes when it is used. All environments of the
+# same task and options share one, and copying them does not copy it.
 _DATASETS: dict[tuple[str, str], Any] = {}
 _LOCK = threading.Lock()
 
@@ -144,11 +144,11 @@ def _make_dataset(task: str, options: Mapping[str, Any]) -> Any:
 
 
 def _answer_in(text: str) -> str:
-    """The last tagged answer; without tags the whole text, as answers may have many lines."""
+    """Returns the last tagged answer; without tags the whole text."""
     tagged: list[str] = re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL | re.IGNORECASE)
     return (tagged[-1] if tagged else text).strip()
 
 
 def _tagged(answer: str | None) -> str | None:
-    """An answer as the prompt asks for it; tasks with many right answers may keep none."""
+    """Returns an answer as the prompt asks for it; some tasks have no single answer."""
     return None if answer is None else f"<answer>{answer}</answer>"

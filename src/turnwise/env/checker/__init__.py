@@ -1,4 +1,4 @@
-"""`check_env`: play an environment in every way that training will, and report what to fix."""
+"""`check_env`: plays an environment as training does, and reports what to fix."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["CheckReport", "Finding", "check_env"]
 
 @dataclass(frozen=True)
 class Check:
-    """One check, and when it is not worth running."""
+    """One check, and when it is skipped."""
 
     name: str
     function: Callable[[Harness], Iterable[Finding]]
     unless: frozenset[str] = frozenset()
-    """Findings with these names would only be found again in other words."""
+    """Skipped after findings of these checks, which it would only repeat."""
     is_needed: bool = False
-    """All later checks rely on it."""
+    """Whether all later checks depend on it."""
 
 
 _NOT_REPEATABLE = frozenset({"state-description", "seeds", "global-random", "shared-state"})
@@ -129,10 +129,10 @@ def _load(
     report: CheckReport,
 ) -> EnvironmentFactory | None:
     try:
-        return environment_factory(env, config, is_checked=False)  # which is what is done here
+        return environment_factory(env, config, is_checked=False)  # the checks do that
     except TurnwiseError:
         raise
-    except Exception as error:  # whatever the user's file raises while it is imported
+    except Exception as error:  # raised by the import of the user's file
         message = f"loading {report.environment} raised {explain(error)}"
         report.findings.append(Finding.error("import", message, "Fix that line."))
         return None
@@ -147,7 +147,7 @@ def _run_checks(harness: Harness, report: CheckReport) -> None:
             continue
         known = {finding.check for finding in report}
         found = _run_watched(check, harness)
-        # The same failure meets many checks; once is enough.
+        # Many checks may find the same failure; it is reported once.
         report.findings += [finding for finding in found if finding.check not in known]
         if not found:
             report.passed.append(check.name)
@@ -158,7 +158,7 @@ def _run_checks(harness: Harness, report: CheckReport) -> None:
 
 
 def _run_watched(check: Check, harness: Harness) -> list[Finding]:
-    """Run a check in a thread of its own, which is left behind when a call does not come back."""
+    """Runs a check in a thread of its own, which is abandoned when a call does not return."""
     found: list[Finding] = []
     failures: list[BaseException] = []
 
@@ -169,7 +169,7 @@ def _run_watched(check: Check, harness: Harness) -> list[Finding]:
                     found.extend(step(harness))
                 except BrokenCallError as broken:
                     found.append(broken.finding)
-        except BaseException as error:  # raised again by whoever waits
+        except BaseException as error:  # raised again below
             failures.append(error)
 
     thread = threading.Thread(target=work, name=f"turnwise: check {check.name}", daemon=True)

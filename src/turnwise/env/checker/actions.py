@@ -1,4 +1,4 @@
-"""Where the actions of a check come from: the environment's own offers, or general texts."""
+"""The actions of a check: the environment's own, or general texts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from turnwise.env.checker.report import Finding, shorten
 
 
 def random_actions(harness: Harness, seed: int) -> Chooser:
-    """`sample_action`, else the expert's action, else a general text."""
-    # Salted: from the environment's own seed the two would draw the same numbers.
+    """Chooses `sample_action`, else the expert's action, else a general text."""
+    # Other random numbers than the environment's own.
     rng = random.Random(f"actions {seed}")
     offers: dict[str, tuple[object, ...]] = {"sample_action": (rng,), "expert_action": ()}
 
@@ -27,14 +27,14 @@ def random_actions(harness: Harness, seed: int) -> Chooser:
             action = offered(harness, env, method, *arguments)
             if action is not None:
                 return Choice(action)
-            del offers[method]  # an environment without it is not asked again
+            del offers[method]  # the environment does not have it
         return Choice(rng.choice(harness.texts), trusted=False)
 
     return choose
 
 
 def expert_actions(harness: Harness) -> Chooser:
-    """The expert's actions, as long as it has any."""
+    """Chooses the expert's actions, as long as there are any."""
 
     def choose(env: BaseEnvironment) -> Choice | None:
         action = offered(harness, env, "expert_action")
@@ -44,7 +44,7 @@ def expert_actions(harness: Harness) -> Chooser:
 
 
 def replayed(turns: Iterable[Transition]) -> Chooser:
-    """The actions of an earlier episode once more."""
+    """Repeats the actions of an earlier episode."""
     actions = iter([turn.action for turn in turns if turn.action is not None])
 
     def choose(_env: BaseEnvironment) -> Choice | None:
@@ -55,13 +55,13 @@ def replayed(turns: Iterable[Transition]) -> Chooser:
 
 
 def offers_actions(harness: Harness, env: BaseEnvironment) -> bool:
-    """Whether the environment, just reset, has actions of its own to offer."""
+    """Whether the environment, just reset, offers actions."""
     sample = offered(harness, env, "sample_action", random.Random(harness.seed))
     return sample is not None or offered(harness, env, "expert_action") is not None
 
 
 def offered(harness: Harness, env: BaseEnvironment, method: str, *args: object) -> str | None:
-    """What `sample_action` or `expert_action` says; a wrong type is a finding."""
+    """Returns the action of `sample_action` or `expert_action`; a wrong type is a finding."""
     action: object = harness.call(f"{method}()", getattr(env, method), *args)
     if action is None or isinstance(action, str):
         return action

@@ -1,5 +1,4 @@
-"""Checks of the outside: the class can be made, its methods have the right shape, and one
-episode can be played. The others rely on these, so an error here ends the check."""
+"""Checks of the interface: creation, signatures, and one episode. All other checks need these."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ MAY_BE_ASYNC = {"reset", "step"}
 
 
 def check_source(source: object) -> list[Finding]:
-    """What can be said before anything is made."""
+    """Checks the source before anything is created."""
     is_class = isinstance(source, type)
     kind = source if isinstance(source, type) else type(source)
     is_factory = callable(source) and not is_class
@@ -58,13 +57,13 @@ def check_source(source: object) -> list[Finding]:
 
 
 def check_make(harness: Harness) -> Iterator[Finding]:
-    """An environment can be made from what was given."""
+    """An environment can be created."""
     try:
         harness.make()
     except BrokenCallError as broken:
         error, message = broken.error, broken.finding.message
         if isinstance(error, TurnwiseError) and not isinstance(error, EnvironmentFault):
-            raise error from None  # a wrong setting or a missing package is the caller's affair
+            raise error from None  # a wrong setting or a missing package is an error of the caller
         if isinstance(error, EnvironmentFault):
             fix = "Let the factory return an object whose class derives from BaseEnvironment."
             yield Finding.error("base-class", str(error).partition(". ")[0], fix)
@@ -103,7 +102,7 @@ def _raised_by_the_call(error: TypeError) -> bool:
 
 
 def check_signatures(harness: Harness) -> Iterator[Finding]:
-    """Every method can be called the way turnwise calls it."""
+    """Every method can be called as turnwise calls it."""
     env = harness.make()
     who = type(env).__name__
     for name, definition in DEFINITIONS.items():
@@ -144,7 +143,7 @@ def _takes_the_arguments(env: BaseEnvironment, name: str) -> bool:
 
 
 def check_max_steps(harness: Harness) -> Iterator[Finding]:
-    """There is a limit that the driver can count to."""
+    """`max_steps` is a positive integer."""
     limit: object = harness.make().max_steps
     if not isinstance(limit, int) or isinstance(limit, bool) or limit < 1:
         yield Finding.error(
@@ -155,7 +154,7 @@ def check_max_steps(harness: Harness) -> Iterator[Finding]:
 
 
 def check_reset(harness: Harness) -> Iterator[Finding]:
-    """`reset` returns a text that says something."""
+    """`reset` returns a text that is not empty."""
     env = harness.make()
     try:
         observation = harness.reset(env, harness.seed)
@@ -198,7 +197,7 @@ def check_texts(harness: Harness) -> Iterator[Finding]:
 
 
 def check_first_episode(harness: Harness) -> Iterator[Finding]:
-    """One episode can be played, and each step says something."""
+    """One episode can be played, with observations that are not empty."""
     env = harness.make()
     harness.texts = _answered_texts(harness)
     turns = harness.play(env, harness.seed, random_actions(harness, harness.seed))
@@ -214,7 +213,7 @@ def check_first_episode(harness: Harness) -> Iterator[Finding]:
 
 
 def _answered_texts(harness: Harness) -> list[str]:
-    """The general texts that `step` does not choke on; if it chokes on all, that is the finding."""
+    """Returns the general texts that `step` accepts; if there is none, that is the finding."""
     answered: list[str] = []
     for text in GENERAL_TEXTS:
         env = harness.make()
@@ -232,7 +231,7 @@ def _answered_texts(harness: Harness) -> list[str]:
 
 
 def check_threads(harness: Harness) -> Iterator[Finding]:
-    """Calls may come from different threads, as they do in training, where each has a deadline."""
+    """Calls may come from different threads, as in training."""
     env = harness.make()
     turns = harness.turns(env, harness.seed, random_actions(harness, harness.seed), max_turns=2)
     try:

@@ -14,7 +14,7 @@ from turnwise.env.checker.report import Finding, shorten
 
 
 def first_difference(one: list[Transition], other: list[Transition]) -> str | None:
-    """Where two plays with the same actions part, in words; None if they do not."""
+    """Describes the first difference of two episodes with the same actions; None if equal."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         when = f"after turn {index} ({shorten(a.action, 30)})" if index else "after reset()"
         parts: dict[str, tuple[object, object]] = {
@@ -48,7 +48,7 @@ def check_state_is_stable(harness: Harness) -> Iterator[Finding]:
 
 
 def check_seeds(harness: Harness) -> Iterator[Finding]:
-    """The same seed and the same actions give the same episode, without global generators."""
+    """The same seed and actions give the same episode, without global generators."""
     differences: dict[int, str] = {}
     before = class_attributes(harness.make())
     for seed in harness.seeds:
@@ -89,7 +89,7 @@ def check_seeds(harness: Harness) -> Iterator[Finding]:
 
 
 def check_seeds_matter(harness: Harness) -> Iterator[Finding]:
-    """An environment that asks for the seed gives different episodes for different seeds."""
+    """An environment that takes the seed gives different episodes for different seeds."""
     env = harness.make()
     overrides_seed = type(env).seed is not BaseEnvironment.seed
     takes_seed = "seed" in inspect.signature(env.reset).parameters
@@ -141,14 +141,14 @@ def check_leaked_state(harness: Harness) -> Iterator[Finding]:
 
 
 def _leak(harness: Harness, used: BaseEnvironment, difference: str) -> Finding:
-    """Say what was left over, by name where a look at the attributes tells."""
+    """Names the attributes that an earlier episode changed, if they can be found."""
     fresh = harness.make()
     try:
         harness.reset(used, harness.seed)
         harness.reset(fresh, harness.seed)
         left_over = changed_attributes(fresh, used)
     except BrokenCallError:
-        left_over = {}  # a reset that fails the second time tells enough
+        left_over = {}  # the failing reset is finding enough
     lines = " and ".join(f"`self.{name} = {text}`" for name, text in left_over.items())
     return Finding.error(
         "leaked-state",
@@ -160,7 +160,7 @@ def _leak(harness: Harness, used: BaseEnvironment, difference: str) -> Finding:
 
 
 def check_shared_state(harness: Harness) -> Iterator[Finding]:
-    """Two environments played at the same time do not disturb each other."""
+    """Two environments played at the same time do not affect each other."""
     first = harness.make()
     before = class_attributes(first)
     alone = harness.play(first, harness.seed, random_actions(harness, harness.seed))
@@ -177,7 +177,7 @@ def check_shared_state(harness: Harness) -> Iterator[Finding]:
 
 
 def check_spawn(harness: Harness) -> Iterator[Finding]:
-    """`spawn` gives another environment that shares nothing with the first."""
+    """`spawn` returns another environment that shares nothing with the first."""
     env = harness.make()
     try:
         spawned: object = harness.call("spawn()", env.spawn)
@@ -202,7 +202,7 @@ def check_spawn(harness: Harness) -> Iterator[Finding]:
 def _disturbance(
     harness: Harness, alone: list[Transition], one: BaseEnvironment, other: BaseEnvironment
 ) -> str | None:
-    """Play the same episode in both, turn by turn in alternation; how that differs from alone."""
+    """Plays the same episode in both, in alternating turns; returns the difference to alone."""
     plays = [harness.turns(env, harness.seed, replayed(alone)) for env in (one, other)]
     transcripts: list[list[Transition]] = [[], []]
     try:
@@ -216,7 +216,7 @@ def _disturbance(
 
 
 def class_attributes(env: BaseEnvironment) -> dict[str, str]:
-    """The data attributes of the user's own classes, as text."""
+    """Returns the data attributes of the user's own classes, as text."""
     own = type(env).__mro__[: type(env).__mro__.index(BaseEnvironment)]
     return {
         f"{kind.__name__}.{name}": repr(value)
@@ -231,7 +231,7 @@ def changed_class_attributes(before: dict[str, str], env: BaseEnvironment) -> li
 
 
 def changed_attributes(fresh: BaseEnvironment, used: BaseEnvironment) -> dict[str, str]:
-    """The attributes whose texts differ, with the fresh text; without a telling one, `...`."""
+    """Returns the attributes that differ, with the fresh value, or `...` if it is long."""
     before, after = (
         {name: repr(value) for name, value in vars(env).items()} for env in (fresh, used)
     )
@@ -255,6 +255,6 @@ def _uncopyable(env: BaseEnvironment) -> str:
     for name, value in vars(env).items():
         try:
             copy.deepcopy(value)
-        except Exception as error:  # whatever a user's __deepcopy__ raises names the culprit
+        except Exception as error:  # any error of the user's __deepcopy__ names the attribute
             return f", because of self.{name} ({type(error).__name__})"
     return ""

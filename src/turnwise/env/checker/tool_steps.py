@@ -1,4 +1,4 @@
-"""What an agent's words do while an environment is checked: tool calls where there are tools."""
+"""Carries out turns in environments that are checked: tool calls, or steps."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class _Open:
 
 
 class ToolSteps:
-    """Acts in environments as an episode does: calls are carried out, other words are a step.
+    """Acts in environments as an episode does: calls are executed, other texts are a step.
 
-    `tools` join the environment's own `@tool` methods. A call that cannot be read, or that names
-    no tool, is an invalid action.
+    `tools` are added to the environment's own. A call that cannot be read, or that names no tool,
+    is an invalid action.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class ToolSteps:
         self._open: dict[int, _Open] = {}
 
     async def begin(self, env: BaseEnvironment) -> None:
-        """The environment was reset: its tools begin anew."""
+        """Closes the tools of the environment's earlier episode."""
         before = self._open.pop(id(env), None)
         if before is not None:
             await before.context.aclose()
 
     async def step(self, env: BaseEnvironment, text: str) -> StepResult:
-        """Do what the text says."""
+        """Carries out a turn."""
         found = self._open.get(id(env)) or self._opened(env)
         if found is None:
             return await step_environment(env, text)
@@ -75,7 +75,7 @@ class ToolSteps:
         return done
 
     async def close(self) -> None:
-        """End what the tools hold."""
+        """Closes all tools."""
         while self._open:
             await self._open.popitem()[1].context.aclose()
 

@@ -1,4 +1,4 @@
-"""Sort names, and sort them again as more arrive: a short test of keeping a list in mind."""
+"""Sort a list of names that grows with each turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.config import EnvironmentConfig
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.games.common import read_params, require
 
-# First names that are not everyday words: the prose around an answer must not be read as names.
+# First names that are not common words: other text in an answer must not be read as names.
 _NAMES = """
 Aaron Abdul Abigail Adam Adele Agnes Ahmed Aiko Aisha Alan Albert Alejandro Alexander Alice
 Amanda Amelia Amina Amir Andrea Andrew Angela Anna Anton Antonio Ariana Arthur Astrid Barbara
@@ -42,7 +42,7 @@ class AlphabetSortEnvironment(BaseEnvironment):
 
     Parameters: `num_turns` (3) and `num_names`, how many each turn brings (3).
 
-    A turn's reward is `similarity`: 1 for the exact list, else the share of places that hold
+    A turn's reward is `similarity`: 1 for the exact list, else the share of positions with
     the right name. The episode succeeds if its last answer is exact.
 
     >>> env = AlphabetSortEnvironment({"num_names": 2})
@@ -120,7 +120,7 @@ class AlphabetSortEnvironment(BaseEnvironment):
 
 
 def read_names(text: str) -> list[str]:
-    """The known names of a text, each at its last place; all other words are prose.
+    """Returns the known names in a text, each at its last position.
 
     >>> read_names("Zoe, Adam: that is adam, then ZOE.")
     ['Adam', 'Zoe']
@@ -131,7 +131,7 @@ def read_names(text: str) -> list[str]:
 
 
 def similarity(answer: Sequence[str], solution: Sequence[str]) -> float:
-    """The share of places with the right name; missing and surplus names count as wrong places.
+    """Returns the share of positions with the right name; missing and surplus names count as wrong.
 
     >>> similarity(["Adam", "Zoe"], ["Adam", "Boris", "Zoe"])
     0.3333333333333333

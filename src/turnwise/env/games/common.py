@@ -1,4 +1,4 @@
-"""What the built-in games share: reading their parameters and the last command in a text."""
+"""Shared by the built-in games: reading parameters, and the last command in a text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnwise.errors import ConfigError, did_you_mean
 
 
 def read_params(env: BaseEnvironment, **defaults: Any) -> dict[str, Any]:
-    """The game's own settings, each of the type of its default; an unknown name is an error."""
+    """Returns the game's parameters, with the types of the defaults; unknown names are errors."""
     game = type(env).__name__
     given = env.config.params
     for name in given:
@@ -23,13 +23,13 @@ def read_params(env: BaseEnvironment, **defaults: Any) -> dict[str, Any]:
 
 
 def require(holds: bool, message: str) -> None:
-    """Refuse a parameter that the game cannot be played with."""
+    """Raises an error for an invalid parameter."""
     if not holds:
         raise ConfigError(message)
 
 
 def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """The last place where `pattern` matches: who thinks aloud says the decision last."""
+    """Returns the last match: the decision comes after the reasoning."""
     matches = list(pattern.finditer(text))
     return matches[-1] if matches else None
 
@@ -37,7 +37,7 @@ def last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def _typed(game: str, name: str, value: Any, kind: type) -> Any:
     if kind is float and type(value) is int:
         return float(value)
-    # bool is a kind of int, yet `size: true` is a mistake.
+    # bool is a subclass of int, but `size: true` is an error.
     if type(value) is not kind:
         raise ConfigError(
             f"{game} got {name}={value!r} of type {type(value).__name__}, expected {kind.__name__}"

@@ -1,4 +1,4 @@
-"""The adventure of the architecture document: wander, collect, fight, and complete the quest."""
+"""A small adventure: move, collect items, fight, and complete the quest."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class CustomGameEnvironment(BaseEnvironment):
 
     A move earns 0.1, an item 0.5, the enemy 0.5; completing the quest earns 10 and ends the game
     with success, at any time. Anything else costs 0.1, and so does an item or an enemy that is
-    there no more. The steps that remain are part of the state, so running out of them is an end
-    of the game and not a cut.
+    gone. The remaining steps are part of the state, so that running out of them ends the game and
+    does not truncate it.
 
     >>> env = CustomGameEnvironment({"max_steps": 5})
     >>> env.step("I move north.")[1], env.position
@@ -73,7 +73,7 @@ class CustomGameEnvironment(BaseEnvironment):
         return self.get_state_description(), reward, self._done, info
 
     def _carry_out(self, command: re.Match[str] | None) -> float | None:
-        """What the command earned, or None where it cannot be carried out."""
+        """Returns the reward of a command, or None if it is not possible."""
         if command is None:
             return None
         if command["direction"]:
@@ -108,7 +108,7 @@ class CustomGameEnvironment(BaseEnvironment):
         )
 
     def _treasures(self) -> list[str]:
-        """The actions that still earn 0.5."""
+        """Returns the actions that still earn 0.5."""
         items = [f"pick up {item}" for item in ITEMS if item not in self.inventory]
         return items if self.enemy_defeated else [*items, "attack enemy"]
 
@@ -117,7 +117,7 @@ class CustomGameEnvironment(BaseEnvironment):
         return rng.choice([*moves, *self._treasures(), "complete quest"])
 
     def expert_action(self) -> str:
-        """Collect all there is, and complete the quest before the steps run out."""
+        """Collects everything, and completes the quest before the steps run out."""
         treasures = self._treasures()
         is_last_step = self.step_count + 1 >= self.max_steps
         return "complete quest" if is_last_step or not treasures else treasures[0]

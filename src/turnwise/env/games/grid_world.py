@@ -1,4 +1,4 @@
-"""A map with pits: the agent walks from one corner to the other and must not fall."""
+"""A map with pits: the agent walks from one corner to the other."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START: Cell = (0, 0)
 
 
 class GridWorldEnvironment(BaseEnvironment):
-    """Walk from the top left to the bottom right corner of a map that each seed draws anew.
+    """Walk from the top left to the bottom right corner of a random map.
 
     Parameters: `size`, the side of the map (4); `pits`, the share of cells that are pits (0.25;
     fewer where more would block every way); `slippery` (False): each move goes, with equal
@@ -118,13 +118,13 @@ class GridWorldEnvironment(BaseEnvironment):
 
 
 def neighbour(cell: Cell, move: str, size: int) -> Cell:
-    """Where a move leads; at the edge of the map it leads nowhere."""
+    """Returns the cell after a move; at the edge of the map it is the same cell."""
     row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
     return (row, column) if 0 <= row < size and 0 <= column < size else cell
 
 
 def draw_pits(rng: random.Random, size: int, share: float) -> frozenset[Cell]:
-    """Random pits, none of which closes the last way from start to goal."""
+    """Draws random pits that leave a path from start to goal."""
     goal = (size - 1, size - 1)
     cells = [(row, column) for row in range(size) for column in range(size)]
     candidates = [cell for cell in cells if cell not in (_START, goal)]
@@ -139,7 +139,7 @@ def draw_pits(rng: random.Random, size: int, share: float) -> frozenset[Cell]:
 
 
 def _reachable(size: int, pits: frozenset[Cell]) -> set[Cell]:
-    """The cells that can be walked to from the start."""
+    """Returns the cells that can be reached from the start."""
     reached = {_START}
     frontier = [_START]
     while frontier:
@@ -152,10 +152,10 @@ def _reachable(size: int, pits: frozenset[Cell]) -> set[Cell]:
 
 @lru_cache(maxsize=256)
 def best_moves(size: int, pits: frozenset[Cell], slippery: bool) -> dict[Cell, str]:
-    """The expert's move in each cell that can be reached, by value iteration.
+    """Returns the best move in each reachable cell, by value iteration.
 
-    The small discount makes a shorter way the better one: on firm ground this is the shortest
-    path, on slippery ground a trade between haste and the risk of a pit.
+    The small discount prefers shorter paths: on firm ground this is the shortest path, on slippery
+    ground a compromise between speed and the risk of a pit.
     """
     goal = (size - 1, size - 1)
     cells = sorted(_reachable(size, pits) - {goal}, reverse=True)

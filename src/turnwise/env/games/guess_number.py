@@ -1,4 +1,4 @@
-"""Guess the hidden number: the agent is told higher or lower and has ten guesses."""
+"""Guess a hidden number in ten guesses, each answered with higher or lower."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class GuessNumberEnvironment(BaseEnvironment):
 
     Parameters: `low` and `high`, the range (0 and 1023, both included); `shaping`, a reward
     spread over the guesses by the share of the uncertainty (in bits) that each one removed
-    (default 0: only the right number is rewarded, with 1); `rules`, whether the agent is told them
-    (True; a model that learns from nothing cannot read them yet, and is quicker without).
+    (default 0: only the right number is rewarded, with 1); `rules`, whether the prompt has them
+    (True; an untrained model cannot read them yet, and is faster without).
 
-    The expert halves the range. Ten guesses, each told apart from the next only by higher or
-    lower, can single out 2**10 - 1 = 1023 numbers, so of the 1024 one is out of reach for any
-    fixed strategy; for the expert it is 1023. Its success rate is 1023/1024.
+    The expert halves the range. Ten guesses can distinguish 2**10 - 1 = 1023 numbers, so that any
+    fixed strategy misses one of the 1024; the expert misses 1023. Its success rate is 1023/1024.
 
     >>> env = GuessNumberEnvironment({"low": 1, "high": 7})
     >>> env.expert_action()
@@ -84,7 +83,7 @@ class GuessNumberEnvironment(BaseEnvironment):
         return self._answer(answer, reward, {})
 
     def _compare(self, guess: int) -> str:
-        """Say where the number lies, and note what the agent can now know."""
+        """Compares a guess with the number, and narrows the known range."""
         if guess == self._secret:
             self._known_low = self._known_high = guess
             return "correct"
@@ -99,13 +98,13 @@ class GuessNumberEnvironment(BaseEnvironment):
     ) -> tuple[str, float, bool, dict[str, Any]]:
         if self.step_count < self.max_steps:
             return text, reward, False, info
-        # The number of guesses is a rule of the game, so this is an end and not a cut.
+        # The number of guesses is a rule of the game, so the episode is not truncated.
         self._done = True
         info["success"] = False
         return f"No guesses left. The number was {self._secret}.", reward, True, info
 
     def _uncertainty(self) -> float:
-        """Bits still missing, as a share of those missing at the start."""
+        """Returns the remaining uncertainty in bits, as a share of that at the start."""
         size = self._known_high - self._known_low + 1
         return math.log(size) / math.log(self.high - self.low + 1)
 

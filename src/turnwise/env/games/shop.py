@@ -30,7 +30,7 @@ _PARSER = JSONActionParser()
 
 @dataclass(frozen=True)
 class Article:
-    """What is on the shelf; the agent must look it up."""
+    """Price and stock of an article, which the agent must look up."""
 
     price: int
     stock: int
@@ -71,7 +71,7 @@ class ShopEnvironment(BaseEnvironment):
         self.step_count = 0
         self._filled = False
         self._known: set[str] = set()
-        # A stream of its own: a player whose seed happens to be the same must not draw alike.
+        # Other random numbers than a player with the same seed.
         rng = random.Random(rng.random())
         self._kind = rng.choice(list(ARTICLES))
         self._quantity = rng.randint(1, _MAX_QUANTITY)
@@ -88,7 +88,7 @@ class ShopEnvironment(BaseEnvironment):
         self._begin(self.rng)
         return f"Order: {self._quantity} of {self._kind}. Choices: {', '.join(self._shelf)}."
 
-    # Inline: `step` has a time limit, and a thread for each call would only cost.
+    # Inline: `step` has a timeout already, and a thread for each call takes time.
     @tool(inline=True)
     def look_up(self, item: str) -> str:
         """Tell the price and the stock of an item.
@@ -132,7 +132,7 @@ class ShopEnvironment(BaseEnvironment):
         return answer, float(self._filled), self._done, info
 
     def _refuse(self, problem: str, name: str | None) -> tuple[str, float, bool, dict[str, Any]]:
-        """Tell what was wrong; in ASCII, as all that this shop says, whatever the agent wrote."""
+        """Returns an error message, in ASCII as all texts of the shop."""
         text = problem.encode("ascii", "backslashreplace").decode()
         info = {"success": False, "invalid_action": True, "tool": name}
         return text, _INVALID_REWARD, False, info
@@ -149,7 +149,7 @@ class ShopEnvironment(BaseEnvironment):
         return f"{item}: price {self._shelf[item].price}, stock {self._shelf[item].stock}."
 
     def _best(self, items: set[str]) -> str | None:
-        """The cheapest of `items` that has enough in stock."""
+        """Returns the cheapest of `items` that has enough in stock."""
         enough = [item for item in items if self._shelf[item].stock >= self._quantity]
         return min(enough, key=lambda item: self._shelf[item].price, default=None)
 
@@ -181,7 +181,7 @@ class ShopEnvironment(BaseEnvironment):
         return _write("buy", item=item, quantity=rng.randint(1, _MAX_QUANTITY))
 
     def expert_action(self) -> str:
-        """Look everything up, then buy; in the last turn, buy the best of what is known."""
+        """Looks everything up, then buys; in the last turn it buys the best known article."""
         unknown = [item for item in self._shelf if item not in self._known]
         if unknown and self.step_count < self.max_steps - 1:
             return _write("look_up", item=unknown[0])

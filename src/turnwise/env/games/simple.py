@@ -18,7 +18,7 @@ WEAPONS: dict[str, str] = {
     "wolf": "torch",
     "witch": "water",
 }
-"""Which weapon each monster falls to."""
+"""The weapon that defeats each monster."""
 
 _VERB = re.compile(r"\b(?:take|attack)\b", re.IGNORECASE)
 _WEAPON = re.compile(rf"\b(?:{'|'.join(WEAPONS.values())})\b", re.IGNORECASE)
@@ -27,7 +27,7 @@ _WEAPON = re.compile(rf"\b(?:{'|'.join(WEAPONS.values())})\b", re.IGNORECASE)
 class SimpleGameEnvironment(BaseEnvironment):
     """Take the right weapon (reward 1) and attack with it (reward 5, and the game is won).
 
-    An attack with another weapon loses the game. What cannot be done costs 0.1.
+    An attack with another weapon loses the game. An impossible action costs 0.1.
 
     >>> env = SimpleGameEnvironment()
     >>> env.seed(0)
@@ -118,7 +118,7 @@ class SimpleGameEnvironment(BaseEnvironment):
 
 
 def read_command(text: str) -> tuple[str | None, str | None]:
-    """The last verb in a text and the first weapon named after it, as far as they are there.
+    """Returns the last verb in a text and the first weapon after it; None if missing.
 
     >>> read_command("I take nothing. Attack the troll with my SWORD!")
     ('attack', 'sword')

@@ -11,7 +11,7 @@ from turnwise.deadlines import run_sync
 from turnwise.env import BaseEnvironment, environment_factory
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.reward import Reward, RewardBatch, RewardFn, compute_reward, compute_reward_async
-from turnwise.reward.responses import (
+from turnwise.reward.batches import (
     carried_trajectories,
     play_response,
     response_texts,

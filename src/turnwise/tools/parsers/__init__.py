@@ -1,4 +1,4 @@
-"""The ways in which models write tool calls, one file each."""
+"""The formats in which models write tool calls, one file each."""
 
 from turnwise.tools.parsers.base import ActionParser, ParseOutcome, ParseResult
 from turnwise.tools.parsers.choose import (

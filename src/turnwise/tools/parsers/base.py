@@ -1,4 +1,4 @@
-"""`ActionParser`: from what a model wrote to tool calls, and back."""
+"""`ActionParser` finds tool calls in text; `FormatParser` is the base of the built-in ones."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import ClassVar
 
 from turnwise.tools.types import ToolCall, ToolDefinition
 
-# What is longer or holds more is not read: a model that runs wild must not hold up the others.
+# Longer texts are not parsed: a degenerate model must not block the other episodes.
 MAX_LENGTH = 1_000_000
 MAX_CALLS = 100
 MAX_ARGUMENTS = 500
-# An object costs microseconds even if it is no call, so that many of them add up.
+# Each object takes microseconds even if it is no call, so that many of them add up.
 _MAX_ATTEMPTS = 250
-# Brackets and commas, of which each may be a value or a level. Python's JSON reader recurses in C:
-# so many levels fit any stack, whatever the recursion limit.
+# Brackets and commas, each of which may be a value or a level. Python's JSON parser recurses in C:
+# this many levels fit any stack, whatever the recursion limit.
 _MAX_PARTS = 10_000
 
 _EMPTY_FENCE = re.compile(r"```\w*+\s*+```")
@@ -27,7 +27,7 @@ _EMPTY_LIST = re.compile(r"\[[\s,;]*+\]")
 
 
 class ParseOutcome(Enum):
-    """What a turn came to, for whoever counts."""
+    """Whether a turn has calls."""
 
     NO_CALL = "no call"
     MALFORMED = "malformed"
@@ -36,91 +36,90 @@ class ParseOutcome(Enum):
 
 @dataclass(frozen=True)
 class ParseResult:
-    """What a turn of the model holds: calls, a failed attempt at one, or neither.
+    """The content of a turn: calls, a call that could not be read, or neither.
 
     >>> ParseResult(malformed="the JSON ends before it is complete").outcome
     <ParseOutcome.MALFORMED: 'malformed'>
     """
 
     calls: list[ToolCall] = field(default_factory=list)
-    """The calls that could be read, in order. Nothing is read after an attempt that failed."""
+    """The calls that could be read, in order, up to the first that could not."""
     malformed: str | None = None
-    """Why an attempt could not be read and how to write it, for the model; it may stand beside
-    calls that could."""
+    """Why a call could not be read and how to write it, for the model; calls before it are in
+    `calls`."""
     text: str = ""
-    """What was said around the calls, failed attempts included."""
+    """The text around the calls, including those that could not be read."""
 
     @property
     def outcome(self) -> ParseOutcome:
-        """Calls, if there is any; else malformed, if there was an attempt."""
+        """`CALLS` if there is any; else `MALFORMED` if one could not be read."""
         if self.calls:
             return ParseOutcome.CALLS
         return ParseOutcome.NO_CALL if self.malformed is None else ParseOutcome.MALFORMED
 
     @property
     def is_empty(self) -> bool:
-        """No call, and no attempt at one."""
+        """Whether there is no call, also none that could not be read."""
         return self.outcome is ParseOutcome.NO_CALL
 
 
 class ActionParser(ABC):
-    """One way of writing tool calls. `parse(render(call)).calls == [call]` holds for each."""
+    """A format of tool calls. `parse(render(call)).calls == [call]` holds for each."""
 
     special_tokens: ClassVar[tuple[str, ...]] = ()
-    """Parts of the format that tokenizers may know as special tokens: who decodes must keep them,
-    or there is nothing left to find."""
+    """Parts of the format that may be special tokens of a tokenizer: decoding must keep them."""
 
     @abstractmethod
     def parse(self, text: str) -> ParseResult:
-        """Find the calls in a turn. Never raises, whatever the text; time linear in its length."""
+        """Finds the calls in a turn. Never raises; takes time linear in the length of the text."""
 
     @abstractmethod
     def render(self, call: ToolCall) -> str:
-        """The call as a model should write it; its result is not part of that."""
+        """Returns the call as a model should write it, without its result."""
 
 
 @dataclass(slots=True)
 class Attempt:
-    """What was read at a place where a call seemed to begin."""
+    """The result of reading at a position where a call may begin."""
 
     end: int
-    """Where to read on."""
+    """Where to continue."""
     calls: list[ToolCall] = field(default_factory=list)
     problem: str | None = None
-    """Why it could not be read. Neither calls nor a problem: it was no call, just text."""
+    """Why it could not be read. Without calls and problem it is just text."""
     said: str = ""
-    """What was said inside of what was read."""
+    """Text inside of what was read."""
 
 
 class FormatParser(ActionParser):
-    """A parser that says where a call may begin and reads it there.
+    """A parser that finds the positions where a call may begin and reads it there.
 
-    What stands before the first `thought_end` is thought, and so is what stands between a later
-    `thought_start` and the next end, or the end of the turn: nothing in it is a call. After a
-    failed attempt nothing more is read, so that a piece of a broken call, for example a text that
-    it was to write into a file, is never taken for a call.
+    Text before the first `thought_end` is thought, and so is text between a later `thought_start`
+    and the next end, or the end of the turn: nothing in it is a call. After a call that could not
+    be read nothing more is read, so that a piece of it, such as a text to write into a file, is
+    never taken for a call.
     """
 
     opening: ClassVar[re.Pattern[str]]
     """Where a call may begin."""
     thought_start: ClassVar[str] = "<think>"
     thought_end: ClassVar[str] = "</think>"
-    """Empty: the format marks thoughts in another way."""
+    """Empty if the format marks thoughts in another way."""
 
     def __init__(self, definitions: Iterable[ToolDefinition] = ()) -> None:
-        """`definitions` help formats that do not say whether 5 is a number or a text."""
+        """`definitions` are for formats in which 5 may be a number or a text."""
 
     def _find(self, text: str, position: int) -> int:
-        """Where the next call may begin, from `position` on; -1: nowhere."""
+        """Returns where the next call may begin, from `position` on; -1 if nowhere."""
         found = self.opening.search(text, position)
         return -1 if found is None else found.start()
 
     @abstractmethod
     def _read(self, text: str, start: int) -> Attempt:
-        """Read what begins at `start`."""
+        """Reads the call at `start`."""
 
     def _hint(self, text: str, position: int) -> str | None:
-        """What is wrong with a turn in which no call was found, if it can be told."""
+        """Returns the problem of a turn in which no call was found, if there is a known one."""
         return None
 
     def parse(self, text: str) -> ParseResult:
@@ -153,26 +152,26 @@ class FormatParser(ActionParser):
 
     @cached_property
     def form(self) -> str:
-        """How a call is written, as an example."""
+        """An example of a call."""
         return self.render(ToolCall("name", {"key": "value"}))
 
 
 class _Thoughts:
-    """Where the thoughts of a turn are, looked for from left to right."""
+    """Finds the thoughts of a turn, from left to right."""
 
     def __init__(self, text: str, start: str, end: str) -> None:
         self._text, self._start, self._end = text, start, end
         closed = text.find(end) if end else -1
         self.first_end = closed + len(end) if closed >= 0 else 0
-        """Where the first thought ends, whose beginning may have been in the prompt."""
+        """The end of the first thought, whose start may be in the prompt."""
         self.is_unfinished = False
         self._next = text.find(start, self.first_end) if start else -1
 
     def next_call(self, position: int, find: Callable[[str, int], int]) -> int:
-        """The first place from `position` on where a call may begin, in no thought; -1: none."""
+        """Returns the first position outside of thoughts where a call may begin; -1 if none."""
         text, place = self._text, find(self._text, position)
         while True:
-            if 0 <= self._next < position:  # it stood inside of a call: an argument, no thought
+            if 0 <= self._next < position:  # it is inside a call: an argument, no thought
                 self._next = text.find(self._start, position)
             is_thought = self._next >= 0 and (self._next < place or place < 0)
             if not is_thought:
@@ -195,7 +194,7 @@ def _beyond_limits(text: str, start: int) -> str | None:
 
 
 def _tidy(around: list[str]) -> str:
-    """What was said around the calls, without the fence or the list that held only them."""
+    """Returns the text around the calls, without a fence or list that had only calls."""
     if len(around) == 1:
         return around[0].strip()
     return _EMPTY_LIST.sub("", _EMPTY_FENCE.sub("", "".join(around))).strip()

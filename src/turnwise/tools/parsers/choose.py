@@ -1,4 +1,4 @@
-"""Parsers by name, and which one a model needs."""
+"""Chooses a parser: by name, or by the chat template."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARSERS: dict[str, type[FormatParser]] = {
     "harmony": HarmonyParser,
 }
 
-# The first whose marks all stand in the chat template; several share `<tool_call>`.
+# The first format whose marks are all in the chat template; several share `<tool_call>`.
 _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("harmony", ("<|channel|>", "functions.")),
     ("kimi", ("<|tool_calls_section_begin|>",)),
@@ -57,7 +57,7 @@ _MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-# A variable of that name: the template lists the tools, or writes calls.
+# A variable of that name: the template renders tools or calls.
 _TOOLS = re.compile(r"\btools\b|\btool_calls?\b")
 
 
@@ -67,7 +67,7 @@ def get_parser(
     template: str | None = None,
     definitions: Iterable[ToolDefinition] = (),
 ) -> ActionParser:
-    """The parser of that name; "auto": the one that fits the chat template.
+    """Returns the parser of that name; "auto" chooses by the chat template.
 
     >>> get_parser("react").parse('Action: buy\\nAction Input: {"item": "tea"}').calls
     [ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)]
@@ -81,9 +81,9 @@ def get_parser(
 
 
 def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ()) -> ActionParser:
-    """The parser for the calls that a chat template writes; plain JSON if it writes none.
+    """Returns the parser for the format of a chat template; plain JSON if it has none.
 
-    A template that takes tools and writes their calls in a way that is not known here is reported.
+    A template that takes tools and has an unknown format of calls is logged.
 
     >>> type(parser_for("... {{ '<tool_call>' }} ...")).__name__
     'HermesParser'
@@ -101,7 +101,7 @@ def parser_for(template: str | None, definitions: Iterable[ToolDefinition] = ())
 def other_format(
     text: str, parser: ActionParser, definitions: Iterable[ToolDefinition]
 ) -> str | None:
-    """The format in which a turn calls one of the tools, if it is not the parser's own.
+    """Returns the format in which a turn calls one of the tools, if it is not the parser's.
 
     >>> look = ToolDefinition("look", "Look around.")
     >>> turn = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
@@ -110,7 +110,7 @@ def other_format(
     """
     tools = list(definitions)
     names = {definition.name for definition in tools}
-    if not any(name in text for name in names):  # as most turns without a call
+    if not any(name in text for name in names):  # true of most turns without a call
         return None
     for format_name in _BY_MARKS:
         kind = PARSERS[format_name]
@@ -121,7 +121,7 @@ def other_format(
     return None
 
 
-# What is surest first: plain JSON, which the last ones read too, is found inside of most others.
+# The most specific first: most formats contain plain JSON, which the last ones read too.
 _BY_MARKS = (
     *dict.fromkeys(name for name, _ in _MARKS if name != "llama"),
     *("react", "json", "openai", "llama"),
@@ -130,7 +130,7 @@ _BY_MARKS = (
 
 @cache
 def _report_unknown(template: str) -> None:
-    """Once for each template, however many episodes it writes."""
+    """Logs each template once."""
     _LOG.warning(
         "The chat template takes tools, and none of the known ways of writing tool calls stands in "
         "it: parser 'auto' reads plain JSON such as %s. If the model writes its calls otherwise, "

@@ -1,4 +1,4 @@
-"""Tool calls as OpenAI's API writes them."""
+"""Tool calls in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnwise.tools.types import ToolCall
 
 
 class FunctionCallingParser(ObjectParser):
-    """Reads a message with `tool_calls`, each a function's name and its arguments as a JSON text.
+    """Reads a message with `tool_calls`, each a function's name and its arguments as a JSON string.
 
     One of these calls alone, a list of them and the older `function_call` are read too.
 
@@ -44,7 +44,7 @@ class FunctionCallingParser(ObjectParser):
 
 
 def _function(value: Any) -> Any:
-    """What holds the name and the arguments."""
+    """Returns the object with the name and the arguments."""
     if not isinstance(value, dict):
         return value
     return value.get("function_call", value.get("function", value))

@@ -20,7 +20,7 @@ _TAGS = re.compile(r"</?+(?:tool_call|arg_key|arg_value|think)")
 class GLMParser(FormatParser):
     """Reads `<tool_call>buy`, then pairs of `<arg_key>` and `<arg_value>`, then `</tool_call>`.
 
-    How texts and other values are told apart stands in `values.py`.
+    `values.py` has the rules for texts and other values.
 
     >>> pair = "<arg_key>item</arg_key><arg_value>tea</arg_value>"
     >>> GLMParser().parse(f"<tool_call>buy{pair}</tool_call>").calls
@@ -45,7 +45,7 @@ class GLMParser(FormatParser):
     def _read_pairs(
         self, text: str, position: int, tool: str
     ) -> tuple[dict[str, Any], int, str | None]:
-        """The arguments, where the call ends, and None; or what is wrong."""
+        """Returns the arguments, the end of the call, and the problem if there is one."""
         arguments: dict[str, Any] = {}
         for _ in range(MAX_ARGUMENTS):
             position = skip_space(text, position)

@@ -12,7 +12,7 @@ from turnwise.tools.types import ToolCall
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _CONSTRAIN, _END, _RETURN, _CALL = "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"
 
-# The prompt ends with `<|start|>assistant`, so that a turn may begin with its recipient.
+# The prompt ends with `<|start|>assistant`, so a turn may begin with its recipient.
 _RECIPIENT_FIRST = re.compile(r"\s*+(?:\w++\s++)?+to=[^<]*+<\|(?:channel|constrain|message)\|>")
 _TO = re.compile(r'(?:[^<"]|<\|channel\|>)*?\bto=(?:functions\.)?+')
 _NAME = re.compile(r'[^\s<>"]*+')
@@ -21,10 +21,10 @@ _ENDS = re.compile(r"<\|(?:start|end|return|call)\|>")
 
 
 class HarmonyParser(FormatParser):
-    """Reads messages whose header says `to=functions.buy`; they hold the arguments.
+    """Reads messages with `to=functions.buy` in the header; their content are the arguments.
 
-    The header is what stands between `<|channel|>` or `<|start|>` and `<|message|>`. A message
-    without a recipient, such as one in the analysis channel, holds no calls whatever it says.
+    The header is the text between `<|channel|>` or `<|start|>` and `<|message|>`. A message without
+    a recipient, such as one in the analysis channel, has no calls.
 
     >>> text = '<|channel|>commentary to=functions.buy <|constrain|>json<|message|>{"item": "tea"}'
     >>> HarmonyParser().parse(text).calls
@@ -46,7 +46,7 @@ class HarmonyParser(FormatParser):
             inside += len(marker) if text.startswith(marker, inside) else 0
         recipient = _TO.match(text, inside)
         if recipient is None or text.startswith("to=assistant", recipient.end() - len("to=")):
-            # A message to nobody, or a tool's answer that the model made up.
+            # A message without a recipient, or a tool result that the model made up.
             return Attempt(_end_of_message(text, _end_of_header(text, inside)))
         name, position = _read_name(text, recipient.end())
         if not name:
@@ -67,7 +67,7 @@ class HarmonyParser(FormatParser):
 
 
 def _read_name(text: str, start: int) -> tuple[str, int]:
-    """The name at `start`, in quotes or up to the next space, and where it ends."""
+    """Returns the name at `start`, in quotes or up to the next space, and its end."""
     found = _NAME.match(text, start)
     assert found is not None  # it matches the empty text too
     if found.group() or not text.startswith('"', start):
@@ -83,7 +83,7 @@ def _end_of_header(text: str, position: int) -> int:
 
 
 def _end_of_message(text: str, position: int) -> int:
-    """Where the next message may begin: all up to there is what this one says."""
+    """Returns where the next message may begin."""
     if not text.startswith(_MESSAGE, position):
         return position
     found = _ENDS.search(text, position)

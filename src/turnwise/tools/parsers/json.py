@@ -17,13 +17,13 @@ from turnwise.tools.types import ToolCall
 
 
 class ObjectParser(FormatParser):
-    """Looks at each object of the text; one that is no call is left where it is."""
+    """Reads each JSON object of the text; one that is no call stays in the text."""
 
     opening = re.compile(r'\{\s*+"')
     name_keys: ClassVar[tuple[str, ...]]
-    """What the key with the tool's name may be called."""
+    """The keys that may have the tool's name."""
     call_keys: ClassVar[tuple[str, ...]] = ("arguments", "parameters")
-    """Further keys that show that a broken object was to be a call."""
+    """Further keys that show that a broken object is meant as a call."""
 
     def _read(self, text: str, start: int) -> Attempt:
         value, end, problem = read_json(text, start)
@@ -31,14 +31,14 @@ class ObjectParser(FormatParser):
             return self._take(value, end)
         if problem == INCOMPLETE or self._is_attempt(text, start, end):
             return Attempt(end, problem=problem)
-        return Attempt(max(end, start + 1))  # {"a", "b"} is a set that somebody talks about
+        return Attempt(max(end, start + 1))  # such as the set {"a", "b"}
 
     def _is_attempt(self, text: str, start: int, end: int) -> bool:
         keys = (*self.name_keys, *self.call_keys)
         return any(text.find(f'"{key}"', start, end) >= 0 for key in keys)
 
     def _take(self, value: dict[str, Any], end: int) -> Attempt:
-        """What an object stands for."""
+        """Returns the call of an object."""
         found = call_from_object(value, self.name_keys)
         if isinstance(found, ToolCall):
             return Attempt(end, [found])
@@ -53,8 +53,8 @@ class ObjectParser(FormatParser):
 class JSONActionParser(ObjectParser):
     """Reads `{"tool": "buy", "arguments": {"item": "tea"}}`, with prose or code fences around.
 
-    `name` is taken for `tool` and `parameters` for `arguments`, and arguments that are
-    themselves a JSON text are read. An object that is no call is left in the text.
+    `name` is accepted for `tool`, `parameters` for `arguments`, and arguments may be a JSON string.
+    An object that is no call stays in the text.
 
     >>> JSONActionParser().parse('I will buy. {"tool": "buy", "arguments": {"item": "tea"}}').calls
     [ToolCall(name='buy', arguments={'item': 'tea'}, result=None, success=None)]

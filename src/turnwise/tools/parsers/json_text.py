@@ -1,4 +1,4 @@
-"""JSON as models write it: read with a reason when it fails, and made into calls."""
+"""Parses the JSON that models write, with reasons for failures, and turns it into calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.errors import ToolError
 from turnwise.tools.parsers.base import MAX_CALLS, Attempt
 from turnwise.tools.types import ToolCall
 
-# Far under Python's recursion limit: whether a call can be read must not depend on who asks.
+# Far under Python's recursion limit: the result must not depend on the caller's stack.
 MAX_DEPTH = 100
 INCOMPLETE = "the JSON ends before it is complete"
 
@@ -21,12 +21,12 @@ _ARGUMENT_KEYS = ("arguments", "parameters")
 _FENCE = re.compile(r"\s*+(?:```(?:json|JSON)?+\s*+)?+")
 _SPACE = re.compile(r"\s*+")
 _CLOSING_FENCE = re.compile(r"\s*+```")
-# In strings of a call these are written otherwise, or a parser would take the rest for thought.
+# These are escaped in strings of a call, or a parser would take the text before for a thought.
 _THOUGHT_ENDS = (("</think>", "\\u003c/think>"), ("[/THINK]", "\\u005b/THINK]"))
 
 
 class _NotJSON(ValueError):
-    """Python would read it, but it is not JSON."""
+    """Python accepts it, but it is not JSON."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -45,14 +45,14 @@ _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse_constant, parse
 
 
 def read_json(text: str, start: int) -> tuple[Any, int, str | None]:
-    """The value at `start`, where it ends, and None; or None, where it fails, and why."""
+    """Returns the value at `start`, its end, and None; or None, the position and the problem."""
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         return None, error.pos, _explain(text, error)
     except _NotJSON as error:
         return None, len(text), str(error)
-    except ValueError:  # Python refuses to read so long an integer
+    except ValueError:  # Python does not parse integers of this length
         return None, len(text), "a number has too many digits"
     except RecursionError:
         return None, len(text), "the JSON is nested too deeply"
@@ -83,7 +83,7 @@ def is_deep(value: Any) -> bool:
 
 
 def write_json(value: Any, tool: str) -> str:
-    """One line of JSON that reads back as the same value."""
+    """Returns one line of JSON that parses to the same value."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         if text.count("{") + text.count("[") > MAX_DEPTH and is_deep(value):
@@ -99,14 +99,14 @@ def write_json(value: Any, tool: str) -> str:
 
 
 def check_name(call: ToolCall) -> str:
-    """The call's name, which must be there."""
+    """Returns the call's name; raises an error if it is empty."""
     if not call.name:
         raise ToolError("a call without a name cannot be written. Give it the name of a tool.")
     return call.name
 
 
 def call_from_object(value: dict[str, Any], name_keys: tuple[str, ...]) -> ToolCall | str | None:
-    """The call that an object stands for, why it is not quite one, or None: just some JSON."""
+    """Returns the call of an object, the problem of an invalid call, or None for other JSON."""
     name_key = next((key for key in name_keys if key in value), None)
     argument_key = next((key for key in _ARGUMENT_KEYS if key in value), None)
     if name_key is None:
@@ -129,15 +129,15 @@ def _is_schema(value: Any) -> bool:
 
 
 def read_call(text: str, position: int, name: str) -> tuple[ToolCall | str, int]:
-    """The call of a tool whose arguments stand at a place, or why they are none; where it ends."""
+    """Returns the call with the arguments at `position`, or the problem; and the end."""
     value, end, problem = read_json(text, position)
     return (make_call(name, value) if problem is None else problem), end
 
 
 def make_call(name: str, arguments: Any) -> ToolCall | str:
-    """A call, or why the arguments are none; they may themselves be a JSON text."""
+    """Returns a call, or the problem of its arguments; they may be a JSON string."""
     if arguments is None or arguments == "":
-        return ToolCall(name)  # what models write for a tool that takes nothing
+        return ToolCall(name)  # models write these for a tool without arguments
     if isinstance(arguments, str):
         start = skip_space(arguments, 0)
         value, end, problem = read_json(arguments, start)
@@ -151,7 +151,7 @@ def make_call(name: str, arguments: Any) -> ToolCall | str:
 
 
 def calls_from_values(values: Iterable[Any], end: int, name_keys: tuple[str, ...]) -> Attempt:
-    """The calls that stand where only calls may stand, up to the first that is none."""
+    """Reads values that must all be calls, up to the first that is none."""
     attempt = Attempt(end)
     for value in values:
         found = call_from_object(value, name_keys) if isinstance(value, dict) else None
@@ -165,7 +165,7 @@ def calls_from_values(values: Iterable[Any], end: int, name_keys: tuple[str, ...
 
 
 def read_calls(text: str, start: int, name_keys: tuple[str, ...]) -> Attempt:
-    """An object or a list of them at `start`, which must be calls; a fence around is fine."""
+    """Reads an object or a list at `start`, which must be calls; a code fence is skipped."""
     value, end, problem = read_json(text, skip_fence(text, start))
     if problem is not None:
         return Attempt(end, problem=problem)
@@ -174,22 +174,22 @@ def read_calls(text: str, start: int, name_keys: tuple[str, ...]) -> Attempt:
 
 
 def skip_fence(text: str, position: int) -> int:
-    """Where the text goes on after white space and the opening of a code fence."""
+    """Returns the position after white space and the start of a code fence."""
     return _after(_FENCE, text, position)
 
 
 def skip_closing_fence(text: str, position: int) -> int:
-    """Where the text goes on after the end of a code fence, if there is one."""
+    """Returns the position after the end of a code fence, if there is one."""
     return _after(_CLOSING_FENCE, text, position)
 
 
 def skip_space(text: str, position: int) -> int:
-    """Where the text goes on after white space."""
+    """Returns the position after white space."""
     return _after(_SPACE, text, position)
 
 
 def skip_marker(text: str, position: int, marker: str) -> int:
-    """Where the text goes on after white space and a marker, if that comes there."""
+    """Returns the position after white space and a marker, if the marker is there."""
     after = skip_space(text, position)
     return after + len(marker) if text.startswith(marker, after) else position
 
@@ -200,7 +200,7 @@ def _after(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 
 def shorten(value: object) -> str:
-    """A value in a few characters, for a message."""
+    """Returns a value in a few characters, for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value[:40] if isinstance(value, str) else value, ensure_ascii=False)

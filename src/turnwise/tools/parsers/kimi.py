@@ -54,7 +54,7 @@ class KimiParser(FormatParser):
 
 
 def _read_id(text: str, start: int) -> tuple[str, int]:
-    """The tool's name in `functions.name:0`, and where that ends; empty if there is none."""
+    """Returns the tool's name in `functions.name:0`, and its end; empty if there is none."""
     position = skip_space(text, start)
     if text.startswith(_NAMESPACE, position):
         position += len(_NAMESPACE)

@@ -22,10 +22,10 @@ _SEPARATOR = re.compile(r"\s*+;")
 
 
 class LlamaParser(ObjectParser):
-    """Reads `{"name": "buy", "parameters": {"item": "tea"}}`, several of them parted by `;`.
+    """Reads `{"name": "buy", "parameters": {"item": "tea"}}`, several of them separated by `;`.
 
-    `<|python_tag|>` may stand before it, or before `buy.call(item="tea")`, as for the tools that
-    Llama was trained with.
+    `<|python_tag|>` may precede it, or `buy.call(item="tea")`, as for the tools that Llama was
+    trained with.
 
     >>> LlamaParser().parse('<|python_tag|>search.call(query="tea")').calls
     [ToolCall(name='search', arguments={'query': 'tea'}, result=None, success=None)]
@@ -55,7 +55,7 @@ class LlamaParser(ObjectParser):
 
 
 def _read_keywords(text: str, position: int, name: str) -> Attempt:
-    """What stands between the brackets of `name.call(key="value", ...)`."""
+    """Reads the arguments of `name.call(key="value", ...)`."""
     arguments = {}
     while (keyword := _KEYWORD.match(text, position)) is not None:
         value, end, problem = read_json(text, keyword.end())

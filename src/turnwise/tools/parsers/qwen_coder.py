@@ -18,10 +18,10 @@ _TAGS = re.compile(r"</?+(?:tool_call|function|parameter|think)")
 
 
 class QwenCoderParser(FormatParser):
-    """Reads `<function=buy>`, in it `<parameter=item>` and the value on lines of its own.
+    """Reads `<function=buy>`, and in it `<parameter=item>` with the value on its own lines.
 
-    `<tool_call>` around it may be missing, as these models often leave out its first half. How
-    texts and other values are told apart stands in `values.py`.
+    `<tool_call>` around it may be missing, as these models often leave out its start. `values.py`
+    has the rules for texts and other values.
 
     >>> text = "<function=buy>\\n<parameter=item>\\ntea\\n</parameter>\\n</function>\\n</tool_call>"
     >>> QwenCoderParser().parse(text).calls
@@ -52,7 +52,7 @@ class QwenCoderParser(FormatParser):
     def _read_parameters(
         self, text: str, position: int, tool: str
     ) -> tuple[dict[str, Any], int, str | None]:
-        """The arguments, where the function ends, and None; or what is wrong."""
+        """Returns the arguments, the end of the function, and the problem if there is one."""
         arguments: dict[str, Any] = {}
         for _ in range(MAX_ARGUMENTS):
             position = skip_space(text, position)

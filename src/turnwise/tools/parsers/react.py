@@ -21,7 +21,7 @@ _OBSERVATION = re.compile(r"[\s*]*+Observation[ \t*]*+:")
 class ReActActionParser(FormatParser):
     """Reads a line `Action: buy` and after it `Action Input: {"item": "tea"}`, or just `Input:`.
 
-    A model that goes on with an `Observation:` has made it up; what follows is left in the text.
+    An `Observation:` after it is made up by the model; the rest stays in the text.
 
     >>> parser = ReActActionParser()
     >>> parser.parse('Thought: I need tea.\\nAction: buy\\nAction Input: {"item": "tea"}')

@@ -30,7 +30,7 @@ _JSON_START = frozenset('{["-0123456789tfn')
 
 
 class Values:
-    """Reads and writes the arguments of calls; `tags` finds what a plain text must not hold."""
+    """Reads and writes the arguments of calls; `tags` matches what plain text must not have."""
 
     def __init__(self, definitions: Iterable[ToolDefinition], tags: re.Pattern[str]) -> None:
         self._tags = tags
@@ -41,11 +41,11 @@ class Values:
         }
 
     def read(self, text: str, tool: str, argument: str) -> Any:
-        """The value that a text stands for."""
+        """Returns the value of a text."""
         return self._read(text, self._types.get((tool, argument)))
 
     def write(self, value: Any, tool: str, argument: str) -> str:
-        """A text that reads back as the value."""
+        """Returns a text that reads back as the value."""
         types = self._types.get((tool, argument))
         if isinstance(value, str) and not self._needs_quotes(value, types):
             return value
@@ -82,7 +82,7 @@ def _json_or_not(text: str) -> Any:
 
 
 def _type_of(value: Any) -> frozenset[str]:
-    """The names that JSON schema has for the type of a value that is no text."""
+    """Returns the type names of JSON schema for a value that is no text."""
     if isinstance(value, bool):
         return frozenset({"boolean"})
     if isinstance(value, int):
@@ -94,7 +94,7 @@ def _type_of(value: Any) -> frozenset[str]:
 
 
 def _types(schema: Any, root: Mapping[str, Any], depth: int = 4) -> frozenset[str] | None:
-    """The types that a schema allows; None: it does not say, or one would have to look deep."""
+    """Returns the types that a schema allows; None if it has none, or is nested deeply."""
     if not isinstance(schema, Mapping) or depth == 0:
         return None
     reference = schema.get("$ref")
@@ -114,7 +114,7 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int = 4) -> frozenset[st
 
 
 def write_name(call: ToolCall) -> str:
-    """The call's name, in quotes if need be."""
+    """Returns the call's name, in quotes if necessary."""
     return write_bare(check_name(call), call.name)
 
 
@@ -123,7 +123,7 @@ def write_bare(name: str, tool: str) -> str:
 
 
 def read_name(text: str, start: int) -> tuple[str, int]:
-    """The name at `start` and where it ends; empty if there is none."""
+    """Returns the name at `start` and its end; empty if there is none."""
     found = _BARE.match(text, start)
     assert found is not None  # it matches the empty text too
     name, end = found.group(1).rstrip(_AFTER), found.end()

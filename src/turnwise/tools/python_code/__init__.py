@@ -1,4 +1,4 @@
-"""Running Python that a model wrote, without trusting it."""
+"""Runs Python code that a model wrote, in a sandbox."""
 
 from turnwise.tools.python_code.capability import why_not_isolated
 from turnwise.tools.python_code.limits import CodeLimits

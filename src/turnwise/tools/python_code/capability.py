@@ -1,4 +1,4 @@
-"""Can this machine isolate a program? Found out by trying it once, with what must not work."""
+"""Whether this machine can isolate programs: a test program tries what must not work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from turnwise.tools.python_code.jail.syscalls import ARCHITECTURES
 from turnwise.tools.python_code.limits import CodeLimits
 from turnwise.tools.python_code.runner import run_code
 
-# Each line prints what it managed to do. Nothing printed but "locked": the isolation holds.
+# Each line prints what it could do. If only "locked" is printed, the isolation holds.
 _PROBE = """
 import ctypes, os, socket
 
@@ -38,9 +38,9 @@ print(open("file").read())
 
 @functools.cache
 def why_not_isolated() -> str | None:
-    """None if programs can be isolated here, else the reason, with the fix where there is one.
+    """Returns None if programs can be isolated here, else the reason, with a fix if there is one.
 
-    Tried once in the life of this process.
+    It is tested once per process.
     """
     if sys.platform != "linux":
         return f"isolation needs Linux, this is {sys.platform}."

@@ -1,4 +1,4 @@
-"""`CodeLimits`: how much of the machine one run of model-written code may use."""
+"""`CodeLimits`: the resources of one run of model-written code."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class CodeLimits:
-    """What one run may use.
+    """The resources of one run.
 
     >>> CodeLimits(seconds=2.0).memory_mb
     512
     """
 
     seconds: float = 10.0
-    """From the first line of the program to its end, by the clock."""
+    """Wall-clock time of the program."""
     memory_mb: int = 512
-    """Address space of the process; it is the only one there is."""
+    """Address space of the process."""
     disk_mb: int = 32
     """All its files together. They are kept in memory, on top of `memory_mb`."""
     num_files: int = 1000
@@ -45,11 +45,11 @@ class CodeLimits:
             )
 
     def to_request(self) -> dict[str, Any]:
-        """As the separate process takes them."""
+        """Returns the limits for the sandboxed process."""
         return {
             **asdict(self),
             "memory_bytes": self.memory_mb * _MEGABYTE,
             "disk_bytes": self.disk_mb * _MEGABYTE,
-            # The clock is watched from outside; this is for the case that nobody watches.
+            # The parent process limits the wall-clock time; this is for when the parent has died.
             "cpu_seconds": math.ceil(self.seconds) * self.num_threads + 1,
         }

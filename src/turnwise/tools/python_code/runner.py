@@ -1,4 +1,4 @@
-"""Run a program in a separate process and give back what came of it."""
+"""Runs a program in a separate process and returns its result."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CodeRun:
-    """What came of one run.
+    """The result of one run.
 
     >>> CodeRun(output="4\\n", exit_code=0).ok
     True
     """
 
     output: str
-    """What it printed, stdout and stderr in order, the middle left out if it was long."""
+    """stdout and stderr in order; the middle of a long output is left out."""
     exit_code: int | None = None
-    """0: it ended well. None: it did not end by itself."""
+    """None if the program did not end by itself."""
     signal: int | None = None
-    """The signal that ended it."""
+    """The signal that ended the program."""
     timed_out: bool = False
-    """Whether it was stopped because its time was over."""
+    """Whether it was stopped at its time limit."""
     printed_too_much: bool = False
-    """Whether it was stopped because it printed without end."""
+    """Whether it was stopped because of endless output."""
     exceeded: str | None = None
-    """The limit for which it was stopped: memory, threads."""
+    """The limit at which it was stopped: memory, threads."""
     problem: str | None = None
     """Why it could not be started at all."""
     seconds: float = 0.0
-    """How long the program ran."""
+    """The running time of the program."""
 
     @property
     def ok(self) -> bool:
@@ -73,7 +73,7 @@ def run_code(
     isolated: bool = True,
     stop: threading.Event | None = None,
 ) -> CodeRun:
-    """Run `code`. However it behaves, this comes back when its time is over, or `stop` is set."""
+    """Runs `code`. Returns when it ends, at its time limit, or when `stop` is set."""
     limits = limits or CodeLimits()
     request = {
         "code": code,
@@ -82,7 +82,7 @@ def run_code(
         "limits": limits.to_request(),
     }
     with ExitStack() as stack:
-        # With isolation it sees none of our folders: its own is in memory and goes with it.
+        # With isolation it sees none of our folders: its own is in memory.
         folder = WORK_FOLDER
         if not isolated:
             name = f"turnwise-code-{os.getpid()}-"
@@ -102,7 +102,7 @@ def run_code(
 
 
 def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
-    """The separate process, and the pipe on which it tells how far it got."""
+    """Starts the separate process; returns it and the pipe of its status lines."""
     status, theirs = os.pipe()
     try:
         process = subprocess.Popen(
@@ -124,7 +124,7 @@ def _start(home: str, cwd: str | None) -> tuple[subprocess.Popen[bytes], int]:
 
 
 def _environment(home: str) -> dict[str, str]:
-    """Nothing of ours: no keys, no tokens, no paths."""
+    """Returns an environment without our keys, tokens and paths."""
     return {
         "HOME": home,
         "TMPDIR": home,
@@ -136,13 +136,13 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], *, isolated: bool) -> None:
-    """Stop whatever still runs, and wait until it is gone. May be called twice."""
+    """Stops the process if it still runs, and waits for its end. May be called twice."""
     if process.returncode is not None:
         return
     try:
         if isolated:
-            # Not process.terminate(): that would collect it, and its number could be another's.
-            os.kill(process.pid, signal.SIGTERM)  # the one that watches takes the program along
+            # Not process.terminate(): that would reap it, and its id could be reused.
+            os.kill(process.pid, signal.SIGTERM)  # the watching process ends the program
             _wait_for_end(process.pid)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -155,9 +155,9 @@ def _wait_for_end(pid: int) -> None:
     try:
         ended = os.pidfd_open(pid)
     except OSError:
-        return  # no file can be opened any more; whoever is killed takes the program along too
+        return  # no file can be opened any more; SIGKILL ends the program too
     try:
-        poll = select.poll()  # not select.select, which takes no number from 1024 on
+        poll = select.poll()  # not select.select, which takes no descriptor from 1024 on
         poll.register(ended, select.POLLIN)
         poll.poll(_END_SECONDS * 1000)
     finally:
@@ -165,13 +165,13 @@ def _wait_for_end(pid: int) -> None:
 
 
 class _Watch:
-    """Reads what the process prints and tells, until it ends or must be ended."""
+    """Reads the output and the status of the process until it ends or must be ended."""
 
     def __init__(self, limits: CodeLimits, stop: threading.Event) -> None:
         self._limits = limits
         self._stop = stop
         self._output = OutputKeeper(limits.output_characters)
-        self._told = b""
+        self._status = b""
         self._started = 0.0
         self._seconds = 0.0
         self._timed_out = False
@@ -181,7 +181,7 @@ class _Watch:
         deadline = time.monotonic() + _START_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ, self._output.add)
-            selector.register(status, selectors.EVENT_READ, self._hear)
+            selector.register(status, selectors.EVENT_READ, self._read_status)
             while selector.get_map() and not self._stop.is_set() and not self._flooded:
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -196,9 +196,9 @@ class _Watch:
                     deadline = self._started + self._limits.seconds
         self._seconds = time.monotonic() - self._started if self._started else 0.0
 
-    def _hear(self, data: bytes) -> None:
-        self._told += data
-        if not self._started and self._told.startswith(b"ready\n"):
+    def _read_status(self, data: bytes) -> None:
+        self._status += data
+        if not self._started and self._status.startswith(b"ready\n"):
             self._started = time.monotonic()
 
     @property
@@ -208,13 +208,14 @@ class _Watch:
     def outcome(self, return_code: int) -> CodeRun:
         output = self._output.text
         if not self._started:
-            told = self._told.decode(errors="replace").partition("\n")[0].removeprefix("failed ")
-            return CodeRun("", problem=told or output.strip() or "the process did not start")
+            line = self._status.decode(errors="replace").partition("\n")[0]
+            why = line.removeprefix("failed ")
+            return CodeRun("", problem=why or output.strip() or "the process did not start")
         result = functools.partial(CodeRun, output, seconds=self._seconds)
         if self._timed_out or self._flooded or self._stop.is_set():
             return result(timed_out=self._timed_out, printed_too_much=self._flooded)
-        # The one that watches tells how the program ended; without one the process is the program.
-        kind, _, number = self._told.decode().splitlines()[-1].partition(" ")
+        # The watching process reports the end; without one the process is the program.
+        kind, _, number = self._status.decode().splitlines()[-1].partition(" ")
         if kind == "exceeded":
             return result(exceeded=number)
         code = return_code if kind == "ready" else int(number) * (-1 if kind == "signal" else 1)
@@ -222,7 +223,7 @@ class _Watch:
 
 
 class OutputKeeper:
-    """Takes bytes; keeps so many from the start and so many from the end.
+    """Keeps the beginning and the end of an output of any length.
 
     >>> keeper = OutputKeeper(6)
     >>> keeper.add(b"abcdefghij")

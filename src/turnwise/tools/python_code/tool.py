@@ -1,4 +1,4 @@
-"""`PythonCodeTool`: lets a model run Python that it wrote."""
+"""`PythonCodeTool`: runs Python code that a model wrote."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class PythonCodeTool(Tool):
     library only, no network, no other processes, and an empty folder.
 
     The program runs in a process of its own, which cannot see the machine's files, processes or
-    network, and whose time, memory, files, threads and output are limited. Where the machine
-    cannot isolate it so, making this tool is an error; `allow_unsafe=True` takes the risk, and
-    then only time, memory and output are limited.
+    network, and has limited time, memory, files, threads and output. Where the machine cannot
+    isolate it, creating this tool is an error; `allow_unsafe=True` takes the risk, and then limits
+    only time, memory and output.
 
-    `packages=True` shows it the site packages too, or give a list of folders. For root, which
-    gives up its rights to run the program, they must be folders that anybody may read.
+    `packages=True` makes the site packages available too, or a list of folders. For root, which
+    drops its rights to run the program, they must be readable by everybody.
     """
 
     name = "python"
-    timeout = None  # the limits below; waiting for a free place must not count
+    timeout = None  # CodeLimits.seconds instead; waiting for a slot must not count
 
     def __init__(
         self,

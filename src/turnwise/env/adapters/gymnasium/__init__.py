@@ -1,4 +1,4 @@
-"""Gymnasium environments in words; needs the `gym` extra."""
+"""Gymnasium environments as text environments; needs the `gym` extra."""
 
 from turnwise.env.adapters.gymnasium.environment import GymnasiumEnvironment
 

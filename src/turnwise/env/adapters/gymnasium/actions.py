@@ -1,7 +1,7 @@
-"""Actions of Gymnasium's spaces as answers: written exactly, and found again among any prose.
+"""Renders actions of Gymnasium's spaces as text, and parses them from a model's answer.
 
-An answer is a name or a number for a Discrete, plain text for a Text, JSON for anything larger.
-Who thinks aloud says the decision last, so of several answers in one text the last one counts.
+An answer is a name or a number for a Discrete, plain text for a Text, JSON for anything larger. Of
+several answers in one text the last one counts, since the decision comes after the reasoning.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SHORT.maxstring = 80
 
 
 class InvalidActionError(TurnwiseError, ValueError):
-    """A text is not an action of the space; the message is for whoever wrote the text."""
+    """A text is not an action of the space; the message is for the model."""
 
 
 def how_to_answer(space: Space, names: Names = None) -> str:
-    """The part of a prompt that says which answers are valid, with an example."""
+    """Returns the part of the prompt that lists the valid answers, with an example."""
     what = describe_space(space, names)
     meanings = listed(names) if isinstance(names, Mapping) else []
     if isinstance(space, spaces.Text):
@@ -61,7 +61,7 @@ def how_to_answer(space: Space, names: Names = None) -> str:
 
 
 def render_action(space: Space, value: Any, names: Names = None) -> str:
-    """The answer that means `value`, exactly: `parse_action` gives it back."""
+    """Returns the answer for `value`, from which `parse_action` restores it exactly."""
     data = _to_json(space, value, names)
     if isinstance(data, str):
         return data
@@ -85,12 +85,12 @@ def _to_json(space: Space, value: Any, names: Names) -> Any:
 def _exact(array: Any) -> Any:
     if array.ndim:
         return [_exact(part) for part in array]
-    # The shortest decimal that means a float32 is far shorter than that of the same float64.
+    # The shortest decimal of a float32 is far shorter than that of the same float64.
     return float(str(array)) if array.dtype.kind == "f" else int(array)
 
 
 def parse_action(space: Space, text: str, names: Names = None) -> Any:
-    """The action that a text means, or `InvalidActionError`.
+    """Returns the action in a text, or raises `InvalidActionError`.
 
     >>> int(parse_action(spaces.Discrete(2), "I push it to the right.", ["left", "right"]))
     1
@@ -110,7 +110,7 @@ def parse_action(space: Space, text: str, names: Names = None) -> Any:
 
 
 def _read(space: Space, data: Any, names: Names, place: str) -> Any:
-    """A value of the space from what JSON gave; `place` says which part of the answer it is."""
+    """Returns a value of the space from JSON; `place` names the part of the answer."""
 
     def wrong() -> InvalidActionError:
         return _not_valid(f"{place} is", data, space, names)
@@ -147,7 +147,7 @@ def _not_valid(problem: str, got: Any, space: Space, names: Names) -> InvalidAct
 
 def _read_numbers(space: Space, data: Any, wrong: Callable[[], InvalidActionError]) -> Any:
     if is_scalar(space):
-        # One number alone is enough, however many lists the space would put around it.
+        # A single number is accepted without the lists around it.
         while isinstance(data, list) and len(data) == 1:
             (data,) = data
         for _ in space.shape:
@@ -169,7 +169,7 @@ def _read_numbers(space: Space, data: Any, wrong: Callable[[], InvalidActionErro
 
 
 def _as_number(data: Any, dtype: Any) -> Any:
-    """The number in the space's own precision, so that 0.7 is within a float32 bound of 0.7."""
+    """Returns the number in the space's precision, so that 0.7 is within a float32 bound of 0.7."""
     if not isinstance(data, int | float) or data != data or data in (math.inf, -math.inf):
         return None
     if dtype.kind != "f":
@@ -180,7 +180,7 @@ def _as_number(data: Any, dtype: Any) -> Any:
 
 
 def last_name(text: str, names: Sequence[str]) -> int | None:
-    """Which of the names is written last in the text, as its place in `names`.
+    """Returns the index of the name that is last in the text.
 
     >>> last_name("Not left: I pick-up!", ["left", "pick up"])
     1
@@ -195,7 +195,7 @@ def last_name(text: str, names: Sequence[str]) -> int | None:
 
 
 def last_number(text: str) -> int | float | None:
-    """The last number that stands alone in the text; infinite where it is too large for a float.
+    """Returns the last number in the text; infinite if it is too large for a float.
 
     >>> last_number("Speed is 0.02, so I push with -1.")
     -1
@@ -210,7 +210,7 @@ def last_number(text: str) -> int | float | None:
 
 
 def last_json(text: str, opening: str) -> Any:
-    """The last JSON list (`opening` is `[`) or object (`{`) in the text, or None.
+    """Returns the last JSON list (`opening` is `[`) or object (`{`) in the text, or None.
 
     >>> last_json("Perhaps [1, 2]? No: [2, 1].", "[")
     [2, 1]

@@ -100,10 +100,10 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._choose_description({name: value for name, value in own.items() if value is not None})
 
     def _adopt(self, env: Env) -> None:
-        """Take a Gymnasium environment that has not begun an episode yet."""
+        """Uses a Gymnasium environment that has not started an episode yet."""
         check_action_space(env.action_space)
         self._env = env
-        # A copy, so that drawing random actions does not touch the environment's randomness.
+        # A copy, so that sampling actions does not affect the environment's random state.
         self._action_space = copy.deepcopy(env.action_space)
         if env.spec is not None and env.spec.max_episode_steps is not None:
             own_limit = env.spec.max_episode_steps
@@ -115,7 +115,7 @@ class GymnasiumEnvironment(BaseEnvironment):
         self._closed = False
 
     def _choose_description(self, own: dict[str, Any]) -> None:
-        """What is known of the environment and, before that, what the user says of it."""
+        """Combines the built-in description with the user's own options, which take precedence."""
         found = description_of(self._env)
         space = self._env.observation_space
         if "observation_names" in own:
@@ -141,7 +141,7 @@ class GymnasiumEnvironment(BaseEnvironment):
     def reset(self, seed: int | None = None) -> str:
         self._done = False
         self.step_count = 0
-        # Never None: copies of one environment would all go on with the same random numbers.
+        # Never None: copies of one environment would all have the same random numbers.
         seed = self.rng.randrange(2**31) if seed is None else seed
         observation, info = self._env.reset(seed=seed)
         return self._see(_numpy(observation), _plain(info))
@@ -200,7 +200,7 @@ class GymnasiumEnvironment(BaseEnvironment):
     def _ending(
         self, reward: Any, terminated: bool, info: dict[str, Any]
     ) -> tuple[str, dict[str, bool]]:
-        """The last line of an episode, and whether it was a success if that is known."""
+        """Returns the last line of an episode, and whether it was a success if that is known."""
         text = "The episode is over." if terminated else "The time is up."
         if self._description.ending is not None:
             text = f"{self._description.ending(self._env.unwrapped)} {text}"
@@ -266,13 +266,13 @@ class GymnasiumEnvironment(BaseEnvironment):
 
 @runtime_checkable
 class _Array(Protocol):
-    """An array of any library, such as JAX's."""
+    """An array of any library, such as JAX."""
 
     def __array__(self) -> np.ndarray[Any, Any]: ...
 
 
 def _numpy(value: Any) -> Any:
-    """An observation in numpy's arrays, whatever library the environment computes with."""
+    """Returns an observation as numpy arrays, whatever library the environment uses."""
     if isinstance(value, np.ndarray | np.generic):
         return value
     if isinstance(value, Mapping):
@@ -283,7 +283,7 @@ def _numpy(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Values of numpy and the like as Python's, so that an info can be compared and kept."""
+    """Returns values of numpy and the like as Python values."""
     if isinstance(value, Mapping):
         return {name: _plain(part) for name, part in value.items()}
     value = _numpy(value)

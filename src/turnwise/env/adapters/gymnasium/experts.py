@@ -1,4 +1,4 @@
-"""Scripted experts: any table of transitions solved exactly, and rules for a few others."""
+"""Scripted experts: exact solutions of transition tables, and rules for a few environments."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 
 from turnwise.env.adapters.gymnasium.spaces import is_discrete
 
-_DISCOUNT = 0.99  # below 1, so that of two ways to the goal the shorter one is better
+_DISCOUNT = 0.99  # below 1, so that shorter ways to the goal are better
 
 
 def transition_table(env: Any) -> Any:
-    """`P[state][action] = [(chance, next, reward, end), ...]` if an environment has it.
+    """Returns `P[state][action] = [(chance, next, reward, end), ...]` if an environment has it.
 
-    Only where the state itself is observed and the actions are the environment's own.
+    Only if no wrapper changes its observations and actions.
     """
     plain = env.unwrapped
     table = getattr(plain, "P", None)
@@ -28,7 +28,7 @@ def transition_table(env: Any) -> Any:
 
 
 def solve_table(table: Any) -> Any:
-    """The best action of each state, by value iteration over all states at once."""
+    """Returns the best action of each state, by value iteration."""
     rows = [
         (state, action, chance, after, reward, not end)
         for state, actions in table.items()
@@ -50,18 +50,18 @@ def solve_table(table: Any) -> Any:
 
 
 def is_uncertain(table: Any) -> bool:
-    """Whether some action of the table can have more than one effect."""
+    """Whether some action can have more than one effect."""
     return any(len(outcomes) > 1 for actions in table.values() for outcomes in actions.values())
 
 
 def cart_pole(observation: Any) -> int:
-    """Push under the pole, towards where it will fall; the cart's drift counts a little."""
+    """Pushes in the direction in which the pole falls, and corrects the cart's drift a little."""
     position, velocity, angle, spin = map(float, observation)
     return int(angle + 0.3 * spin + 0.02 * position + 0.05 * velocity > 0)
 
 
 def blackjack(observation: Any) -> int:
-    """The basic strategy, without the moves that this game does not have."""
+    """The basic strategy, without moves that this game does not have."""
     total, dealer, usable_ace = map(int, observation)
     dealer_is_weak = 2 <= dealer <= 6
     if usable_ace:
@@ -72,10 +72,10 @@ def blackjack(observation: Any) -> int:
 
 
 def mountain_car(observation: Any) -> int:
-    """Push the way the car already moves: every swing goes higher."""
+    """Pushes in the direction of motion: every swing goes higher."""
     return 2 if observation[1] >= 0 else 0
 
 
 def mountain_car_continuous(observation: Any) -> Any:
-    """The same, with all the force there is."""
+    """The same with full force."""
     return np.array([1.0 if observation[1] >= 0 else -1.0], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""From an id, a function or an instance to as many fresh Gymnasium environments as are needed."""
+"""Turns an id, a function or an instance into a factory of Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Env: TypeAlias = Any
 
 
 def maker_of(source: Any, kwargs: dict[str, Any]) -> Callable[[], Env]:
-    """A function that makes a fresh Gymnasium environment each time."""
+    """Returns a function that creates a fresh Gymnasium environment with each call."""
     if isinstance(source, str):
         return partial(_make_registered, source, kwargs)
     if isinstance(source, gymnasium.Env):
@@ -70,7 +70,7 @@ def _make_registered(name: str, kwargs: dict[str, Any]) -> Env:
 
 
 def _missing(error: Exception) -> str:
-    """What is not installed, and the command that installs it; Gymnasium's own errors say it."""
+    """Returns what is not installed, and the command that installs it."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return str(error)
     package = error.name.partition(".")[0]

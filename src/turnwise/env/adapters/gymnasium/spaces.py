@@ -1,7 +1,7 @@
-"""Gymnasium's spaces and observations in words.
+"""Descriptions of Gymnasium's spaces and observations as text.
 
-Discrete, MultiDiscrete, MultiBinary and Box are one thing here: an array of numbers, each with a
-lowest and a highest value. Text, Dict and Tuple are built around them.
+Discrete, MultiDiscrete, MultiBinary and Box are treated alike, as arrays of numbers with bounds.
+Text, Dict and Tuple are built on them.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Space: TypeAlias = Any
 """A `gymnasium.Space`; Gymnasium may not be installed where types are checked."""
 
 Names: TypeAlias = Mapping[str, Any] | Sequence[str] | None
-"""Words for the values of a Discrete, or for the places of a vector or a Tuple.
+"""Names of the values of a Discrete, or of the elements of a vector or a Tuple.
 
-A mapping adds what each of them means; for a Dict it holds the names of each key's own space.
+A mapping adds the meanings; for a Dict it has the names of each key's space.
 """
 
 MAX_NUMBERS = 64
-"""A larger array is summarised: nobody reads an image as numbers."""
+"""Larger arrays are summarised."""
 
 WORD_GAP = re.compile(r"(?<=\w)[\s_-]+(?=\w)")
-"""What may stand between the words of a name, or be left out: pick up, Pick-up, PICKUP."""
+"""Separators between the words of a name, which may be missing: pick up, Pick-up, PICKUP."""
 
 _UNBOUNDED = 1e30  # classic environments write "no limit" as the largest float
 
 
 def check_action_space(space: Space) -> None:
-    """Refuse a space whose values cannot be written as an answer."""
+    """Raises an error for a space whose values cannot be written as text."""
     for leaf in _leaves(space):
         if not (is_numeric(leaf) or isinstance(leaf, spaces.Text)):
             raise ConfigError(
@@ -49,7 +49,7 @@ def check_action_space(space: Space) -> None:
 
 
 def check_names(space: Space, names: Any, option: str) -> None:
-    """Refuse names that do not fit the space."""
+    """Raises an error for names that do not fit the space."""
     if names is None:
         return
     kind, what = (Mapping | Sequence, "a list or a mapping")
@@ -73,7 +73,7 @@ def check_names(space: Space, names: Any, option: str) -> None:
 
 
 def describe_space(space: Space, names: Names = None) -> str:
-    """What a value of the space is, in words.
+    """Describes the values of a space.
 
     >>> describe_space(spaces.Box(-1, 1, (2,)))
     'a list of 2 numbers, each from -1 to 1'
@@ -141,7 +141,7 @@ def _runs(characters: str) -> str:
 
 
 def example_action(space: Space) -> Any:
-    """A plain value of the space: the first whole number, half of the largest fraction."""
+    """Returns a simple value of the space: the lowest integer, half of the largest float."""
     if is_numeric(space):
         low, high = limits(space)
         wish = np.where(high < _UNBOUNDED, high / 2, 0) if space.dtype.kind == "f" else 0
@@ -154,7 +154,7 @@ def example_action(space: Space) -> Any:
 
 
 def what_is_seen(space: Space, names: Names = None) -> str:
-    """The part of a prompt that says what the observations hold."""
+    """Returns the part of the prompt that describes the observations."""
     if names and not isinstance(space, spaces.Dict | spaces.Discrete):
         return "\n".join(["You see:", *listed(names)])
     summary = "a summary of " if has_large_part(space) else ""
@@ -162,12 +162,12 @@ def what_is_seen(space: Space, names: Names = None) -> str:
 
 
 def as_sentence(text: str) -> str:
-    """With a full stop, but not after a list of lines."""
+    """Adds a full stop, except after a list of lines."""
     return text if "\n" in text else f"{text}."
 
 
 def describe_observation(space: Space, value: Any, names: Names = None) -> str:
-    """An observation as text: one line a part where the parts have names, else one line.
+    """Describes an observation: one line per named element, else one line.
 
     >>> print(describe_observation(None, np.array([0.123456, 2.0]), ["height", "speed"]))
     height: 0.1235
@@ -205,7 +205,7 @@ def _entry(label: Any, part: Any, text: str) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    """One number, text or array on one line; four digits are enough to act on."""
+    """Describes one number, text or array on one line, with four digits."""
     if value is None or isinstance(value, str):
         return value or "none"
     if isinstance(value, bool | np.bool_):
@@ -229,12 +229,12 @@ def _describe_value(value: Any) -> str:
 
 
 def has_large_part(space: Space) -> bool:
-    """Whether some part of an observation would only be summarised."""
+    """Whether some part of an observation is summarised."""
     return any(is_numeric(leaf) and math.prod(leaf.shape) > MAX_NUMBERS for leaf in _leaves(space))
 
 
 def listed(names: Names, first: int | None = None) -> list[str]:
-    """One line a name, with its number and its meaning where there are such."""
+    """Returns one line per name, with its number and its meaning if there are any."""
     meanings = names if isinstance(names, Mapping) else dict.fromkeys(names or (), "")
     lines = []
     for place, (name, meaning) in enumerate(meanings.items()):
@@ -244,12 +244,12 @@ def listed(names: Names, first: int | None = None) -> list[str]:
 
 
 def names_of_key(names: Names, key: Any) -> Names:
-    """The names of one key of a Dict."""
+    """Returns the names of one key of a Dict."""
     return names.get(key) if isinstance(names, Mapping) else None
 
 
 def limits(space: Space) -> tuple[Any, Any]:
-    """The lowest and highest number of each place; whole numbers as Python's, which are exact."""
+    """Returns the bounds of each element; integers as Python integers, which are exact."""
     if isinstance(space, spaces.Box):
         kind = space.dtype if space.dtype.kind == "f" else object
         return space.low.astype(kind), space.high.astype(kind)
@@ -261,7 +261,7 @@ def limits(space: Space) -> tuple[Any, Any]:
 
 
 def is_discrete(space: Space) -> bool:
-    """Whether its values are single whole numbers, which may have names."""
+    """Whether its values are single integers, which may have names."""
     return isinstance(space, spaces.Discrete)
 
 
@@ -272,7 +272,7 @@ def is_numeric(space: Space) -> bool:
 
 
 def is_scalar(space: Space) -> bool:
-    """Whether one number says it all."""
+    """Whether its values are single numbers."""
     return is_numeric(space) and math.prod(space.shape) == 1
 
 

@@ -1,4 +1,4 @@
-"""TextArena's games as environments: the agent has one seat, a scripted opponent the other.
+"""TextArena's games as environments: the agent plays one seat, a scripted opponent the other.
 
 >>> env = TextArenaEnvironment("TicTacToe-v0", seat=1)  # or make_environment("textarena:...")
 >>> observation = env.reset()
@@ -30,10 +30,10 @@ from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault
 
 Opponent: TypeAlias = Callable[[str, random.Random], str]
-"""Given what is new to it and its own random numbers, says the other player's move."""
+"""Takes the new observation and a random generator, and returns the other player's move."""
 
 MAX_OPPONENT_MOVES = 1000
-"""In a row; an opponent that is never done would otherwise hold the episode for ever."""
+"""Moves in a row, after which an opponent counts as stuck."""
 
 
 class TextArenaEnvironment(BaseEnvironment):
@@ -41,9 +41,8 @@ class TextArenaEnvironment(BaseEnvironment):
 
     `OFFLINE_GAMES` names the games that need no network. `seat` is the agent's place in a game
     for two. `opponent` is "random", which plays valid random moves, or a function
-    (observation, rng) -> move; all copies of the environment share that function, so it must keep
-    no state. Every other option goes to the game itself (`max_turns=20`). A config may hold the
-    same names in its `params`.
+    (observation, rng) -> move without state, since all copies of the environment share it. Other
+    options go to the game (`max_turns=20`). Each can also be set in the config's `params`.
 
     The reward is TextArena's, given with the last step: 1, 0 or -1 in games for two, and mostly
     the share of the puzzle that was solved in games for one. A turn limit that the game scores is
@@ -109,7 +108,7 @@ class TextArenaEnvironment(BaseEnvironment):
         return self._last_read, reward, True, info | ending
 
     def get_state_description(self) -> str:
-        """The last board where it tells all; else what was read last, and a mark of all before."""
+        """Returns the last board if it is the whole state; else the last text and a hash."""
         if self._play is None:
             return ""
         seen = self._history.get(self.seat, [])
@@ -169,20 +168,20 @@ class TextArenaEnvironment(BaseEnvironment):
         return move
 
     def _move(self, action: str) -> bool:
-        """Make a move for whoever's turn it is; whether the game took it as valid."""
+        """Makes a move for the current player; returns whether it was valid."""
         with self._randomness.installed():
             valid = take_move(self._play, self._written(action))
-        self._play.state.logs.clear()  # only TextArena's screens read them; copies would drag them
+        self._play.state.logs.clear()  # only TextArena's own displays read them
         return valid
 
     def _random_move(self, player: int, rng: random.Random) -> str | None:
         if self._play is None:
             return None
         if self._play.state.done:
-            return ""  # the opponent ended the game before the agent's first turn: nothing to move
+            return ""  # the opponent ended the game before the agent's first turn
 
         def is_valid(move: str) -> bool:
-            # Tried on a copy and with other random numbers: the game itself feels nothing.
+            # Tried on a copy and with other random numbers, without effect on the game.
             with Randomness(seed=0).installed():
                 return take_move(copy.deepcopy(self._play), self._written(move))
 
@@ -193,12 +192,12 @@ class TextArenaEnvironment(BaseEnvironment):
         return random_move(self._facts, [*shown, *rules], rng, is_valid)
 
     def _written(self, action: str) -> str:
-        """The action as the game's own wrappers would write it: brackets added where none are."""
+        """Adds brackets to a bare action, as the game's own wrappers would."""
         bare = "[" not in action and "]" not in action
         return f"[{action.strip()}]" if self._adds_brackets and bare else action
 
     def _read_new(self, player: int) -> str:
-        """What the player has not read yet."""
+        """Returns what the player has not read yet."""
         with self._randomness.installed():
             messages = unread(self._play, player)
         self._history.setdefault(player, []).extend(messages)

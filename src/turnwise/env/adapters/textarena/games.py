@@ -1,4 +1,4 @@
-"""TextArena's games that run offline: how many play each, and how a random player finds a move."""
+"""TextArena's offline games: the number of players, and how to find a random move."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 MAX_TRIES = 2000
-"""So many moves in a game's format are tried before the random player takes an invalid one."""
+"""Moves that the random player tries before it takes an invalid one."""
 
 
 @dataclass(frozen=True)
 class Game:
-    """What the adapter must know of a game beyond what its texts say.
+    """What the adapter must know about a game.
 
     >>> Game(2, moves=("[attack <0|1> <0|1>]",)).num_players
     2
     """
 
     num_players: int | None = None
-    """None: not known before the game is asked."""
+    """None if it is known only when the game is created."""
     moves: tuple[str, ...] | None = None
-    """How moves are written, `<1-9>` and `<a|b>` left to choose; None: the game's texts list them
-    in square brackets; empty: no random player can know one."""
+    """The formats of moves, with choices such as `<1-9>` and `<a|b>`. None if the game's texts list
+    the moves in square brackets; empty if there is no random player."""
     board_is_state: bool = False
-    """The last board that was shown is all there is to know."""
+    """Whether the last board is the whole state."""
 
 
 UNKNOWN_GAME = Game()
@@ -111,7 +111,7 @@ OFFLINE_GAMES: dict[str, Game] = {
 
 
 def game_facts(name: str) -> Game:
-    """What is known of a game, or of the game that it is a variant of."""
+    """Returns the facts about a game, or about the game that it is a variant of."""
     family = re.sub(r"(-v\d+).*", r"\1", name)
     return OFFLINE_GAMES.get(name) or OFFLINE_GAMES.get(family) or UNKNOWN_GAME
 
@@ -119,9 +119,9 @@ def game_facts(name: str) -> Game:
 def random_move(
     game: Game, texts: Iterable[str], rng: random.Random, is_valid: Callable[[str], bool]
 ) -> str | None:
-    """A random move that the game takes, from its format or from the lists in its texts.
+    """Returns a random valid move, from the game's formats or from the lists in its texts.
 
-    Where it takes none that was tried, the last one: the game has a rule for that too.
+    If no move that was tried is valid, it is the last one; the game has a rule for that.
     """
     candidates = _listed(texts, rng) if game.moves is None else _formatted(game.moves, rng)
     move = None
@@ -137,7 +137,7 @@ def _formatted(formats: tuple[str, ...], rng: random.Random) -> Iterator[str]:
 
 
 def _choose(options: str, rng: random.Random) -> str:
-    """One of `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
+    """Chooses from `0-13` (numbers), `a-h` (letters) or `up|down` (words)."""
     if re.fullmatch(r"\d+-\d+", options):
         low, high = map(int, options.split("-"))
         return str(rng.randint(low, high))
@@ -147,6 +147,6 @@ def _choose(options: str, rng: random.Random) -> str:
 
 
 def _listed(texts: Iterable[str], rng: random.Random) -> list[str]:
-    """Every bracketed text, in random order."""
+    """Returns every bracketed text, in random order."""
     found = dict.fromkeys(move for text in texts for move in re.findall(r"\[[^\[\]]+\]", text))
     return rng.sample(list(found), len(found))

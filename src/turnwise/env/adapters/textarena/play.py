@@ -1,4 +1,4 @@
-"""TextArena itself: making, starting and stepping a game, reading its messages and its result."""
+"""Calls TextArena: creates, starts and steps a game, reads its messages and its result."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 
 Message: TypeAlias = tuple[int, str, Any]
-"""Who speaks (-1: the game), the text, and TextArena's kind of message."""
+"""The sender (-1 is the game), the text, and TextArena's kind of message."""
 
 
 def arena() -> ModuleType:
-    """The package; looked up each time, as an environment that kept it could not be copied."""
+    """Returns the package; an environment that kept a module could not be copied."""
     return import_extra("textarena", "textarena")
 
 
 def make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
-    """The game without its wrappers, and whether these would put brackets around a bare move."""
+    """Returns the game without its wrappers, and whether these add brackets to a bare move."""
     registry = arena().envs.registration.ENV_REGISTRY
     if name not in registry:
         names = [known for known in registry if not known.endswith(("-raw", "-train"))]
@@ -40,12 +40,12 @@ def make_game(name: str, options: Mapping[str, Any]) -> tuple[Any, bool]:
 
 
 def start_game(game: Any, num_players: int | None, seed: int) -> int:
-    """Begin the game for as many players as it is for (None: one or two, as it takes); how many."""
+    """Starts the game, for one or two players if `num_players` is None; returns how many."""
     if num_players is not None:
         game.reset(num_players=num_players, seed=seed)
         return num_players
     for count in (1, 2):
-        # A game for other numbers asserts or raises; a few take any and go their own way.
+        # A game for other numbers asserts or raises; a few ignore the argument.
         with contextlib.suppress(AssertionError, ValueError):
             game.reset(num_players=count, seed=seed)
             if game.state.num_players == count:
@@ -56,13 +56,13 @@ def start_game(game: Any, num_players: int | None, seed: int) -> int:
 
 
 _NUM_PLAYERS: dict[tuple[str, type, str], int] = {}
-"""Of games that have been tried, by name, class and options."""
+"""The results of `try_game`, by name, class and options."""
 
 
 def try_game(name: str, game: Any, options: Mapping[str, Any]) -> int:
-    """Begin a copy of a game that is not known here; for how many it is.
+    """Starts a copy of a game that is not in the table; returns its number of players.
 
-    So that one that lacks a file of its own, or a third player, is refused when it is made.
+    A game that lacks a file, or needs a third player, is thereby refused at creation.
     """
     key = (name, type(game), repr(sorted(options.items())))
     if key not in _NUM_PLAYERS:
@@ -74,7 +74,7 @@ def try_game(name: str, game: Any, options: Mapping[str, Any]) -> int:
 
 
 def take_move(game: Any, action: str) -> bool:
-    """Step the game; False if it counted the move as an error of the player."""
+    """Steps the game; returns False if the move was invalid."""
     state = game.state
     player, errors = state.current_player_id, state.error_count
     game.step(action)
@@ -82,18 +82,18 @@ def take_move(game: Any, action: str) -> bool:
 
 
 def unread(game: Any, player: int) -> list[Message]:
-    """Take the messages that the player has not seen yet."""
+    """Takes the messages that the player has not read yet."""
     state = game.state
     if state.current_player_id == player and not state.done:
         messages = game.get_observation()[1]  # some games add to it here
     else:
         messages, state.observations[player] = state.observations[player], []
-    # A few puzzles add the echo of a move with its arguments in the wrong order: nothing is lost.
+    # A few puzzles add a malformed echo of the move, which is dropped.
     return [m for m in messages if isinstance(m[2], arena().ObservationType)]
 
 
 def render(messages: Sequence[Message], reader: int, roles: Mapping[int, str]) -> str:
-    """The messages in lines, without the reader's own words and without boards out of date."""
+    """Renders the messages, without the reader's own moves and without outdated boards."""
     kinds = arena().ObservationType
     boards = [index for index, message in enumerate(messages) if message[2] is kinds.GAME_BOARD]
     lines: list[str] = []
@@ -107,11 +107,11 @@ def render(messages: Sequence[Message], reader: int, roles: Mapping[int, str]) -
 
 
 def result(game: Any, player: int) -> tuple[float, dict[str, Any]]:
-    """The player's reward in a game that is over, and what there is to say about it."""
+    """Returns the player's reward in a game that is over, and the info."""
     rewards, game_info = game.close()
     reward, reason = rewards[player], str(game_info[player].get("reason", ""))
     if isinstance(reward, str):
-        # Four puzzles put the reward of a last invalid move in the place of its reason.
+        # Four puzzles swap the reward of a last invalid move and its reason.
         reward, reason = float(reason.rpartition(" ")[2]), f"Invalid move: {reward}"
     others = [value for other, value in rewards.items() if other != player]
     if not others:

@@ -1,8 +1,8 @@
-"""What runs inside the separate process: it locks itself in, then runs the model's code.
+"""The code of the separate process: it isolates itself, then runs the model's program.
 
-Only Python's standard library, and only relative imports: the process that runs this knows the
-folder as the package `jail`, without turnwise, which would cost more than everything else.
+It uses only the standard library and relative imports: the process imports the folder as the
+package `jail`, without turnwise, whose import would take longer than everything else.
 """
 
 WORK_FOLDER = "/sandbox"
-"""Where a program starts, and the only place where it can write."""
+"""The working folder of a program, and the only one where it can write."""

@@ -1,9 +1,8 @@
-"""The separate process: read what to run, lock up, run it.
+"""The main function of the separate process: reads the request, isolates itself, runs the program.
 
-With isolation there are two: the one that was started makes the namespaces and waits, its child is
-alone in them and runs the code. The request comes as JSON on stdin; how far we got goes out as
-lines on the status pipe: `ready` or `failed <why>`, and at the end `exit <code>`,
-`signal <number>` or `exceeded <limit>`.
+With isolation there are two processes: the first creates the namespaces and waits, its child is
+alone in them and runs the program. The request is JSON on stdin; the status pipe gets lines:
+`ready` or `failed <why>`, and at the end `exit <code>`, `signal <number>` or `exceeded <limit>`.
 """
 
 from __future__ import annotations
@@ -33,29 +32,29 @@ def main(status: int, parent: int) -> NoReturn:
     if sys.platform == "linux":
         system.prctl(system.PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
-        os._exit(1)  # it died before it could be asked to take us along
+        os._exit(1)  # the parent died before PR_SET_PDEATHSIG was set
     request = json.loads(sys.stdin.buffer.read())
     _read_nothing()
     if request["isolated"]:
         _watch(request, status)
     else:
         _step(status, "limits", lambda: _limit(request["limits"], own_user=False))
-        _tell(status, "ready")
+        _report(status, "ready")
         os.close(status)
         run_program(request["code"], request["packages"])
 
 
 def _read_nothing() -> None:
-    """Make the standard input an empty one."""
+    """Replaces the standard input by an empty one."""
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
 
 
 def _watch(request: dict[str, Any], status: int) -> NoReturn:
-    """Make the namespaces, start the one process in them, and tell how it ended."""
+    """Creates the namespaces, starts the one process in them, and reports how it ended."""
     calls = _step(status, "system calls", lambda: build_filter(os.uname().machine))
-    user = _step(status, "namespaces", namespaces.leave_the_world)
+    user = _step(status, "namespaces", namespaces.enter_namespaces)
     child = 0
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -65,14 +64,14 @@ def _watch(request: dict[str, Any], status: int) -> NoReturn:
             os._exit(1)
 
     signal.signal(signal.SIGTERM, end)
-    # The child holds the other end: as long as we live, it is open.
+    # The child holds the other end, which closes when this process dies.
     lifeline, ours = os.pipe()
-    processes = os.open("/proc", os.O_PATH)  # the child takes the root away from us too
+    processes = os.open("/proc", os.O_PATH)  # the child changes the root of this process too
     child = os.fork()
     if child == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.close(ours)
-        _lock_up(request, status, user, lifeline, calls)
+        _isolate(request, status, user, lifeline, calls)
         run_program(request["code"], request["packages"])
     os.close(lifeline)
     os.close(1)
@@ -81,18 +80,17 @@ def _watch(request: dict[str, Any], status: int) -> NoReturn:
     _, ended = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(ended)
     if exceeded and code == -signal.SIGKILL:
-        _tell(status, f"exceeded {exceeded}")
+        _report(status, f"exceeded {exceeded}")
     else:
-        _tell(status, f"exit {code}" if code >= 0 else f"signal {-code}")
+        _report(status, f"exit {code}" if code >= 0 else f"signal {-code}")
     os._exit(0)
 
 
 def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
-    """Wait for the child's end. What it used too much of, if that had to be its end.
+    """Waits for the child's end; returns the limit that it exceeded, if it had to be killed.
 
-    Its address space is limited by the kernel, but the page tables for it are not: a program that
-    uses one page here and one there needs many times its own memory for them. And threads are not
-    limited for a user who is root.
+    The kernel limits its address space, but not the page tables: a program that uses single pages
+    far apart needs many times its own memory for them. And root has no limit on threads.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(child), select.POLLIN)
@@ -110,11 +108,11 @@ def _follow(child: int, processes: int, limits: dict[str, Any]) -> str | None:
 
 
 def _usage(child: int, processes: int) -> dict[str, int]:
-    """Lines of /proc/<child>/status that are numbers, memory in KiB."""
+    """Returns the numbers in /proc/<child>/status, memory in KiB."""
     try:
         file = os.open(f"{child}/status", os.O_RDONLY, dir_fd=processes)
     except OSError:
-        return {}  # it has ended, or /proc shows nothing of it; what else limits it holds
+        return {}  # it has ended, or /proc does not show it; the other limits hold
     try:
         lines = os.read(file, 1 << 14).decode().splitlines()
     finally:
@@ -123,7 +121,7 @@ def _usage(child: int, processes: int) -> dict[str, int]:
     return {w[0].rstrip(":"): int(w[1]) for w in words if len(w) > 1 and w[1].isdigit()}
 
 
-def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int, calls: bytes) -> None:
+def _isolate(request: dict[str, Any], status: int, user: int, lifeline: int, calls: bytes) -> None:
     limits = request["limits"]
     os.setsid()
     _prefer_to_be_killed()
@@ -142,12 +140,12 @@ def _lock_up(request: dict[str, Any], status: int, user: int, lifeline: int, cal
     poll = select.poll()
     poll.register(lifeline, select.POLLIN)
     if poll.poll(0):
-        os._exit(1)  # the one that watches us was killed before it could take us along
+        os._exit(1)  # the watching process was killed before PR_SET_PDEATHSIG was set
     system.prctl(system.PR_SET_NO_NEW_PRIVS, 1)
     os.closerange(3, status)
     os.closerange(status + 1, max(limits["open_files"], status + 1))
     _step(status, "system calls", lambda: system.install_filter(calls))
-    _tell(status, "ready")
+    _report(status, "ready")
     os.close(status)
 
 
@@ -160,7 +158,7 @@ def _limit(limits: dict[str, Any], own_user: bool) -> None:
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
     ]
-    if own_user:  # these count all that a user runs
+    if own_user:  # these count all processes of a user
         wanted += [
             (resource.RLIMIT_NPROC, limits["num_threads"]),
             (resource.RLIMIT_SIGPENDING, _MAX_SIGNALS),
@@ -173,21 +171,21 @@ def _limit(limits: dict[str, Any], own_user: bool) -> None:
 
 
 def _prefer_to_be_killed() -> None:
-    """If the machine runs out of memory, this process goes first, not the training run."""
+    """If the machine runs out of memory, the kernel kills this process, not the training run."""
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        pass  # some containers do not let us; our own limit holds all the same
+        pass  # some containers do not allow it; the memory limit holds anyway
 
 
 def _step(status: int, layer: str, work: Any) -> Any:
     try:
         return work()
     except Exception as error:
-        _tell(status, f"failed {layer}: {error}")
+        _report(status, f"failed {layer}: {error}")
         os._exit(1)
 
 
-def _tell(status: int, line: str) -> None:
+def _report(status: int, line: str) -> None:
     os.write(status, f"{line[:_MAX_STATUS]}\n".encode())

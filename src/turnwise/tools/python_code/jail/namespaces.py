@@ -1,7 +1,7 @@
-"""A world of its own for one process: no other processes, no network, hardly any files.
+"""Namespaces for one process: no other processes, no network, hardly any files.
 
-Its root is an empty filesystem in memory that holds, read-only, what Python needs to run, and one
-place to write, of limited size. All of it ends with the process, also if we are killed.
+The root is an empty filesystem in memory with, read-only, what Python needs to run, and one folder
+to write to, of limited size. All of it ends with the process, also if the parent is killed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _SYSTEM_PATHS = (
 )
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _READ_ONLY = system.ATTR_RDONLY | system.ATTR_NOSUID | system.ATTR_NODEV
-# While the root is built: a folder that an overlay is made of. An overlay needs two; one is empty.
+# While the root is built: the folders of an overlay, which needs two; one is empty.
 _LOWER, _EMPTY = "/lower", "/empty"
 
 
-def leave_the_world() -> int:
-    """New namespaces, for the children of this process; the user id that they shall take.
+def enter_namespaces() -> int:
+    """Creates namespaces for the children of this process; returns the user id for them.
 
-    Root needs nothing more. Anybody else gets the rights for it in a user namespace, where it is
-    nobody, and -1 says that it is so already.
+    Other users than root get the rights for it in a user namespace, where they are nobody already;
+    then the returned id is -1.
     """
     user, group = os.getuid(), os.getgid()
     try:
@@ -59,8 +59,8 @@ def leave_the_world() -> int:
 
 
 def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
-    """Replace the root by an empty one with what Python needs."""
-    # Looked up now: an absolute symlink would lead elsewhere once the root has changed.
+    """Replaces the root by an empty one with what Python needs."""
+    # Resolved now: an absolute symlink would lead elsewhere in the new root.
     sources = {path: os.path.realpath(path) for path in _wanted(packages)}
     composed = [path for path, source in sources.items() if _holds_mounts(source)]
     safe = system.MS_NOSUID | system.MS_NODEV
@@ -76,10 +76,9 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
             _show(path, f"/old{source}", _READ_ONLY)
             for package in packages:
                 if f"{package}/".startswith(f"{path}/"):
-                    _refuse_doors(package)
+                    _refuse_pipes_and_sockets(package)
     for name in _DEVICES:
-        # Read-only, so that their owner cannot change who may use them; a device is written to
-        # all the same.
+        # Read-only, so that permissions cannot be changed; a device can still be written to.
         _show(f"/dev/{name}", f"/old/dev/{name}", system.ATTR_RDONLY | system.ATTR_NOSUID)
     os.mkdir(WORK_FOLDER)
     options = f"size={disk_bytes},nr_inodes={num_files},mode=1777"
@@ -94,24 +93,24 @@ def build_root(packages: list[str], disk_bytes: int, num_files: int) -> None:
 
 
 def become_nobody(user: int) -> None:
-    """Give up all rights."""
+    """Drops all rights."""
     if user >= 0:
         os.setgroups([])
         try:
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-        except OSError:  # a container may know few users
+        except OSError:  # a container may have few user ids
             os.setresgid(_NOBODY, _NOBODY, _NOBODY)
             os.setresuid(_NOBODY, _NOBODY, _NOBODY)
     system.drop_capabilities()
 
 
 def _wanted(packages: list[str]) -> list[str]:
-    """Shared libraries, the standard library, and the packages; none inside another."""
+    """Returns shared libraries, the standard library and the packages; none inside another."""
     prefixes = sorted({sys.base_prefix, sys.base_exec_prefix})
     python = [f"{prefix}/{name}" for prefix in prefixes for name in ("lib", "lib64")]
     wanted: list[str] = []
-    # Outer folders first: each is shown with all that is in it.
+    # Outer folders first: each is mounted with all its content.
     for path in sorted([*_SYSTEM_PATHS, *python, *packages], key=lambda path: path.count("/")):
         inside = any(f"{path}/".startswith(f"{other}/") for other in wanted)
         if os.path.exists(path) and not inside:
@@ -120,22 +119,22 @@ def _wanted(packages: list[str]) -> list[str]:
 
 
 def _holds_mounts(folder: str) -> bool:
-    """Whether something else is mounted somewhere below; an overlay would not show it."""
+    """Whether something is mounted below the folder; an overlay would not show it."""
     with open("/proc/self/mountinfo") as file:
         places = [line.split()[4] for line in file]
     return any(place.startswith(f"{folder}/") for place in places)
 
 
 def _show_copy(path: str, source: str) -> bool:
-    """Show a folder as an overlay; False where the kernel makes none of it.
+    """Mounts a folder as an overlay; returns False if the kernel cannot.
 
-    In an overlay each file is another one than the host's as far as pipes, sockets, locks and
-    leases are concerned: a named pipe in it does not lead to those who wait at the host's.
+    In an overlay, pipes, sockets, locks and leases are not shared with the host: a named pipe in it
+    does not reach a process of the host.
     """
     if not os.path.isdir(source):
         return False
     try:
-        # By a name without the characters that mean something in the options.
+        # By a name without characters that are special in the options.
         system.mount(source, _LOWER, "", system.MS_BIND)
     except OSError:
         return False
@@ -153,7 +152,7 @@ def _show_copy(path: str, source: str) -> bool:
 
 
 def _show(path: str, source: str, attributes: int) -> None:
-    """Put something of the old root into the new one, as it is."""
+    """Bind-mounts a path of the old root into the new one."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     if os.path.isdir(source):
         os.mkdir(path)
@@ -163,8 +162,8 @@ def _show(path: str, source: str, attributes: int) -> None:
     system.set_mount_attributes(path, attributes, recursive=True)
 
 
-def _refuse_doors(folder: str) -> None:
-    """Refuse a folder with named pipes or sockets, which lead out also where it is read-only."""
+def _refuse_pipes_and_sockets(folder: str) -> None:
+    """Refuses a folder with named pipes or sockets, which reach the host even if read-only."""
     for place, _, names in os.walk(folder):
         for name in names:
             file = os.path.join(place, name)

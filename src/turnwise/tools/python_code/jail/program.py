@@ -1,4 +1,4 @@
-"""Run the model's program as Python would run a file of its own."""
+"""Runs the model's program as Python runs a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = "main.py"
 
 
 def run_program(code: str, packages: list[str]) -> NoReturn:
-    """Run it as `__main__`, show an exception as Python does, and end the process."""
+    """Runs the program as `__main__`, prints an exception as Python does, and ends the process."""
     _forget_ourselves(packages)
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
@@ -32,7 +32,7 @@ def _show(error: BaseException, code: str) -> None:
         import linecache
         import traceback
 
-        # Tracebacks show the lines, though there is no such file.
+        # Tracebacks show the lines, although the file does not exist.
         linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
         # The first frame is this file's; a syntax error has no other.
         entry = error.__traceback__
@@ -42,7 +42,7 @@ def _show(error: BaseException, code: str) -> None:
 
 
 def _forget_ourselves(packages: list[str]) -> None:
-    """Leave the interpreter as a fresh one: its folder on the path, its own modules gone."""
+    """Removes our modules and path, so that the interpreter looks fresh."""
     package = __package__ or ""
     for name in [name for name in sys.modules if name.split(".")[0] == package.split(".")[0]]:
         del sys.modules[name]

@@ -1,15 +1,15 @@
-"""The filter of system calls, as a small BPF program.
+"""The filter of system calls, as a BPF program.
 
 Most calls are allowed or refused by their number alone. A few depend on an argument:
 
-- `clone` may only start threads, and `prctl` only name things. (With the other options of `prctl`
-  a program could outlive the process that watches it.)
-- `socketpair` makes the pair that asyncio talks to itself through, and `sendto` sends only to the
-  other end of it, never to an address: sockets in a folder that is shown lead to the host.
-- `fcntl` and `ioctl` take the commands that Python's own modules use. Leases, pipes of a chosen
-  size and signals on input are not among them.
-- Locks succeed without being taken. The program is the only one in its world, and a lock on a
-  file of the host would hold up others.
+- `clone` may only start threads, and `prctl` only set names. (With other options of `prctl` a
+  program could survive the process that watches it.)
+- `socketpair` is for asyncio's own pair, and `sendto` sends only to the other end of a pair, never
+  to an address: sockets in a mounted folder reach the host.
+- `fcntl` and `ioctl` take the commands that Python's own modules use, without leases, pipe sizes
+  and signals on input.
+- Locks succeed without being taken. The program is alone, and a lock on a file of the host would
+  block others.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _IOCTL = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 
 def build_filter(machine: str) -> bytes:
-    """The program for `machine`: allow, refuse with EPERM, or ENOSYS where libc has another way."""
+    """Returns the program for `machine`: allow, EPERM, or ENOSYS if libc has a fallback."""
     if machine not in AUDIT_ARCH:
         raise OSError(f"{machine} is not among the processors {', '.join(ARCHITECTURES)}")
     program = [
@@ -73,7 +73,7 @@ def build_filter(machine: str) -> bytes:
 
 
 def _rules() -> dict[str, list[bytes]]:
-    """The calls that depend on an argument. What no line of theirs answers is refused."""
+    """Returns the calls that depend on an argument; values that no rule allows are refused."""
     return {
         "clone": [
             _load_argument(0),
@@ -101,7 +101,7 @@ def _rules() -> dict[str, list[bytes]]:
 
 
 def _load_argument(index: int, *, high: bool = False) -> bytes:
-    """Load half of an argument; all but pointers are looked at by the kernel in the low half."""
+    """Loads half of an argument; except for pointers the kernel uses the low half."""
     return _instruction(_LOAD_WORD, _FIRST_ARGUMENT + 8 * index + (4 if high else 0))
 
 

@@ -1,16 +1,15 @@
-"""Which system calls a Python program may make: what computing, files and threads need.
+"""The system calls that a Python program may make: those for computing, files and threads.
 
-Not among them, so refused: starting processes and programs, sockets, other processes' memory,
-mounts, namespaces, memory that the kernel would keep for the program outside its address space
-(memfd, shared memory, message queues, timers, inotify, io_uring, larger socket and pipe buffers),
-and everything that the kernel will learn after this was written.
+All others are refused: starting processes and programs, sockets, other processes' memory, mounts,
+namespaces, kernel memory outside of the address space (memfd, shared memory, message queues,
+timers, inotify, io_uring, larger socket and pipe buffers), and all calls of newer kernels.
 """
 
 from __future__ import annotations
 
 ARCHITECTURES = ("x86_64", "aarch64")
 
-# name, number on x86_64, number on aarch64; "-": it does not exist there
+# name, number on x86_64, number on aarch64; "-" if it does not exist there
 _ALLOWED = """
 read 0 63, write 1 64, readv 19 65, writev 20 66, pread64 17 67, pwrite64 18 68, preadv 295 69,
 pwritev 296 70, preadv2 327 286, pwritev2 328 287, open 2 -, openat 257 56, close 3 57,
@@ -50,7 +49,7 @@ prlimit64 302 261, getpriority 140 141,
 recvfrom 45 207, shutdown 48 210, getsockname 51 204, getpeername 52 205, getsockopt 55 209
 """
 
-# Allowed for some values of an argument; `seccomp.py` says which.
+# Allowed for some values of an argument; see `seccomp.py`.
 _CONDITIONAL = """
 clone 56 220, prctl 157 167, socketpair 53 199, sendto 44 206, fcntl 72 25, flock 73 32, ioctl 16 29
 """
@@ -60,7 +59,7 @@ LAST_KNOWN = 450
 
 
 def allowed_numbers(machine: str) -> list[int]:
-    """The calls that are allowed whatever their arguments."""
+    """Returns the calls that are allowed with any arguments."""
     return sorted(_read(_ALLOWED, machine).values())
 
 

@@ -1,4 +1,4 @@
-"""The calls to the kernel that Python has no function for."""
+"""System calls for which Python has no function."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
 
 
 def set_mount_attributes(target: str, attributes: int, *, recursive: bool) -> None:
-    """Read-only and the like, added to what the mount already has. Needs Linux 5.12."""
+    """Adds attributes such as read-only to a mount. Needs Linux 5.12."""
     request = struct.pack("=QQQQ", attributes, 0, 0, 0)
     result = _libc.syscall(
         ctypes.c_long(_SYS_MOUNT_SETATTR),
@@ -90,7 +90,7 @@ class _Program(ctypes.Structure):
 
 
 def install_filter(instructions: bytes) -> None:
-    """From now on every system call of this process goes through this BPF program."""
+    """Applies this BPF program to every further system call of this process."""
     program = _Program(len(instructions) // 8, instructions)
     zero = ctypes.c_ulong(0)
     result = _libc.prctl(
