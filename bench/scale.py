@@ -35,7 +35,7 @@ from turnwise.algo import Algorithm
 from turnwise.config import RayConfig
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.types import EpisodeTask
 from turnwise.inference import SamplingParams
 from turnwise.learner import PPOBatch, make_learner
 from turnwise.models import load_model

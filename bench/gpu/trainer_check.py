@@ -164,7 +164,7 @@ def time_step(
 def real_batch(loaded: Any, game: str, num_episodes: int) -> PPOBatch:
     """Returns episodes of a game that the random player played."""
     from turnwise.episode import EpisodeCollector
-    from turnwise.episode.collector import EpisodeTask
+    from turnwise.episode.types import EpisodeTask
     from turnwise.inference import ScriptedEngine
 
     factory = environment_factory(game, ConfigStore().environment)

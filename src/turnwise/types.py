@@ -1,4 +1,4 @@
-"""The data that all parts speak: how an episode ended, and what happened in it."""
+"""The data types that all packages use: statuses, steps and trajectories of episodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError, did_you_mean
 
 
 class EpisodeStatus(StrEnum):
-    """How an episode ended. An episode that failed is data: it has a status, never a silent 0."""
+    """How an episode ended. A failed episode has a status, never a silent reward of 0."""
 
     DONE = "done"
     TRUNCATED_BY_ENVIRONMENT = "truncated_by_environment"
@@ -29,12 +29,12 @@ class EpisodeStatus(StrEnum):
 
     @property
     def is_truncated(self) -> bool:
-        """The episode was cut before its own end; its last state still has a value."""
+        """Whether the episode was cut before its own end; its last state still has a value."""
         return self.value.startswith("truncated_")
 
     @property
     def is_error(self) -> bool:
-        """Something broke; the rewards of this episode mean nothing."""
+        """Whether a component failed; the rewards of this episode mean nothing."""
         return self.value.endswith("_error")
 
 
@@ -64,10 +64,10 @@ class StepResult:
 
 @dataclass
 class Trajectory:
-    """One episode as text: what was seen, done and earned, turn by turn.
+    """One episode as text: its states, actions, observations and rewards.
 
-    The lists run in parallel: in `states[t]` the agent said `actions[t]`, the environment
-    answered `observations[t]` and gave `rewards[t]`. Fields can be read by item too.
+    The lists are parallel: in `states[t]` the agent took `actions[t]`, and the environment
+    returned `observations[t]` and `rewards[t]`. Fields can be read by item too.
 
     >>> t = Trajectory(states=["door"], actions=["open"], rewards=[1.0], dones=[True], infos=[{}])
     >>> t.total_reward, t["num_turns"]
@@ -77,17 +77,17 @@ class Trajectory:
     states: list[str] = field(default_factory=list)
     """`get_state_description()` before each action."""
     actions: list[str] = field(default_factory=list)
-    """What the agent said, one text a turn."""
+    """The texts of the agent's turns."""
     rewards: list[float] = field(default_factory=list)
     """The environment's reward for each action."""
     dones: list[bool] = field(default_factory=list)
-    """Whether the environment said the episode was over after each action."""
+    """Whether the environment ended the episode after each action."""
     infos: list[dict[str, Any]] = field(default_factory=list)
-    """The `info` of each step; `success` and `invalid_action` are understood by the rewards."""
+    """The `info` of each step; rewards use `success` and `invalid_action`."""
     observations: list[str] = field(default_factory=list)
-    """What the environment answered to each action."""
+    """The observation after each action."""
     prompts: list[str] = field(default_factory=list)
-    """The opening: what the agent was told before its first action."""
+    """The system prompt and the first observation."""
     status: EpisodeStatus = EpisodeStatus.DONE
     """How it ended."""
     seed: int | None = None
@@ -111,7 +111,7 @@ class Trajectory:
 
     @property
     def success(self) -> bool:
-        """Whether the last step said so (`info["success"]`)."""
+        """Whether the last step has `info["success"]`."""
         return bool(self.infos and self.infos[-1].get("success", False))
 
     def __getitem__(self, name: str) -> Any:
@@ -130,7 +130,7 @@ class Trajectory:
 
     @classmethod
     def of(cls, data: Trajectory | Mapping[str, Any]) -> Trajectory:
-        """A trajectory from a plain mapping, as hand-written harnesses make them."""
+        """Returns a trajectory from a mapping with its fields."""
         if isinstance(data, Trajectory):
             return data
         if not isinstance(data, Mapping):
@@ -154,10 +154,10 @@ _TRAJECTORY_NAMES: tuple[str, ...] = (
 
 @dataclass
 class RolloutData(Sequence[Trajectory]):
-    """A batch of trajectories: a sequence of them, with the batch's own figures."""
+    """A batch of trajectories: a sequence of them, with metrics of the batch."""
 
     trajectories: list[Trajectory] = field(default_factory=list)
-    """The episodes, in the order in which they were asked for."""
+    """The episodes, in the order of the requests."""
 
     @overload
     def __getitem__(self, index: int) -> Trajectory: ...

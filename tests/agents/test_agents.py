@@ -14,7 +14,7 @@ from turnwise import ConfigError
 from turnwise.agents import AgentEpisodes
 from turnwise.deadlines import run_sync
 from turnwise.episode import EpisodeCollector, EpisodeLimits
-from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.types import EpisodeTask
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.types import EpisodeStatus
 

@@ -259,7 +259,7 @@ def test_no_call(name: str, text: str) -> None:
         ("json", '{"tool": "buy", "arguments": "{} or so"}', 'got "{} or so"'),
         ("json", '{"tool": {"name": "buy"}, "arguments": {}}', '"tool" must be the name'),
         ("json", '{"tool": "", "arguments": {}}', '"tool" must be the name of a tool, got ""'),
-        ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" beside "arguments"'),
+        ("json", '{"arguments": {"item": "tea"}}', 'there is no "tool" next to "arguments"'),
         ("json", '{"tool": "buy", "item": "tea"}', 'inside "arguments"'),
         ("json", '{"tool": "buy", "arguments": {"price": NaN}}', "NaN is not JSON"),
         ("json", '{"tool": "buy", "arguments": {"price": -Infinity}}', "-Infinity is not JSON"),

@@ -8,7 +8,8 @@ import torch
 from trainer.runs import Listener
 from trainer.worlds import LETTERS, Echo, Memory, Several, small_model, small_trainer
 from turnwise import BaseEnvironment, ChatFormat, ConfigError, ScriptedEngine
-from turnwise.episode.collector import EpisodeCollector, EpisodeTask
+from turnwise.episode.collector import EpisodeCollector
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import TrainingStopped
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.trainer.stopping import StopRequest

@@ -12,10 +12,10 @@ from turnwise.agents.runner import AgentSource, CommandResult, check_agent, run_
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import SampledTurn, ThoughtPolicy
 from turnwise.deadlines import is_interrupt, num_abandoned
-from turnwise.episode.collector import EpisodeSource, EpisodeTask
+from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.timing import EpisodeTimer
-from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 from turnwise.errors import (
     DeadlineExceeded,
     RewardError,

@@ -15,8 +15,9 @@ from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import close_environment, reset_environment
 from turnwise.episode import EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask, together
+from turnwise.episode.collector import together
 from turnwise.episode.player_engine import player_episode
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel

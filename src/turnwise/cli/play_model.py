@@ -15,9 +15,8 @@ from turnwise.config import ConfigStore
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.player_engine import player_episode
-from turnwise.episode.types import AgentRecord, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeTask, TurnRecord
 from turnwise.inference import ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.tools import answer_of
@@ -93,7 +92,7 @@ def _episode(
     if agent is not None:
         return player_episode(collector.setup, make, agent(task.seed, 0), task, watcher)
     setup = collector.setup.in_this_loop()
-    return Episode(setup, make, seed=task.seed, task=task.task, watcher=watcher)
+    return Episode(setup, make, task, watcher=watcher)
 
 
 class ScreenWatcher:

@@ -4,7 +4,6 @@ from turnwise.episode.collector import (
     Collection,
     EpisodeCollector,
     EpisodeFailed,
-    EpisodeTask,
 )
 from turnwise.episode.episode import Episode
 from turnwise.episode.manager import ManagedTurn, MultiTurnManager
@@ -18,7 +17,7 @@ from turnwise.episode.run import collect, collect_async, run_episode, run_episod
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 
 __all__ = [
     "AgentRecord",

@@ -25,7 +25,7 @@ from turnwise.episode.options import CollectorOptions
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.episode.summary import EpisodeSummary
-from turnwise.episode.types import EpisodeResult
+from turnwise.episode.types import EpisodeResult, EpisodeTask
 from turnwise.episode.watchdog import Watchdog
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import SamplingParams
@@ -44,21 +44,6 @@ class EpisodeFailed(TurnwiseError, RuntimeError):
     """An episode failed under the error policy `fail`."""
 
 
-@dataclass(frozen=True)
-class EpisodeTask:
-    """One episode to play."""
-
-    seed: int
-    group: int = 0
-    member: int = 0
-    prompt: str = ""
-    """Precedes the first observation."""
-    task: Mapping[str, Any] | None = field(default=None, hash=False)
-    """The row of a dataset to play: the environment's `task`, and the trajectory's."""
-    part: str = ""
-    """The name of the environment in a mix; empty without a mix."""
-
-
 class PlayableEpisode(Protocol):
     """One episode, to be run once."""
 
@@ -66,15 +51,15 @@ class PlayableEpisode(Protocol):
 
 
 class EpisodeSource(ABC):
-    """Makes episodes that are played otherwise than in an environment, such as those of agents."""
+    """Creates episodes that are not played in an environment, such as those of agents."""
 
     @abstractmethod
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
-        """Make the episode of a task."""
+        """Returns the episode of a task."""
 
 
 def no_environment() -> NoReturn:
-    """Stand in for the environment's factory where episodes have none."""
+    """The factory of episodes that have no environment."""
     raise ConfigError("this run's episodes are played by an agent; there is no environment")
 
 
@@ -244,9 +229,7 @@ class EpisodeCollector:
         """
         for name, part in self._parts.items():
             await part.score_together([result for result in results if result.part == name])
-        if self._parts:
-            return
-        if self._batch_reward is None:
+        if self._parts or self._batch_reward is None:
             return
         await self._batch_reward.score(results)
         failed = next((result for result in results if result.status.is_error), None)
@@ -256,16 +239,7 @@ class EpisodeCollector:
     def _episode(self, task: EpisodeTask, setup: EpisodeSetup, attempt: int) -> PlayableEpisode:
         if isinstance(self.source, EpisodeSource):
             return self.source.episode(setup, task, attempt)
-        return Episode(
-            setup,
-            self.make_environment,
-            seed=task.seed,
-            group=task.group,
-            member=task.member,
-            attempt=attempt,
-            prompt=task.prompt,
-            task=task.task,
-        )
+        return Episode(setup, self.make_environment, task, attempt=attempt)
 
     async def _play(self, task: EpisodeTask, setup: EpisodeSetup) -> EpisodeResult:
         """Plays one episode, again after a failure if the error policy says so."""

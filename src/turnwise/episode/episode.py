@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from turnwise.chat import Message
 from turnwise.deadlines import contained, is_interrupt, num_abandoned
@@ -17,7 +17,7 @@ from turnwise.episode.agent import Agent, too_slow
 from turnwise.episode.environment_session import EnvironmentSession
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.timing import EpisodeTimer
-from turnwise.episode.types import AgentRecord, EpisodeResult, TurnRecord
+from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 from turnwise.errors import (
     DeadlineExceeded,
     EnvironmentFault,
@@ -54,22 +54,19 @@ class Episode:
         self,
         setup: EpisodeSetup,
         source: EnvironmentFactory | BaseEnvironment | None,
+        task: EpisodeTask | None = None,
         *,
-        seed: int = 0,
-        group: int = 0,
-        member: int = 0,
         attempt: int = 1,
-        prompt: str = "",
-        task: Mapping[str, Any] | None = None,
         watcher: EpisodeWatcher | None = None,
     ) -> None:
         self.observation = ""
         """The last observation, for the agent to move."""
         self._watcher = watcher
         self._setup = setup
-        self._prompt = prompt
-        self._task = task
-        self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())
+        self._task = task = task or EpisodeTask(seed=0)
+        self.result = EpisodeResult(
+            task.seed, task.group, task.member, attempt=attempt, started=time.time()
+        )
         self._status: EpisodeStatus | None = None
         self._agents: dict[str, Agent] = {}
         self._players: Sequence[str] = ()
@@ -79,7 +76,7 @@ class Episode:
         self._session: EnvironmentSession | None = None
         if source is not None:
             self._session = EnvironmentSession(
-                source, setup.call_mode, setup.limits.max_observation, task
+                source, setup.call_mode, setup.limits.max_observation, task.task
             )
         self._actions = Actions(
             setup.messages, setup.limits, self._timer, self._session, setup.tools, setup.parser
@@ -162,7 +159,7 @@ class Episode:
         agent.record.trajectory.seed = self.result.seed
         actions = self._actions
         system = "\n\n".join(filter(None, [self._setup.system_prompt, prefix]))
-        first = "\n\n".join(filter(None, [self._prompt, self.observation]))
+        first = "\n\n".join(filter(None, [self._task.prompt, self.observation]))
         # The history belongs to the first agent.
         history = (
             self._session.history if self._session is not None and len(self._agents) == 1 else []
@@ -199,7 +196,7 @@ class Episode:
         started = self._timer.seconds
         if agent.tokens_left < 1:
             length = len(agent.record.stream)
-            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no room after {length} tokens")
+            self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no tokens left after {length}")
             return None
         if self._timer.is_over:
             self._end(EpisodeStatus.TRUNCATED_BY_TIME)
@@ -271,7 +268,7 @@ class Episode:
         self.result.traceback = lines = user_traceback(error)
         is_ours = isinstance(error, TurnwiseError)
         text = error_message(error) if is_ours else describe_error(error)
-        if self._task is None and "NoneType" in text and ".task" in (lines or ""):
+        if self._task.task is None and "NoneType" in text and ".task" in (lines or ""):
             text = f"{text}. {NO_TASK}"
         self._end(status, text)
 
@@ -293,7 +290,7 @@ class Episode:
             trajectory.dones = [turn.done for turn in turns]
             trajectory.infos = [turn.info for turn in turns]
             trajectory.status, trajectory.error = self._status, result.error
-            trajectory.seed, trajectory.task = result.seed, self._task
+            trajectory.seed, trajectory.task = result.seed, self._task.task
 
     def _in_order(self) -> list[Agent]:
         """Returns the agents in the order of the environment's players; at least one."""

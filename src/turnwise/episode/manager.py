@@ -116,7 +116,7 @@ class MultiTurnManager:
         return turn
 
     def get_episode_summary(self) -> EpisodeSummary:
-        """Turns, calls by tool and failures by kind since the last `reset`."""
+        """Returns turns, calls by tool and failures by kind since the last `reset`."""
         return self._summary
 
     @property

@@ -12,7 +12,7 @@ from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.actions import Actions
 from turnwise.episode.agent import Agent
-from turnwise.episode.collector import EpisodeCollector, EpisodeTask
+from turnwise.episode.collector import EpisodeCollector
 from turnwise.episode.episode import Episode
 from turnwise.episode.manager import MultiTurnManager
 from turnwise.episode.options import EpisodeLimits
@@ -20,7 +20,7 @@ from turnwise.episode.run import source_of
 from turnwise.episode.setup import make_setup
 from turnwise.episode.summary import EpisodeSummary
 from turnwise.episode.timing import EpisodeTimer
-from turnwise.episode.types import EpisodeResult
+from turnwise.episode.types import EpisodeResult, EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, SamplingParams
 from turnwise.types import EpisodeStatus, Trajectory
@@ -180,7 +180,8 @@ class MultiTurnInferenceEngine:
             seed, self._num_episodes = self._num_episodes, self._num_episodes + 1
         if environment is None and self._manager is not None:
             environment = self._manager.environment
-        episode = Episode(setup, source_of(environment), seed=seed, prompt=initial_prompt)
+        task = EpisodeTask(seed, prompt=initial_prompt)
+        episode = Episode(setup, source_of(environment), task)
         return EpisodeReport(run_sync(episode.run()))
 
     def format_conversation(self) -> str:
@@ -246,15 +247,9 @@ class MultiTurnChatHarness:
 
     def run_episode(self, initial_prompt: str) -> Trajectory:
         """Plays an episode on the harness's own environment, which is left open."""
-        result = run_sync(
-            Episode(
-                self._collector.setup,
-                self.environment,
-                seed=self._next_seed(),
-                prompt=initial_prompt,
-            ).run()
-        )
-        return _with_prompt(initial_prompt, result)
+        task = EpisodeTask(self._next_seed(), prompt=initial_prompt)
+        episode = Episode(self._collector.setup, self.environment, task)
+        return _with_prompt(initial_prompt, run_sync(episode.run()))
 
     def run_batch(self, prompts: Sequence[str]) -> list[Trajectory]:
         """Plays one episode for each prompt, all at once, each on an environment of its own."""

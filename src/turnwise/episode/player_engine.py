@@ -10,9 +10,9 @@ from turnwise.chat import ChatFormat
 from turnwise.env import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.players import Player
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.episode import Episode, EpisodeWatcher
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.types import EpisodeTask
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 
 if TYPE_CHECKING:
@@ -26,21 +26,12 @@ def player_episode(
     task: EpisodeTask,
     watcher: EpisodeWatcher | None = None,
 ) -> Episode:
-    """Return an episode that a player plays as the model would: the same tools, limits, rewards."""
+    """Returns an episode that a player plays like a model, with the same tools, limits, rewards."""
     engine = PlayerEngine(player, setup.chat)
     own = copy.copy(setup)
     own.engine = engine
     own.reward_limit = None
-    engine.episode = Episode(
-        own,
-        engine.making(factory),
-        seed=task.seed,
-        group=task.group,
-        member=task.member,
-        prompt=task.prompt,
-        task=task.task,
-        watcher=watcher,
-    )
+    engine.episode = Episode(own, engine.making(factory), task, watcher=watcher)
     return engine.episode
 
 
@@ -83,7 +74,7 @@ class PlayerEngine:
         return 0
 
     def end_session(self, session: Hashable) -> None:
-        """Nothing is kept."""
+        """Does nothing: there is no cache."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: there are no resources."""

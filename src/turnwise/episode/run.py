@@ -11,7 +11,7 @@ from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource
 from turnwise.episode.collector import Collection, EpisodeCollector
 from turnwise.episode.episode import Episode
 from turnwise.episode.setup import make_setup
-from turnwise.episode.types import EpisodeResult
+from turnwise.episode.types import EpisodeResult, EpisodeTask
 from turnwise.inference.protocol import Engine
 
 
@@ -29,7 +29,8 @@ async def run_episode_async(
     `options` are fields of `EpisodeOptions`; `seed` is the environment's.
     """
     setup = make_setup(engine, **options)
-    return await Episode(setup, source_of(environment), seed=seed, prompt=prompt, task=task).run()
+    asked = EpisodeTask(seed, prompt=prompt, task=task)
+    return await Episode(setup, source_of(environment), asked).run()
 
 
 def source_of(

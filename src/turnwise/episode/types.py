@@ -1,4 +1,4 @@
-"""The result of an episode: every token, every turn, every reward where it was earned."""
+"""`EpisodeTask`, an episode to play, and `EpisodeResult`: its tokens, turns and rewards."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from turnwise.inference import FinishReason
 from turnwise.reward import Reward
 from turnwise.tools import ToolCall, ToolResult
 from turnwise.types import EpisodeStatus, Trajectory
+
+
+@dataclass(frozen=True)
+class EpisodeTask:
+    """One episode to play."""
+
+    seed: int
+    group: int = 0
+    member: int = 0
+    prompt: str = ""
+    """Precedes the first observation."""
+    task: Mapping[str, Any] | None = field(default=None, hash=False)
+    """The row of a dataset to play: the environment's `task`, and the trajectory's."""
+    part: str = ""
+    """The name of the environment in a mix; empty without a mix."""
 
 
 @dataclass(slots=True)

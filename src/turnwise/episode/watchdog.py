@@ -45,12 +45,12 @@ class EngineSilence:
         self._before = self.seconds if self._has_given_up else 0.0
 
     def end(self) -> None:
-        """The engine returned something, if only an error."""
+        """Called when the engine returned something, if only an error."""
         self._since = time.monotonic()
         self._has_given_up = False
 
     def give_up(self) -> None:
-        """A request timed out; the engine has still returned nothing."""
+        """Called when a request timed out without any result."""
         self._has_given_up = True
 
 

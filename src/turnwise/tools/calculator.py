@@ -134,7 +134,7 @@ def _chain(node: ast.BinOp, depth: int) -> Number:
 
 
 def _flat(args: list[ast.expr]) -> list[ast.expr]:
-    """max([1, 2]) is max(1, 2)."""
+    """Turns max([1, 2]) into max(1, 2)."""
     if len(args) == 1 and isinstance(args[0], ast.List | ast.Tuple):
         return args[0].elts
     return args
@@ -257,7 +257,7 @@ _FUNCTIONS: dict[str, Callable[..., Number]] = {
 
 
 def _checked(value: Any, what: str) -> Number | bool:
-    """A real, finite number that is not too long."""
+    """Returns a real, finite number that is not too long; else raises a `ToolError`."""
     if isinstance(value, complex):
         raise ToolError(f"{what} is not a real number.")
     if isinstance(value, float) and not math.isfinite(value):

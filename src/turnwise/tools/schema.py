@@ -167,7 +167,7 @@ def _context_argument(function: Callable[..., Any]) -> str | None:
 
 
 def _is_context(hint: Any) -> bool:
-    """Also for `ToolContext | None` and `Annotated[ToolContext, ...]`."""
+    """Whether a hint is `ToolContext`, `ToolContext | None` or `Annotated[ToolContext, ...]`."""
     return any(
         isinstance(part, type) and issubclass(part, ToolContext) for part in (hint, *get_args(hint))
     )

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection, EpisodeCollector
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import held_out_seed
+from turnwise.episode.types import EpisodeTask
 from turnwise.inference import SamplingParams
 from turnwise.trainer.components import MixEnvironment
 from turnwise.trainer.episode_metrics import episode_metrics, episodes_of, weighted_mean

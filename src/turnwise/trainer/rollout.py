@@ -16,8 +16,8 @@ from turnwise.config import ConfigStore
 from turnwise.data import CustomEnvDataset
 from turnwise.data.order import Draw, parts_for_step, rows_for_step
 from turnwise.episode import Collection, EpisodeCollector, EpisodeLimits, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed, training_seed
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.trainer.curriculum import Curriculum, Task

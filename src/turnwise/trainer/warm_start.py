@@ -17,8 +17,8 @@ from turnwise.config import TrainingConfig
 from turnwise.data.order import rows_for_step
 from turnwise.env import expert_player, random_player
 from turnwise.episode import EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.player_engine import player_episode
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction

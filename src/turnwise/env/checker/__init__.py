@@ -74,7 +74,7 @@ def check_env(
     slow_after: float = 0.1,
     timeout: float = 10.0,
 ) -> CheckReport:
-    """Check that an environment is fit for training; every finding names the fix.
+    """Checks that an environment is fit for training; every finding has its fix.
 
     `env` is what a trainer takes: a class, a factory, an instance (copies of it are checked) or
     a name. `dataset` has the tasks of its episodes (`self.task`), if it needs any; `tools` and

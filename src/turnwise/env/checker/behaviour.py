@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 import time
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.actions import expert_actions, offered, random_actions
 from turnwise.env.checker.harness import (
     GENERAL_TEXTS,
     BrokenCallError,
@@ -73,8 +71,8 @@ def check_termination(harness: Harness) -> Iterator[Finding]:
     limit = env.max_steps
     plays: list[list[Transition]] = []
     for choose in (
-        expert_actions(harness),
-        *(random_actions(harness, seed) for seed in harness.seeds),
+        harness.expert_actions,
+        *(harness.random_actions(seed) for seed in harness.seeds),
     ):
         start = time.monotonic()
         turns = harness.play(env, harness.seed, choose, describe=False, max_turns=MANY_TURNS)
@@ -100,7 +98,7 @@ def check_sample_action(harness: Harness) -> Iterator[Finding]:
     """Random actions are valid and depend only on the given generator."""
     env = harness.make()
     harness.reset(env, harness.seed)
-    tries = [offered(harness, env, "sample_action", random.Random(harness.seed)) for _ in range(3)]
+    tries = [harness.sampled(env) for _ in range(3)]
     if tries[0] is None:
         return
     if len(set(tries)) > 1:
@@ -112,7 +110,7 @@ def check_sample_action(harness: Harness) -> Iterator[Finding]:
         )
         return
     for seed in harness.seeds:
-        turns = harness.play(env, seed, random_actions(harness, seed), describe=False)
+        turns = harness.play(env, seed, describe=False)
         if invalid := next((turn for turn in turns if turn.is_invalid), None):
             yield _invalid_offer("sample_action", invalid)
             return
@@ -122,24 +120,22 @@ def check_expert_action(harness: Harness) -> Iterator[Finding]:
     """The expert's actions are valid, and better than random ones."""
     env = harness.make()
     harness.reset(env, harness.seed)
-    if offered(harness, env, "expert_action") is None:
+    if harness.expert_actions(env) is None:
         return
-    has_random = offered(harness, env, "sample_action", random.Random(harness.seed)) is not None
+    has_random = harness.sampled(env) is not None
     gains: list[float] = []
     start = time.monotonic()
     # More episodes than in other checks: a random player can be lucky.
     for seed in range(harness.seed, harness.seed + 4 * harness.num_episodes):
         turns = harness.play(
-            env, seed, expert_actions(harness), describe=False, max_turns=MANY_TURNS
+            env, seed, harness.expert_actions, describe=False, max_turns=MANY_TURNS
         )
         if invalid := next((turn for turn in turns if turn.is_invalid), None):
             yield _invalid_offer("expert_action", invalid)
             return
         if not has_random or time.monotonic() - start > harness.timeout / 5:
             break
-        chance = harness.play(
-            env, seed, random_actions(harness, seed), describe=False, max_turns=MANY_TURNS
-        )
+        chance = harness.play(env, seed, describe=False, max_turns=MANY_TURNS)
         if turns[-1].done and chance[-1].done:
             gains.append(_total(turns) - _total(chance))
     if gains and _clearly_negative(gains):
@@ -157,7 +153,7 @@ def _total(turns: list[Transition]) -> float:
 
 
 def _clearly_negative(gains: list[float]) -> bool:
-    """Below zero by more than two standard errors."""
+    """Whether the mean is below zero by more than two standard errors."""
     spread = statistics.stdev(gains) if len(gains) > 1 else 0.0
     return statistics.fmean(gains) < -max(1e-9, 2 * spread / math.sqrt(len(gains)))
 
@@ -177,7 +173,7 @@ def check_info(harness: Harness) -> Iterator[Finding]:
     turns: list[Transition] = []
     texts: list[str] = []
     for seed in harness.seeds:
-        for turn in harness.turns(harness.make(), seed, random_actions(harness, seed)):
+        for turn in harness.turns(harness.make(), seed):
             turns.append(turn)
             texts.append(repr(turn.info))
     for turn, text in zip(turns, texts, strict=True):

@@ -8,7 +8,7 @@ import pickle
 import random
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -161,12 +161,16 @@ class Harness:
         self,
         env: BaseEnvironment,
         seed: int,
-        choose: Chooser,
+        choose: Chooser | None = None,
         *,
         describe: bool = True,
         max_turns: int = MAX_TURNS,
     ) -> Iterator[Transition]:
-        """Plays one episode, step by step, up to its end or for `timeout` seconds."""
+        """Plays one episode, step by step, up to its end or for `timeout` seconds.
+
+        By default it plays random actions, those of this seed.
+        """
+        choose = choose or self.random_actions(seed)
         deadline = time.monotonic() + self.timeout
         yield Transition(None, self.reset(env, seed), self.describe(env) if describe else None)
         for _ in range(max_turns):
@@ -190,13 +194,48 @@ class Harness:
         self,
         env: BaseEnvironment,
         seed: int,
-        choose: Chooser,
+        choose: Chooser | None = None,
         *,
         describe: bool = True,
         max_turns: int = MAX_TURNS,
     ) -> list[Transition]:
         """Plays one episode and returns all its transitions."""
         return list(self.turns(env, seed, choose, describe=describe, max_turns=max_turns))
+
+    def random_actions(self, seed: int) -> Chooser:
+        """Chooses `sample_action`, else the expert's action, else a general text."""
+        # Other random numbers than the environment's own.
+        rng = random.Random(f"actions {seed}")
+        offers: dict[str, tuple[object, ...]] = {"sample_action": (rng,), "expert_action": ()}
+
+        def choose(env: BaseEnvironment) -> Choice:
+            for method, arguments in list(offers.items()):
+                action = self.offered(env, method, *arguments)
+                if action is not None:
+                    return Choice(action)
+                del offers[method]  # the environment does not have it
+            return Choice(rng.choice(self.texts), trusted=False)
+
+        return choose
+
+    def expert_actions(self, env: BaseEnvironment) -> Choice | None:
+        """Chooses the expert's action; None if there is none."""
+        action = self.offered(env, "expert_action")
+        return None if action is None else Choice(action)
+
+    def sampled(self, env: BaseEnvironment) -> str | None:
+        """Returns a random action; the same one in the same state."""
+        return self.offered(env, "sample_action", random.Random(self.seed))
+
+    def offered(self, env: BaseEnvironment, method: str, *args: object) -> str | None:
+        """Returns the action of `sample_action` or `expert_action`; a wrong type is a finding."""
+        action: object = self.call(f"{method}()", getattr(env, method), *args)
+        if action is None or isinstance(action, str):
+            return action
+        problem = f"{type(env).__name__}.{method}() returned {shorten(action)}"
+        fix = f"Let {method}() return the action as the agent would write it: `return str(action)`."
+        check = method.replace("_", "-")
+        raise BrokenCallError(Finding.error(check, f"{problem}, expected a str or None", fix))
 
     def close_all(self) -> list[Finding]:
         """Closes what was created, twice, as it may happen in training."""
@@ -236,6 +275,17 @@ class Harness:
             return result
 
         return run
+
+
+def replayed(transitions: Iterable[Transition]) -> Chooser:
+    """Repeats the actions of an earlier episode."""
+    actions = iter([turn.action for turn in transitions if turn.action is not None])
+
+    def choose(_env: BaseEnvironment) -> Choice | None:
+        action = next(actions, None)
+        return None if action is None else Choice(action)
+
+    return choose
 
 
 def _reads_task(env: BaseEnvironment) -> bool:

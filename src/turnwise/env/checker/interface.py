@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from turnwise.deadlines import call_with_deadline, run_sync
 from turnwise.env import catalog
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.actions import offers_actions, random_actions
 from turnwise.env.checker.harness import (
     GENERAL_TEXTS,
     BrokenCallError,
@@ -200,7 +199,7 @@ def check_first_episode(harness: Harness) -> Iterator[Finding]:
     """One episode can be played, with observations that are not empty."""
     env = harness.make()
     harness.texts = _answered_texts(harness)
-    turns = harness.play(env, harness.seed, random_actions(harness, harness.seed))
+    turns = harness.play(env, harness.seed)
     for turn in turns[1:]:
         if not turn.observation.strip() and not turn.done:
             yield Finding.warning(
@@ -218,7 +217,7 @@ def _answered_texts(harness: Harness) -> list[str]:
     for text in GENERAL_TEXTS:
         env = harness.make()
         harness.reset(env, harness.seed)
-        if offers_actions(harness, env):
+        if harness.sampled(env) is not None or harness.expert_actions(env) is not None:
             return list(GENERAL_TEXTS)  # none of them will be needed
         try:
             harness.step(env, Choice(text, trusted=False))
@@ -233,7 +232,7 @@ def _answered_texts(harness: Harness) -> list[str]:
 def check_threads(harness: Harness) -> Iterator[Finding]:
     """Calls may come from different threads, as in training."""
     env = harness.make()
-    turns = harness.turns(env, harness.seed, random_actions(harness, harness.seed), max_turns=2)
+    turns = harness.turns(env, harness.seed, max_turns=2)
     try:
         while run_sync(
             call_with_deadline(lambda: next(turns, None), timeout=None, waiting_for="a turn")

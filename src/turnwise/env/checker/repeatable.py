@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
-from turnwise.env.checker.actions import random_actions, replayed
-from turnwise.env.checker.harness import BrokenCallError, Harness, Transition
+from turnwise.env.checker.harness import BrokenCallError, Harness, Transition, replayed
 from turnwise.env.checker.interface import spawn_failed
 from turnwise.env.checker.report import Finding, shorten
 
@@ -53,7 +52,7 @@ def check_seeds(harness: Harness) -> Iterator[Finding]:
     before = class_attributes(harness.make())
     for seed in harness.seeds:
         env = harness.make()
-        turns = harness.play(env, seed, random_actions(harness, seed))
+        turns = harness.play(env, seed)
         again = harness.play(harness.make(), seed, replayed(turns))
         if difference := first_difference(turns, again):
             differences[seed] = difference
@@ -95,7 +94,7 @@ def check_seeds_matter(harness: Harness) -> Iterator[Finding]:
     takes_seed = "seed" in inspect.signature(env.reset).parameters
     if harness.num_episodes == 1 or not (overrides_seed or takes_seed):
         return
-    turns = harness.play(env, harness.seed, random_actions(harness, harness.seed))
+    turns = harness.play(env, harness.seed)
     for seed in harness.seeds:
         if first_difference(turns, harness.play(env, seed, replayed(turns))):
             return
@@ -110,7 +109,7 @@ def check_seeds_matter(harness: Harness) -> Iterator[Finding]:
 
 def check_state_is_read_only(harness: Harness) -> Iterator[Finding]:
     """Describing the state does not change the episode."""
-    turns = harness.play(harness.make(), harness.seed, random_actions(harness, harness.seed))
+    turns = harness.play(harness.make(), harness.seed)
     unseen = harness.play(harness.make(), harness.seed, replayed(turns), describe=False)
     if difference := first_difference(unseen, turns):
         yield Finding.error(
@@ -123,12 +122,9 @@ def check_state_is_read_only(harness: Harness) -> Iterator[Finding]:
 
 def check_leaked_state(harness: Harness) -> Iterator[Finding]:
     """Episodes on a used object are the same as on fresh ones, also after an early reset."""
-    expected = {
-        seed: harness.play(harness.make(), seed, random_actions(harness, seed))
-        for seed in harness.seeds
-    }
+    expected = {seed: harness.play(harness.make(), seed) for seed in harness.seeds}
     used = harness.make()
-    harness.play(used, harness.seed, random_actions(harness, harness.seed), max_turns=1)
+    harness.play(used, harness.seed, max_turns=1)
     for seed in [*harness.seeds, harness.seed]:
         try:
             turns = harness.play(used, seed, replayed(expected[seed]))
@@ -163,7 +159,7 @@ def check_shared_state(harness: Harness) -> Iterator[Finding]:
     """Two environments played at the same time do not affect each other."""
     first = harness.make()
     before = class_attributes(first)
-    alone = harness.play(first, harness.seed, random_actions(harness, harness.seed))
+    alone = harness.play(first, harness.seed)
     if difference := _disturbance(harness, alone, harness.make(), harness.make()):
         message = f"two environments played at the same time disturb each other: {difference}"
         if changed := changed_class_attributes(before, first):
@@ -193,7 +189,7 @@ def check_spawn(harness: Harness) -> Iterator[Finding]:
         yield Finding.error("spawn", message, fix)
         return
     harness.made.append(spawned)
-    alone = harness.play(harness.make(), harness.seed, random_actions(harness, harness.seed))
+    alone = harness.play(harness.make(), harness.seed)
     if difference := _disturbance(harness, alone, env, spawned):
         message = f"an environment and its spawn() disturb each other: {difference}"
         yield Finding.error("spawn", message, fix)

@@ -33,6 +33,11 @@ class Finding:
     fix: str
     """The change that removes the problem."""
 
+    @property
+    def cure(self) -> str:
+        """The former name of `fix`."""
+        return self.fix
+
     @classmethod
     def error(cls, check: str, message: str, fix: str) -> Finding:
         return cls("error", check, message, fix)
@@ -88,7 +93,7 @@ class CheckReport:
         return len(self.findings)
 
     def __bool__(self) -> bool:
-        """Same as `ok`, so that `assert check_env(env)` works."""
+        """Returns `ok`, so that `assert check_env(env)` works."""
         return self.ok
 
     def __str__(self) -> str:
@@ -152,7 +157,7 @@ def raised(what: str, error: BaseException) -> Finding:
 
 
 def _fault(what: str, error: EnvironmentFault) -> Finding:
-    """The first sentence of the driver's error is the problem, the rest is the fix."""
+    """Splits an error of the driver: its first sentence is the problem, the rest the fix."""
     parts = re.match(r"(?P<fault>.*?\bexpected .*?)\.\s+(?P<fix>.+)", str(error), re.DOTALL)
     fault, fix = parts.group("fault", "fix") if parts else (str(error).rstrip("."), "")
     if what.startswith("step("):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from turnwise.episode import Collection, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import import_extra
 from turnwise.inference import BaseInferenceEngine, GenerationRequest, GenerationResult
 from turnwise.scale.ray.arrays import to_arrays

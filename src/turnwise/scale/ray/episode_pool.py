@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from turnwise.episode import EpisodeResult
-from turnwise.episode.collector import EpisodeTask, together
+from turnwise.episode.collector import together
+from turnwise.episode.types import EpisodeTask
 from turnwise.errors import EngineError, import_extra
 from turnwise.inference import SamplingParams
 from turnwise.scale.ray.cluster import Cluster

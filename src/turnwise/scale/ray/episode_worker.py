@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import EpisodeTask
 from turnwise.episode.seeds import derive_seed
+from turnwise.episode.types import EpisodeTask
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
 from turnwise.learner.sharding import join_shards
 from turnwise.scale.ray.arrays import Arrays, from_arrays

@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import (
     AgentLoopOutput,
 )
 
-from turnwise.episode import Episode, EpisodeResult, make_setup
+from turnwise.episode import Episode, EpisodeResult, EpisodeTask, make_setup
 from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -60,15 +60,10 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
             setup.engine = engine
             setup.seed = row["sampling_seed"]
             setup.sampling = _sampling(sampling_params)
-            result = await Episode(
-                setup,
-                parts.factory,
-                seed=row["seed"],
-                group=row["index"],
-                member=int(kwargs.get("session_id", 0)),
-                attempt=attempt,
-                task=row["task"],
-            ).run()
+            task = EpisodeTask(
+                row["seed"], row["index"], int(kwargs.get("session_id", 0)), task=row["task"]
+            )
+            result = await Episode(setup, parts.factory, task, attempt=attempt).run()
             if engine.refusal is not None:
                 raise engine.refusal
             if not result.status.is_error:

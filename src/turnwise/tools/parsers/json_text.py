@@ -112,7 +112,7 @@ def call_from_object(value: dict[str, Any], name_keys: tuple[str, ...]) -> ToolC
     if name_key is None:
         if argument_key is None:
             return None
-        return f'there is no "{name_keys[0]}" beside "{argument_key}"'
+        return f'there is no "{name_keys[0]}" next to "{argument_key}"'
     if "description" in value and _is_schema(value.get("parameters")):
         return None  # the definition of a tool, repeated
     if argument_key is None and not value.keys() <= {name_key, "type", "id"}:

@@ -72,7 +72,7 @@ def _fits(space: Any, known: Any, names: Names) -> bool:
 
 
 def _from_docstring(docstring: str | None) -> str:
-    """The first paragraph that is not a heading, up to the end of a sentence."""
+    """Returns the first paragraph that is not a heading, up to the end of a sentence."""
     for paragraph in (docstring or "").split("\n\n"):
         lines = [line.strip() for line in paragraph.splitlines()]
         text = " ".join(line for line in lines if line and not line.startswith("#"))
@@ -82,7 +82,7 @@ def _from_docstring(docstring: str | None) -> str:
 
 
 def _draw(cells: Any, place: tuple[int, int]) -> str:
-    """A map of letters, with the player as @."""
+    """Draws a map of letters, with the player as @."""
     return "\n".join(
         " ".join("@" if (r, c) == place else cell for c, cell in enumerate(row))
         for r, row in enumerate(cells)
@@ -132,7 +132,7 @@ def _describe_blackjack(_env: Env, observation: tuple[int, int, int]) -> str:
 
 
 def _describe_blackjack_ending(env: Env) -> str:
-    """The dealer's cards, which the player may know now."""
+    """Describes the dealer's cards, which the player may know now."""
     total = sum(env.dealer)
     if 1 in env.dealer and total <= 11:
         total += 10

@@ -61,7 +61,7 @@ def cart_pole(observation: Any) -> int:
 
 
 def blackjack(observation: Any) -> int:
-    """The basic strategy, without moves that this game does not have."""
+    """Plays the basic strategy, without moves that this game does not have."""
     total, dealer, usable_ace = map(int, observation)
     dealer_is_weak = 2 <= dealer <= 6
     if usable_ace:
@@ -77,5 +77,5 @@ def mountain_car(observation: Any) -> int:
 
 
 def mountain_car_continuous(observation: Any) -> Any:
-    """The same with full force."""
+    """Does the same with full force."""
     return np.array([1.0 if observation[1] >= 0 else -1.0], dtype=np.float32)
