@@ -14,6 +14,8 @@ from turnwise.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from turnwise.chat import TokenStream
 
+_NO_TENSORS = ("branches", "sampler_is_exact")
+
 
 @dataclass
 class PPOBatch:
@@ -52,6 +54,9 @@ class PPOBatch:
     """On the token that earned them."""
     dones: torch.Tensor | None = None
     """Set on a token after which an episode ended."""
+    branches: Sequence[Sequence[tuple[int, int]]] | None = None
+    """For each episode the branches of its stream (`TokenStream.branches`), counted in tokens; None
+    if no episode has any."""
     sampler_is_exact: bool = True
     """Whether the sampler's log-probs equal the learner's; if not, the update computes
     `old_log_probs` where they are missing."""
@@ -92,7 +97,15 @@ class PPOBatch:
             log_probs[row, :length] = torch.as_tensor(stream.log_probs)
             present[row, :length] = True
         log_probs.masked_fill_(~response, 0.0)
-        return cls(ids, response, present, sampler_log_probs=log_probs, **tensors)
+        branches = [tuple(stream.branches) for stream in streams]
+        return cls(
+            ids,
+            response,
+            present,
+            sampler_log_probs=log_probs,
+            branches=branches if any(branches) else None,
+            **tensors,
+        )
 
     @classmethod
     def of(cls, data: PPOBatch | Mapping[str, Any]) -> PPOBatch:
@@ -113,12 +126,16 @@ class PPOBatch:
         widened = {
             name: _widened(name, torch.as_tensor(value), ids.shape[-1])
             for name, value in data.items()
-            if name in names and value is not None and not isinstance(value, bool)
+            if name in names and value is not None and name not in _NO_TENSORS
         }
         rewards = widened.get("rewards")
         if rewards is not None and rewards.dim() == 1:
             widened["rewards"] = on_last_token(rewards, widened["response_mask"].bool())
-        return cls(**widened, sampler_is_exact=bool(data.get("sampler_is_exact", True)))
+        return cls(
+            **widened,
+            branches=data.get("branches"),
+            sampler_is_exact=bool(data.get("sampler_is_exact", True)),
+        )
 
     def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         for field in dataclasses.fields(self):
@@ -132,7 +149,10 @@ class PPOBatch:
 
     def select(self, rows: torch.Tensor) -> PPOBatch:
         """Return these episodes, in this order."""
-        return self._with(lambda x: x[rows.to(x.device)])
+        chosen = self._with(lambda x: x[rows.to(x.device)])
+        if self.branches is not None:
+            chosen.branches = [self.branches[row] for row in rows.tolist()]
+        return chosen
 
     def for_imitation(self) -> PPOBatch:
         """Return the same tokens with advantages of 1, for supervised learning."""
@@ -143,6 +163,7 @@ class PPOBatch:
             self.attention_mask,
             old_log_probs=torch.zeros_like(ones),
             advantages=ones,
+            branches=self.branches,
         )
 
     def _with(self, change: Callable[[torch.Tensor], torch.Tensor]) -> PPOBatch:

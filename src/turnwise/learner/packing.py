@@ -2,18 +2,23 @@
 
 A batch is rows [B, T] with an attention mask. A pack is a few of its rows as one sequence of
 tokens; positions restart with each episode. Episodes with the same prompt, as those of a group
-have, can share it as their prefix: it is computed once, for the first of them.
+have, can share it as their prefix: it is computed once, for the first of them. An episode with
+branches (`TokenStream.branches`) has several segments, each with the tokens before it as its prefix.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from turnwise.chat.stream import context_spans
 from turnwise.errors import ConfigError
+
+Branches: TypeAlias = Sequence[tuple[int, int]]
+"""The branches of an episode, as in `TokenStream.branches`."""
 
 _CPU_TOKENS = 4096
 _MAX_TOKENS = 65536
@@ -26,10 +31,10 @@ class Pack:
     rows: torch.Tensor
     """[b], their rows in the batch, ascending."""
     lengths: tuple[int, ...]
-    """Tokens of each episode without its shared prefix, in this order."""
-    shared_prefixes: tuple[tuple[int, int], ...]
-    """For each episode the start of its prefix among the N tokens, and its length; a length of 0
-    where the episode has its prefix itself."""
+    """Tokens of each segment, in this order; an episode without branches is one segment."""
+    prefixes: tuple[torch.Tensor, ...]
+    """For each segment the indices of the tokens before it, among the N; empty at the beginning of
+    an episode that has its prompt itself."""
     row_of: torch.Tensor
     """[N], the episode of each token, from 0."""
     columns: torch.Tensor
@@ -55,7 +60,7 @@ class Pack:
         """Return the pack on another device."""
         names = ("rows", "row_of", "columns", "positions", "sources", "targets", "ends")
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return Pack(lengths=self.lengths, shared_prefixes=self.shared_prefixes, **moved)
+        return Pack(lengths=self.lengths, prefixes=self.prefixes, **moved)
 
     def take(self, grid: torch.Tensor) -> torch.Tensor:
         """Return the entries of the tokens in a [B, T] tensor of the batch: [N]."""
@@ -63,7 +68,7 @@ class Pack:
 
     def scatter_to_rows(self, values: torch.Tensor, width: int) -> torch.Tensor:
         """Return values of the policy tokens [M] as rows of these episodes: [b, T], 0 elsewhere."""
-        grid = values.new_zeros(len(self.lengths), width)
+        grid = values.new_zeros(len(self.rows), width)
         return grid.index_put((self.row_of[self.targets], self.columns[self.targets]), values)
 
 
@@ -115,11 +120,12 @@ def make_packs(
     rows: torch.Tensor,
     budget: int,
     ids: torch.Tensor | None = None,
+    branches: Sequence[Branches] | None = None,
 ) -> list[Pack]:
     """Pack these rows of a batch; rows without tokens are left out.
 
     attention_mask, response_mask: [B, T] bool on the CPU; rows: [b]. With the tokens `ids` [B, T],
-    equal prompts are shared.
+    equal prompts are shared. `branches` has those of every row of the batch.
     """
     lengths = attention_mask[rows].sum(1)
     rows = rows[lengths > 0]
@@ -130,7 +136,9 @@ def make_packs(
     packs = []
     for group in assign_together(lengths.tolist(), prompts, budget):
         chosen = torch.tensor(group)
-        packs.append(_pack(attention_mask, response_mask, rows[chosen], prompts.select(group)))
+        packs.append(
+            _pack(attention_mask, response_mask, rows[chosen], prompts.select(group), branches)
+        )
     return packs
 
 
@@ -184,44 +192,68 @@ def assign_together(lengths: Sequence[int], prompts: _Prompts, budget: int) -> l
 
 
 def _pack(
-    attention_mask: torch.Tensor, response_mask: torch.Tensor, rows: torch.Tensor, prompts: _Prompts
+    attention_mask: torch.Tensor,
+    response_mask: torch.Tensor,
+    rows: torch.Tensor,
+    prompts: _Prompts,
+    branches: Sequence[Branches] | None,
 ) -> Pack:
     order = rows.argsort()
     rows, prompts = rows[order], prompts.select(order.tolist())
     present = attention_mask[rows]
     owners = [prompts.names.index(name) for name in prompts.names]
-    borrowed = torch.tensor(
-        [
-            n if owner != row else 0
-            for row, (owner, n) in enumerate(zip(owners, prompts.lengths, strict=True))
-        ]
-    )
+    borrowed = [
+        n if owner != row else 0
+        for row, (owner, n) in enumerate(zip(owners, prompts.lengths, strict=True))
+    ]
     within = present.cumsum(1) - 1
-    computed = present & (within >= borrowed[:, None])
-    lengths = computed.sum(1)
-    starts = lengths.cumsum(0) - lengths
+    computed = present & (within >= torch.tensor(borrowed)[:, None])
+    counts = computed.sum(1)
+    starts = counts.cumsum(0) - counts
+    lengths: list[int] = []
+    prefixes: list[torch.Tensor] = []
+    for row, (start, count) in enumerate(zip(starts.tolist(), counts.tolist(), strict=True)):
+        # Where the tokens of this episode are among the N; those of its prompt may be another's.
+        prompt_start = int(starts[owners[row]])
+        places = torch.cat(
+            [
+                torch.arange(prompt_start, prompt_start + borrowed[row]),
+                torch.arange(start, start + count),
+            ]
+        )
+        own = () if branches is None else branches[int(rows[row])]
+        begins = [0, *(begin for begin, _ in own)]
+        for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
+            context = [places[a:b] for a, b in context_spans(own, begin)]
+            if begin == 0 and borrowed[row]:
+                context, begin = [places[: borrowed[row]]], borrowed[row]
+            lengths.append(end - begin)
+            prefixes.append(torch.cat(context) if context else places[:0])
     # Row by row, so that the episodes come one after the other.
     row_of, columns = computed.nonzero(as_tuple=True)
-    positions = within[row_of, columns]
+    positions = torch.cat(
+        [torch.arange(n) + len(prefix) for n, prefix in zip(lengths, prefixes, strict=True)]
+    )
     targets = response_mask[rows][row_of, columns].nonzero().squeeze(1)
     if bool((positions[targets] == 0).any()):
         raise ConfigError(
             "an episode begins with a token that the policy sampled: nothing comes before it that "
             "could predict it. Begin episodes with a prompt or a start token."
         )
-    # The token before the first one that an episode has itself is the last of its prefix.
-    prefix_starts = starts[torch.tensor(owners)]
-    prefix_ends = prefix_starts + borrowed - 1
-    of_target = row_of[targets]
-    is_first = (positions[targets] == borrowed[of_target]) & (borrowed[of_target] > 0)
+    # The token before the first one of a segment is the last of its prefix.
+    before = torch.arange(-1, len(columns) - 1)
+    firsts = torch.tensor([0, *lengths]).cumsum(0)
+    for first, prefix in zip(firsts.tolist(), prefixes, strict=False):
+        if len(prefix):
+            before[first] = prefix[-1]
     return Pack(
         rows=rows,
-        lengths=tuple(lengths.tolist()),
-        shared_prefixes=tuple(zip(prefix_starts.tolist(), borrowed.tolist(), strict=True)),
+        lengths=tuple(lengths),
+        prefixes=tuple(prefixes),
         row_of=row_of,
         columns=columns,
         positions=positions,
-        sources=torch.where(is_first, prefix_ends[of_target], targets - 1),
+        sources=before[targets],
         targets=targets,
-        ends=starts + lengths - 1,
+        ends=starts + counts - 1,
     )

@@ -88,6 +88,7 @@ class Scorer:
             rows,
             self.options.micro_batch_tokens or self._default_micro_batch_tokens,
             batch.input_ids if self.model.shares_prefixes else None,
+            batch.branches,
         )
 
     def _in_lockstep(

@@ -164,15 +164,20 @@ class Trunk:
             input_ids=ids[None],
             position_ids=pack.positions[None],
             use_cache=False,
-            episodes=Episodes(pack.lengths, pack.shared_prefixes),
+            episodes=Episodes(pack.lengths, pack.prefixes),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
     def _padded(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
-        shape = (len(pack.lengths), max(pack.lengths))
-        at = (pack.row_of, pack.positions)
+        # A row for each segment, which begins with the tokens before it.
+        lengths = torch.tensor(pack.lengths, device=ids.device)
+        rows = torch.arange(len(lengths), device=ids.device).repeat_interleave(lengths)
+        at = (rows, pack.positions)
+        shape = (len(lengths), int(pack.positions.max()) + 1)
         grid = ids.new_zeros(shape).index_put_(at, ids)
+        for row, prefix in enumerate(pack.prefixes):
+            grid[row, : len(prefix)] = ids[prefix.to(ids.device)]
         # Without a mask: padding is on the right, and a causal model does not attend to it. With a
         # mask, padding may have nothing to attend to within a sliding window, which gives NaN.
         output = self._body(input_ids=grid, use_cache=False)

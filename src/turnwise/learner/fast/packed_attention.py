@@ -22,7 +22,7 @@ NAME = "turnwise_episodes"
 
 @dataclass(frozen=True)
 class Bucket:
-    """Episodes of similar length as rows, so that many short ones take few operations.
+    """Segments of similar length as rows, so that many short ones take few operations.
 
     They are padded on the right, where no token attends to.
     """
@@ -30,47 +30,48 @@ class Bucket:
     tokens: torch.Tensor
     """[n, L], indices into the N tokens."""
     context: torch.Tensor
-    """[n, P + L], the same after the tokens of a shared prefix."""
+    """[n, P + L], the same after the tokens of a prefix."""
 
 
 @dataclass
 class Episodes:
-    """The lengths of the episodes of one forward; offsets and buckets are made once for all
-    layers."""
+    """The segments of one forward; offsets and buckets are made once for all layers."""
 
     lengths: Sequence[int]
-    shared_prefixes: Sequence[tuple[int, int]] | None = None
-    """The start and the length of the prefix that each episode shares; None if none is shared."""
+    prefixes: Sequence[torch.Tensor] = ()
+    """The indices of the tokens before each segment; empty if no segment has any."""
     _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
     _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
 
     @property
-    def has_shared(self) -> bool:
-        return any(length for _, length in self.shared_prefixes or ())
+    def has_prefixes(self) -> bool:
+        return any(len(prefix) for prefix in self.prefixes)
 
     def offsets(self, device: torch.device) -> torch.Tensor:
-        """Return the start of each episode, and the end of the last one [b + 1]."""
+        """Return the start of each segment, and the end of the last one."""
         if device not in self._offsets:
             ends = list(accumulate(self.lengths, initial=0))
             self._offsets[device] = torch.tensor(ends, dtype=torch.int32).to(device)
         return self._offsets[device]
 
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
-        """Return the episodes in buckets, and the index of each of the N tokens in them [N]."""
+        """Return the segments in buckets, and the index of each of the N tokens in them [N]."""
         if device not in self._buckets:
             starts = torch.tensor([0, *accumulate(self.lengths)])[:-1]
             lengths = torch.tensor(list(self.lengths))
-            prefixes = torch.tensor(list(self.shared_prefixes or [(0, 0)] * len(lengths)))
+            num_before = torch.tensor([len(p) for p in self.prefixes] or [0] * len(lengths))
             unit = torch.where(lengths <= 128, 16, 64)
             sizes = -(-lengths // unit) * unit
             buckets, owners = [], []
-            for size, length in torch.unique(torch.stack([sizes, prefixes[:, 1]], 1), dim=0):
-                chosen = ((sizes == size) & (prefixes[:, 1] == length)).nonzero().squeeze(1)
+            for size, number in torch.unique(torch.stack([sizes, num_before], 1), dim=0):
+                chosen = ((sizes == size) & (num_before == number)).nonzero().squeeze(1)
                 at = torch.arange(int(lengths[chosen].max()))
                 is_real = at < lengths[chosen, None]
                 tokens = torch.where(is_real, starts[chosen, None] + at, 0)
-                before = prefixes[chosen, :1] + torch.arange(int(length))
-                context = torch.cat([before, tokens], 1)
+                context = tokens
+                if number:
+                    before = torch.stack([self.prefixes[i] for i in chosen.tolist()])
+                    context = torch.cat([before, tokens], 1)
                 buckets.append(Bucket(tokens.to(device), context.to(device)))
                 owners.append(torch.where(is_real, tokens, -1).flatten())
             owner = torch.cat(owners)
@@ -106,7 +107,7 @@ def episode_attention(
         if given is not None:
             raise NotImplementedError(f"packed attention does not support {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if _has_kernel(query) and not episodes.has_shared:
+    if _has_kernel(query) and not episodes.has_prefixes:
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     buckets, places = episodes.buckets(query.device)
