@@ -2,8 +2,9 @@
 
 A batch is rows [B, T] with an attention mask. A pack is a few of its rows as one sequence of
 tokens; positions restart with each episode. Episodes with the same prompt, as those of a group
-have, can share it as their prefix: it is computed once, for the first of them. An episode with
-branches (`TokenStream.branches`) has several segments, each with the tokens before it as its prefix.
+have, can share it as their prefix: it is computed once, for the first of them. An episode
+with branches (`TokenStream.branches`) has several segments; the prefix of each is what comes before
+it in its own conversation.
 """
 
 from __future__ import annotations
@@ -224,11 +225,10 @@ def _pack(
         own = () if branches is None else branches[int(rows[row])]
         begins = [0, *(begin for begin, _ in own)]
         for begin, end in zip(begins, [*begins[1:], len(places)], strict=True):
+            num_shared = borrowed[row] if begin == 0 else 0
             context = [places[a:b] for a, b in context_spans(own, begin)]
-            if begin == 0 and borrowed[row]:
-                context, begin = [places[: borrowed[row]]], borrowed[row]
-            lengths.append(end - begin)
-            prefixes.append(torch.cat(context) if context else places[:0])
+            lengths.append(end - begin - num_shared)
+            prefixes.append(torch.cat([places[:num_shared], *context]))
     # Row by row, so that the episodes come one after the other.
     row_of, columns = computed.nonzero(as_tuple=True)
     positions = torch.cat(
