@@ -201,6 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--only", nargs="+", default=[], help="forms, or packages of forms")
+    parser.add_argument("--work", default="", help="a part of a work's name")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--threads", type=int, default=1)
     add_record_option(parser)
@@ -221,7 +222,7 @@ def main() -> None:
     ]
     for form in forms:
         for work in works:
-            if not work.uses(form):
+            if not work.uses(form) or options.work not in work.name:
                 continue
             gain, memory = measure(form, work, options)
             if options.record:

@@ -167,7 +167,7 @@ def test_a_difference_is_told_once_for_a_format(caplog):
         say(conversation, "<think>abc</think>up")
         conversation.add([{"role": "user", "content": "lower"}])
         say(conversation, "down")
-        conversation.tell_difference()
+        conversation.warn_of_difference()
     assert caplog.text.count("not append-only") == 1
 
 

@@ -23,9 +23,9 @@ def test_special_tokens_in_an_answer_are_no_fault_of_the_template(caplog):
         conversation = talk([answer])
         assert conversation.difference() is not None
         left = conversation.format.num_to_compare
-        conversation.tell_difference()
+        conversation.warn_of_difference()
         assert conversation.format.num_to_compare == left  # it says nothing of the template
     assert "append-only" not in caplog.text
     plain = talk([good])
-    plain.tell_difference()
+    plain.warn_of_difference()
     assert plain.format.num_to_compare == left - 1

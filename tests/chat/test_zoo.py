@@ -50,7 +50,7 @@ def converse(name, roles, *, tools=None, is_cut=False):
                 "<|observation|>" if role == "tool" else "<|user|>"
             )
         if is_cut:
-            ids = ids[: -len(chat._endings.said)]
+            ids = ids[: -len(chat._endings.sampled_end)]
         conversation.answer(ids, [-1.0] * len(ids))
         if "<|channel|>" in layout.spoken or layout.spoken.isspace():  # no part of the message
             conversation.messages[-1] = {"role": "assistant", "content": f"move {number}"}
@@ -103,7 +103,7 @@ def test_no_turn_is_ended_twice(name):
         assert ids[end] not in ends or name == "granite", follows
         assert follows not in ("<|end|>", "<|im_end|>", layout.eos)
     cut = converse(name, ["user", "user"], is_cut=True)
-    num_said = len(chat._endings.said)
+    num_said = len(chat._endings.sampled_end)
     assert sum(cut.stream.mask) == sum(conversation.stream.mask) - 3 * num_said
     if name != "harmony" and chat.closing_ids:  # the template's end is what the agent says there
         assert show(chat, cut.stream.ids) == show(chat, ids)[:-num_said]
@@ -154,7 +154,7 @@ def test_a_template_that_drops_thoughts_is_told_also_with_tools(name, caplog):
     for _ in range(2):
         conversation = converse(name, ["tool", "user"], tools=[TOOL])
         conversation.format = chat
-        conversation.tell_difference()
+        conversation.warn_of_difference()
     assert caplog.text.count("not append-only") == 1
     assert "</think>" in caplog.text
 

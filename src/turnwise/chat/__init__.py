@@ -1,4 +1,4 @@
-"""Messages into token ids and back: chat templates, token streams, conversations."""
+"""Converts messages into token ids and back: chat templates, token streams, conversations."""
 
 from turnwise.chat.conversation import Conversation
 from turnwise.chat.format import ChatFormat

@@ -1,6 +1,6 @@
-"""Which tokens of a tokenizer are control tokens: the one place that decides it.
+"""Decides which tokens of a tokenizer are control tokens.
 
-A control token means something to the model beyond its text: an end of turn, a role, the frame of a
+A control token means more to the model than its text: an end of turn, a role, the start or end of a
 tool call. Only the chat template may write one into a prompt, and only the policy may sample one.
 """
 
@@ -13,23 +13,23 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-# Makers mark only some of their control tokens as special; most of the others look like these.
+# Model authors mark only some control tokens as special; most of the others look like these.
 _MARKER = re.compile(r"<[^\s<>]+>|<[|｜].+[|｜]>|\[[^\s\[\]]+\]", re.DOTALL)
-# Gemma has tokens for the tags of web pages, which are ordinary text.
+# Gemma has tokens for HTML tags, which are ordinary text.
 _HTML = re.compile(
     r"</?(table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code"
     r"|ul|ol|li|p|div|span|br|hr|a|img|pre)>"
 )
-# Ends of a turn that only a generation_config lists; nothing in a template tells of them.
+# Ends of a turn that only a generation_config lists; templates do not write them.
 _KNOWN_ENDS = ("<|eom_id|>", "<|call|>")
 
 
 class ControlTokens:
     """The control tokens of a tokenizer under a chat template.
 
-    These are all tokens that are marked special, and those of the other added tokens that the
-    template writes or that stand in brackets. Added tokens for ordinary text stay text: runs of
-    spaces, single letters, HTML tags.
+    These are all special tokens, and other added tokens that the template writes or that have
+    brackets around them. Added tokens for ordinary text stay text: runs of spaces, single letters,
+    HTML tags.
     """
 
     def __init__(self, tokenizer: Any, template: str) -> None:
@@ -45,14 +45,14 @@ class ControlTokens:
         named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         self.names |= {token_id: str(name) for token_id, name in named}
         self.special = frozenset(special)
-        """Those that decoding leaves out."""
+        """Tokens that decoding leaves out."""
         self.ids = frozenset(i for i, name in self.names.items() if len(name.strip()) > 1)
-        """Those that a text could spell; a single character is always taken for itself."""
+        """Tokens that a text could spell; a single character is always ordinary text."""
         flags = getattr(tokenizer, "added_tokens_decoder", {})
         self.has_single_words = any(getattr(flags.get(i), "single_word", False) for i in self.ids)
 
     def of(self, ids: Iterable[int]) -> tuple[int, ...]:
-        """The control tokens among these, in order."""
+        """Return the control tokens among these, in order."""
         return tuple(filter(self.ids.__contains__, ids))
 
     def first(self, ids: Iterable[int]) -> int | None:
@@ -62,8 +62,8 @@ class ControlTokens:
         wanted = set(names)
         return frozenset(i for i, name in self.names.items() if name in wanted)
 
-    def places(self, text: str) -> list[tuple[int, int, int]]:
-        """Where their names stand in a text: start, end and id."""
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Return where a text spells control tokens: start, end and id."""
         return [
             (match.start(), match.end(), self._by_name[match[0]])
             for match in self._pattern.finditer(text)
@@ -80,10 +80,10 @@ class ControlTokens:
 
 
 def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
-    """Tokens that end a turn by the word of whoever made the model.
+    """Return the tokens that end a turn according to the model's files.
 
     They are the tokenizer's end token, the list of its generation_config.json, and tokens that end
-    a turn in every layout that has them.
+    a turn in every model that has them.
     """
     ends = {*configured_ends(tokenizer), *control.named(_KNOWN_ENDS)}
     if tokenizer.eos_token_id is not None:
@@ -92,13 +92,13 @@ def end_ids(tokenizer: Any, control: ControlTokens) -> frozenset[int]:
 
 
 def configured_ends(tokenizer: Any) -> list[int]:
-    """The end tokens in the generation_config.json beside a tokenizer; none without one."""
+    """Return the end tokens in the generation_config.json of a tokenizer; none without one."""
     path = _generation_config(str(getattr(tokenizer, "name_or_path", "") or ""))
     if path is None:
         return []
     try:
         found = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError):  # a folder need not have a good one
+    except (OSError, ValueError, AttributeError):  # the file may be missing or broken
         return []
     numbers = found if isinstance(found, list) else [found]
     size = len(tokenizer)
@@ -106,7 +106,7 @@ def configured_ends(tokenizer: Any) -> list[int]:
 
 
 def _generation_config(source: str) -> Path | None:
-    """The file beside a tokenizer, in its folder or in the hub's cache; nothing is downloaded."""
+    """Return the file in the tokenizer's folder or in the hub's cache; nothing is downloaded."""
     if not source:
         return None
     path = Path(source) / "generation_config.json"

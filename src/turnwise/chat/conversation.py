@@ -1,4 +1,4 @@
-"""One conversation: messages for people and parsers, and the token stream for the model."""
+"""One conversation: its messages for people and parsers, its token stream for the model."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LOG = logging.getLogger("turnwise")
 
 
 class Conversation:
-    """The agent's side of an episode: rendered once at the start, extended ever after.
+    """The agent's side of an episode: the prompt is rendered once, then only extended.
 
-    `stream.ids` is what the engine is asked to continue; `answer` takes what it sampled, `add`
-    what the world said to that.
+    The engine continues `stream.ids`; `answer` appends what it sampled, `add` appends observations
+    and tool results.
     """
 
     def __init__(
@@ -33,27 +33,27 @@ class Conversation:
         self._tools = tools
 
     def answer(self, ids: Sequence[int], log_probs: Sequence[float]) -> str:
-        """Take a turn of the agent as it was sampled; its text is for reading only."""
+        """Append a turn of the agent as it was sampled; return its text, for reading only."""
         self.stream.add_turn(ids, log_probs)
         text = self.format.decode(ids)
         self.messages.append({"role": "assistant", "content": text})
         return text
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Observations or tool results, after the agent's turn; its next turn can follow."""
+        """Append observations or tool results after the agent's turn."""
         start, end = self.stream.turns[-1]
         turn = self.stream.ids[start:end]
         self.stream.add_context(self.format.increment_ids(messages, turn, self.messages))
         self.messages += messages
 
-    def tell_difference(self) -> None:
-        """Log where the template would write this conversation otherwise; once for a format.
+    def warn_of_difference(self) -> None:
+        """Log where the template would write this conversation differently; once per format.
 
-        Only a format's first conversations are compared: what a template does, it does early.
+        Only the first conversations of a format are compared: a difference shows early.
         """
         if self.format.num_to_compare == 0 or len(self.stream.turns) < 2:
             return
-        if self._has_unspoken_tokens():
+        if self._has_special_tokens_in_turns():
             return
         self.format.num_to_compare -= 1
         if (difference := self.difference()) is not None:
@@ -64,11 +64,11 @@ class Conversation:
                 difference,
             )
 
-    def _has_unspoken_tokens(self) -> bool:
-        """Whether special tokens stand within the agent's turns, as untrained models sample them.
+    def _has_special_tokens_in_turns(self) -> bool:
+        """Return whether turns contain special tokens, as untrained models sample them.
 
-        The text of such a turn leaves them out, so a rendering differs whatever the template does.
-        Those that a parser asked for are in the text.
+        Decoding leaves them out, so a rendering differs with any template. Those that a parser
+        asked for are in the text.
         """
         control, ends = self.format.control, self.format.stop_ids
         turns = self.stream.turns
@@ -81,9 +81,9 @@ class Conversation:
         return False
 
     def difference(self) -> str | None:
-        """What the template would write otherwise, were it to render all this at once.
+        """Return where a rendering of the whole conversation would differ; None: nowhere.
 
-        A turn may end with any token that ends one; that is no difference.
+        A turn may end with any end-of-turn token; that does not count as a difference.
         """
         ids = self.format.with_template_ends(self.stream.ids, self.stream.turns)
         return self.format.difference(self.messages, ids, self._tools)

@@ -1,4 +1,4 @@
-"""How a template ends the agent's turn, found out by rendering a made-up conversation."""
+"""How a template ends the agent's turn, measured by rendering a synthetic conversation."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 
 from turnwise.chat.control import ControlTokens, end_ids
 from turnwise.chat.encoding import Encoder
-from turnwise.chat.ownership import OwnedText
+from turnwise.chat.ownership import RenderedText
 from turnwise.chat.rendering import Message, Renderer
 from turnwise.errors import ConfigError
 
-# Stands for an answer of the agent in the made-up conversation; no text will hold it by chance.
+# An answer of the agent in the synthetic conversation; no other text contains it.
 ANSWER = "turnwiseAnswer7f3a"
 QUESTION: Message = {"role": "user", "content": "q"}
 ANSWERED: Message = {"role": "assistant", "content": ANSWER}
 
 
 class Endings:
-    """What stands between an answer of the agent and what follows it.
+    """What a template writes between an answer of the agent and what follows it.
 
-    Three renderings tell: the answer as the last message (`_final`), before a message of the user
+    Three renderings show it: the answer as the last message (`_final`), before a user message
     (`_next`), and before another turn of the agent (`_again`). Most templates write the same end
     in all of them. Some end only the last answer with the end of text (Phi), some end the last
-    answer otherwise than earlier ones (harmony), some do not end it at all (GLM).
+    answer differently from earlier ones (harmony), some do not end it at all (GLM).
     """
 
     def __init__(
@@ -36,24 +36,24 @@ class Endings:
         self._encoder = encoder
 
     def after(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        """The text that the template writes after an answer, for these messages."""
-        told = [QUESTION, ANSWERED, *messages]
-        text = self._renderer.render(told, generation_prompt=generation_prompt)
+        """Return the text that the template writes after an answer, for these messages."""
+        conversation = [QUESTION, ANSWERED, *messages]
+        text = self._renderer.render(conversation, generation_prompt=generation_prompt)
         return text[text.index(ANSWER) + len(ANSWER) :]
 
     @cached_property
     def counts_messages(self) -> bool:
-        """Whether what is written depends on how many messages came before (ChatGLM's rounds)."""
-        told = [QUESTION, {"role": "assistant", "content": "a"}, QUESTION, ANSWERED, QUESTION]
+        """Whether the output depends on the number of earlier messages (ChatGLM's rounds)."""
+        earlier = [QUESTION, {"role": "assistant", "content": "a"}]
         try:
-            text = self._renderer.render(told)
+            text = self._renderer.render([*earlier, QUESTION, ANSWERED, QUESTION])
         except ConfigError:
             return False
         return text[text.index(ANSWER) + len(ANSWER) :] != self._next
 
     @cached_property
     def closing_text(self) -> str:
-        """What stands between an answer and the next message."""
+        """The text between an answer and the next message."""
         if self._next.startswith(self._final):
             return self._final
         if self._end_id is None:
@@ -68,7 +68,7 @@ class Endings:
 
     @cached_property
     def stop_ids(self) -> frozenset[int]:
-        """Tokens at which a turn is over."""
+        """Tokens that end a turn."""
         ends = end_ids(self._tokenizer, self._control)
         if self._final_id is not None:
             return ends | {self._final_id}
@@ -76,50 +76,50 @@ class Endings:
 
     @cached_property
     def stop_strings(self) -> tuple[str, ...]:
-        """Text at which a turn is over where no token of the template says so."""
+        """Text that ends a turn, if no token of the template does."""
         is_token = self._final_id is not None or not self.closing_text
         return () if is_token else (self.closing_text,)
 
     @cached_property
-    def said(self) -> list[int]:
-        """What the agent itself says at the end of a turn."""
+    def sampled_end(self) -> list[int]:
+        """The tokens that the agent itself samples at the end of a turn."""
         ids = self._encode(self._final)
         num = next((n for n, i in enumerate(ids, 1) if i in self.stop_ids), len(ids))
         eos = self._tokenizer.eos_token_id
         return ids[:num] or self._next_role_ids[:1] or ([] if eos is None else [eos])
 
     @cached_property
-    def lead(self) -> str:
-        """White space that the template writes between the agent's prompt and its answer."""
+    def leading_space(self) -> str:
+        """White space that the template writes between the generation prompt and the answer."""
         try:
-            asked = self._renderer.render([QUESTION])
+            prompt = self._renderer.render([QUESTION])
             text = self._renderer.render([QUESTION, ANSWERED], generation_prompt=False)
         except ConfigError:
             return ""
-        between = text[len(asked) : text.index(ANSWER)] if text.startswith(asked) else ""
+        between = text[len(prompt) : text.index(ANSWER)] if text.startswith(prompt) else ""
         return between if between.isspace() else ""
 
     @cached_property
-    def turn_ids(self) -> frozenset[int]:
-        """Control tokens that end a turn or begin another one: no turn may hold them inside."""
+    def boundary_ids(self) -> frozenset[int]:
+        """Control tokens that end a turn or start another one; a turn must not contain them."""
         if self._end_id not in self.stop_ids:
             return self.stop_ids  # harmony: a turn has several messages
         return self.stop_ids | set(self._control.of(self._encode(self._next)))
 
     @cached_property
     def closers(self) -> frozenset[int]:
-        """Tokens with which the template or the agent ends a turn."""
+        """Tokens with which the template or the agent ends a turn; not those of the next role."""
         closers = self.stop_ids - set(self._next_role_ids)
         return closers if self._end_id is None else closers | {self._end_id}
 
     def num_closed(self, ids: Sequence[int], turn: Sequence[int]) -> int:
-        """How many of the tokens after a turn's answer were sampled in the turn itself."""
+        """Return how many of the tokens after an answer were sampled in the turn itself."""
         if not turn:
             return 0
         last = turn[-1]
-        if last in self._next_role_ids:  # it ended the turn with the next one's role
+        if last in self._next_role_ids:  # the agent sampled the role of the next message
             return int(bool(ids) and ids[0] == last)
-        if last in self.stop_ids:  # whichever token ended it, it needs no other end
+        if last in self.stop_ids:  # any of them is enough
             at = next((n for n, i in enumerate(ids) if i in self._control.ids), None)
             return 0 if at is None or ids[at] not in self.closers else at + 1
         if not self.stop_strings:
@@ -131,7 +131,7 @@ class Endings:
         return next((n for n in lengths if list(turn[-n:]) == closing[:n]), 0)
 
     def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
-        """The stream with the template's end for each turn but the last, where a token ended it."""
+        """Return the stream with the template's end-of-turn token at each turn but the last."""
         ended, done = [], 0
         for _, end in turns[:-1]:
             if ids[end - 1] in self.closers:
@@ -170,21 +170,21 @@ class Endings:
 
     @cached_property
     def _next_role_ids(self) -> list[int]:
-        """Control tokens that open the next message where nothing closes an answer (GLM's way)."""
+        """Control tokens that start the next message, if nothing ends an answer (as in GLM)."""
         found: list[int] = []
         if self.closing_text:
             return found
         for role in ("user", "tool"):
             try:
                 text = self.after([{"role": role, "content": "q"}])
-            except ConfigError:  # a template need not know tools
+            except ConfigError:  # a template without tools
                 continue
             first = self._encode(text)[:1]
             found += [i for i in first if i in self._control.ids and i not in found]
         return found
 
     def _encode(self, text: str) -> list[int]:
-        return self._encoder.encode(OwnedText(text), is_continued=True)
+        return self._encoder.encode(RenderedText(text), is_continued=True)
 
 
 def _common_start(a: str, b: str) -> str:

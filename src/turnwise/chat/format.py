@@ -1,9 +1,9 @@
-"""Messages into token ids: the only place that knows chat templates.
+"""Converts messages into token ids: the only package that knows chat templates.
 
-The opening is rendered once. Everything after it is an increment: the new messages are rendered
-behind a short made-up conversation, and what stands after its last answer is taken. The history is
-never rendered again, so what was sampled stays what was sampled, whatever a template would make of
-it (some drop earlier reasoning, some merge messages).
+A prompt is rendered once. Everything after it is an increment: the new messages are rendered behind
+a short synthetic conversation, and what follows its last answer is kept. The history is never
+rendered again, so the sampled tokens stay as they were sampled, also where a template would change
+them (some drop earlier reasoning, some merge messages).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from itertools import takewhile
 from typing import Any, Protocol
 
 from turnwise.chat.control import ControlTokens
-from turnwise.chat.encoding import Encoder, quick_decoder, stands_alone
+from turnwise.chat.encoding import Encoder, text_decoder
 from turnwise.chat.endings import ANSWER, ANSWERED, QUESTION, Endings
-from turnwise.chat.frames import Frames
-from turnwise.chat.ownership import ROLES, OwnedText
-from turnwise.chat.rendering import Message, Renderer
+from turnwise.chat.fast.layouts import LayoutCache
+from turnwise.chat.ownership import ROLES, RenderedText
+from turnwise.chat.rendering import Message, Renderer, template_text
 from turnwise.chat.templates import TEMPLATES
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.plain_mode import is_plain
 
 
 class Tokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
+    """The part of a Hugging Face tokenizer that is used here."""
 
     chat_template: Any
     eos_token_id: int | None
@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
 
 
 class ChatFormat:
-    """A tokenizer and its chat template, as token ids.
+    """A tokenizer and its chat template.
 
     `template` is a name from `TEMPLATES`, the text of a Jinja template, or None for the
     tokenizer's own.
@@ -46,32 +46,24 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer: Tokenizer = tokenizer
-        self._renderer = Renderer(
-            tokenizer,
-            _chosen_template(tokenizer, template),
-            self._places,
-            self._controls_of,
-        )
-        self.num_to_compare = 16
-        """Conversations that are yet to be compared with a full rendering."""
-
-    @property
-    def template(self) -> str:
-        """The template's text, from which the way of writing tool calls can be told."""
-        return self._renderer.template
-
-    @cached_property
-    def control(self) -> ControlTokens:
+        own = _chosen_template(tokenizer, template)
+        self.template = template_text(tokenizer, own)
+        """The text of the template; it shows how tool calls are written."""
+        self.control = ControlTokens(tokenizer, self.template)
         """The tokens that only the template and the policy may write."""
-        return ControlTokens(self.tokenizer, self.template)
+        self._encoder = Encoder(tokenizer, self.control)
+        self._renderer = Renderer(tokenizer, own, self.template, self._encoder)
+        self.num_to_compare = 16
+        """Conversations that are still to be compared with a full rendering."""
 
     def prompt_ids(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """The opening of a conversation, up to where the agent begins to speak."""
-        if tools:
-            return self._encode(self._renderer.render_owned(messages, tools))
-        return self._encode(self._openings.write(self._renderer.completed(messages)))
+        """Return the prompt of a conversation, up to where the agent's first turn starts."""
+        completed = self._renderer.completed(messages)
+        if tools or is_plain("chat.layouts"):
+            return self._encoder.encode(self._renderer.render_with_spans(completed, tools))
+        return self._encoder.encode(self._prompt_layouts.render(completed))
 
     def increment_ids(
         self,
@@ -79,63 +71,63 @@ class ChatFormat:
         turn_ids: Sequence[int],
         history: Sequence[Message] = (),
     ) -> list[int]:
-        """What follows the agent's turn: its end, the new messages, the start of its next turn.
+        """Return what follows a turn: its end, the new messages, the start of the next turn.
 
-        `turn_ids` are the tokens of the turn; what the agent sampled of its own end (usually the
-        end-of-turn token, not after a cut by length) is not added again. `history` are all
-        messages before, for templates that count them.
+        `turn_ids` are the tokens of the turn. What the agent sampled of its own end (usually the
+        end-of-turn token, nothing if the turn was cut by length) is not added again. `history` are
+        all earlier messages, for templates that count them.
         """
-        told = self._renderer.completed(messages, history)
-        ids = self._encode(self._after_answer(told, history), is_continued=True)
+        rendered = self._render_increment(self._renderer.completed(messages, history), history)
+        ids = self._encoder.encode(rendered, is_continued=True)
         return ids[self._endings.num_closed(ids, turn_ids) :]
 
-    def _after_answer(self, messages: Sequence[Message], history: Sequence[Message]) -> OwnedText:
-        """What the template writes behind an answer for these messages."""
+    def _render_increment(
+        self, messages: Sequence[Message], history: Sequence[Message]
+    ) -> RenderedText:
         if len(history) > 2 and self._endings.counts_messages:
             try:
                 return self._render_after_answer(messages, _skeleton(history))
-            except ConfigError:  # not with these roles, or only with more than texts
+            except ConfigError:  # the template refuses these roles, or contents that are texts
                 pass
-        return self._frames.write(messages)
+        if is_plain("chat.layouts"):
+            return self._render_after_answer(messages)
+        return self._increment_layouts.render(messages)
 
     @cached_property
-    def _openings(self) -> Frames:
-        return Frames(self.template, self.render, self._renderer.render_owned, self._controls)
+    def _prompt_layouts(self) -> LayoutCache:
+        render_with_spans = self._renderer.render_with_spans
+        return LayoutCache(self.template, self.render, render_with_spans, self._control_tokens)
 
     @cached_property
-    def _frames(self) -> Frames:
-        return Frames(self.template, self._endings.after, self._render_after_answer, self._controls)
+    def _increment_layouts(self) -> LayoutCache:
+        render, render_with_spans = self._endings.after, self._render_after_answer
+        return LayoutCache(self.template, render, render_with_spans, self._control_tokens)
 
-    def _controls(self, text: str) -> tuple[int, ...]:
-        return self.control.of(self._encoder.quickly(text))
-
-    def _controls_of(self, owned: OwnedText) -> tuple[int, ...]:
-        return self.control.of(self._encoder.encode(owned))
-
-    def _places(self, text: str) -> list[tuple[int, int]]:
-        return self._encoder.places(text)
+    def _control_tokens(self, text: str) -> tuple[int, ...]:
+        return self.control.of(self._encoder.encode_text(text))
 
     def render_after_answer(self, messages: Sequence[Message]) -> str:
-        """The text that the template writes for messages after an answer of the agent."""
+        """Return the text that the template writes for messages after an answer of the agent."""
         return self._render_after_answer(self._renderer.completed(messages)).text
 
     def _render_after_answer(
         self, messages: Sequence[Message], before: Sequence[Message] = (QUESTION, ANSWERED)
-    ) -> OwnedText:
+    ) -> RenderedText:
+        """Render messages behind a synthetic conversation; return what follows its answer."""
         try:
-            owned = self._renderer.render_owned(messages, before=before)
+            rendered = self._renderer.render_with_spans(messages, before=before)
         except ConfigError:
             if messages[0].get("role") != "tool":
                 raise
             return self._render_after_call(messages, before)
-        return owned.after(owned.text.index(ANSWER) + len(ANSWER))
+        return rendered.after(rendered.text.index(ANSWER) + len(ANSWER))
 
     def _render_after_call(
         self, messages: Sequence[Message], before: Sequence[Message]
-    ) -> OwnedText:
-        """Tool results for templates that take them only after calls of tools.
+    ) -> RenderedText:
+        """Render tool results for templates that accept them only after tool calls.
 
-        The agent wrote its calls itself, so what is written from their end on is taken.
+        The agent sampled its calls itself, so only what follows them is returned.
         """
         results = takewhile(lambda message: message["role"] == "tool", messages)
         called: Message = {
@@ -143,17 +135,17 @@ class ChatFormat:
             "content": "",
             "tool_calls": [_call(result) for result in results],  # some templates write only one
         }
-        owned = self._renderer.render_owned([called, *messages], before=before[:-1])
-        owned = owned.after(owned.text.find(ANSWER))
+        rendered = self._renderer.render_with_spans([called, *messages], before=before[:-1])
+        rendered = rendered.after(rendered.text.find(ANSWER))
         own = [
             (start, token)
-            for start, end, token in self.control.places(owned.text)
-            if not any(a < end and start < b for a, b in owned.spans)
+            for start, end, token in self.control.spans(rendered.text)
+            if not any(a < end and start < b for a, b in rendered.spans)
         ]
         start = next((start for start, token in own if token in self._endings.closers), None)
-        if start is None or ANSWER not in owned.text:
+        if start is None or ANSWER not in rendered.text:
             raise ConfigError("the chat template does not end a call of a tool with a token")
-        return owned.after(start)
+        return rendered.after(start)
 
     @cached_property
     def _endings(self) -> Endings:
@@ -166,47 +158,47 @@ class ChatFormat:
         tools: Sequence[Mapping[str, Any]] | None = None,
         generation_prompt: bool = True,
     ) -> str:
-        """Messages as the template writes them: for people and for comparison.
+        """Return messages as the template writes them, for people and for comparison.
 
-        Its text does not tell a control token from an observation that spells one; the ids of
-        `prompt_ids` and `increment_ids` do.
+        The text does not distinguish a control token from an observation that spells one; the ids
+        of `prompt_ids` and `increment_ids` do.
         """
         return self._renderer.render(messages, tools, generation_prompt)
 
     def decode(self, ids: Sequence[int], keep: Collection[str] = ()) -> str:
-        """What the agent said, without special tokens: for environments, parsers and people.
+        """Return the text of a turn without special tokens, for environments, parsers and people.
 
-        A parser may need some of them: those in `keep` stay. A token that ends the turn is left
-        out also where it is not marked special.
+        Special tokens whose names are in `keep` stay, for parsers that need them. A token that
+        ends the turn is left out even if it is not marked special.
         """
         kept_ids = self.control.named(keep) if keep else frozenset()
         if ids and ids[-1] in self.stop_ids and ids[-1] not in kept_ids:
             ids = ids[:-1]
         if not keep:
-            return self._decode_quickly(ids)
+            return self._decode_text(ids)
         dropped = self.control.special - kept_ids
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
 
     def answer_ids(self, text: str) -> list[int]:
-        """A turn in which the agent says this text and ends it: what imitation learns from.
+        """Return the tokens of a turn with this text and its end, for imitation learning.
 
-        Special tokens in it, such as those around a tool call, are the tokens that they name; but
-        none that ends a turn or begins another one.
+        The text may name special tokens, such as those around a tool call, but none that ends a
+        turn or starts another one.
         """
         if self._encoder.adds_prefix:
-            text = self._endings.lead + text
+            text = self._endings.leading_space + text
         ids = self._encoder.encode_apart(
             text,
             [(0, len(text))],
             is_continued=self._encoder.adds_prefix,
-            forbidden=self._endings.turn_ids,
+            forbidden=self._endings.boundary_ids,
         )
-        return [*ids, *self._endings.said]
+        return [*ids, *self._endings.sampled_end]
 
     @property
     def closing_text(self) -> str:
-        """What the template writes between an answer of the agent and the next message."""
+        """The text that the template writes between an answer and the next message."""
         return self._endings.closing_text
 
     @property
@@ -217,13 +209,13 @@ class ChatFormat:
     def stop_ids(self) -> frozenset[int]:
         """Tokens that end the agent's turn: the end of text, and the template's end of turn.
 
-        Where a template writes none, the role of the next message is what ends a turn.
+        If the template writes none, the token of the next message's role ends a turn.
         """
         return self._endings.stop_ids
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """Text that ends the turn where the template's end of turn is no token of its own."""
+        """Text that ends the turn, if the template's end of turn is not a single token."""
         return self._endings.stop_strings
 
     def difference(
@@ -232,18 +224,18 @@ class ChatFormat:
         ids: Sequence[int],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str | None:
-        """Where a full rendering of the conversation would not be the stream; None if it is.
+        """Return where a full rendering of the conversation differs from the stream; None: nowhere.
 
-        For templates that change what came before, the stream stays as it was sampled; this says
-        what a model served with that template will see instead.
+        If a template changes earlier messages, the stream stays as it was sampled; a model served
+        with that template sees the changed text instead.
         """
-        is_asked = messages[-1].get("role") != "assistant"
-        told = [self._without_lead(message) for message in messages]
-        rendered = self.render(told, tools=tools, generation_prompt=is_asked)
-        # Decoded again, because a tokenizer may add spaces of its own or change letters.
+        needs_prompt = messages[-1].get("role") != "assistant"
+        cleaned = [self._without_leading_space(message) for message in messages]
+        rendered = self.render(cleaned, tools=tools, generation_prompt=needs_prompt)
+        # Both are decoded, because a tokenizer may add spaces or normalise characters.
         text, stream = (
             str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
-            for tokens in (self._encoder.quickly(rendered), ids)
+            for tokens in (self._encoder.encode_text(rendered), ids)
         )
         if text.startswith(stream) or stream.startswith(text):
             return None
@@ -251,65 +243,30 @@ class ChatFormat:
         around = slice(max(0, at - 20), at + 30)
         return f"the stream has {stream[around]!r} where the template would write {text[around]!r}"
 
-    def _without_lead(self, message: Message) -> Message:
-        """An answer without the space that the template writes before it, and the agent said."""
+    def _without_leading_space(self, message: Message) -> Message:
+        """Return an answer without the space that the template writes and the agent sampled."""
         content = message.get("content")
         if message.get("role") != "assistant" or not isinstance(content, str):
             return message
-        return {**message, "content": content.removeprefix(self._endings.lead)}
+        return {**message, "content": content.removeprefix(self._endings.leading_space)}
 
     def with_template_ends(self, ids: Sequence[int], turns: Sequence[tuple[int, int]]) -> list[int]:
-        """A stream in which each turn but the last ends as the template ends it."""
+        """Return the stream with the template's end of turn at each turn but the last."""
         return self._endings.with_template_ends(ids, turns)
 
-    def _encode(self, owned: OwnedText, *, is_continued: bool = False) -> list[int]:
-        tail, tail_ids = self._tail
-        if not tail or not owned.text.endswith(tail):
-            return self._encoder.encode(owned, is_continued=is_continued)
-        before = len(owned.text) - len(tail)
-        if owned.spans and owned.spans[-1][1] > before:
-            return self._encoder.encode(owned, is_continued=is_continued)
-        controls = owned.controls
-        if controls is not None:
-            controls = controls[: len(controls) - len(self.control.of(tail_ids))]
-        rest = OwnedText(owned.text[:before], owned.spans, controls)
-        return self._encoder.encode(rest, is_continued=is_continued) + tail_ids
-
     @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.tokenizer, self.control)
-
-    @cached_property
-    def _tail(self) -> tuple[str, list[int]]:
-        """What stands between a user's message and the agent's turn, and its tokens.
-
-        Always the same, and a good part of what there is to encode. Empty where the tokens might
-        depend on what comes before.
-        """
-        if is_plain("chat.tail"):
-            return "", []
-        try:
-            text = self.render([{"role": "user", "content": ANSWER}])
-        except ConfigError:
-            return "", []
-        tail = text[text.index(ANSWER) + len(ANSWER) :] if ANSWER in text else ""
-        if not stands_alone(self.tokenizer, tail):
-            return "", []
-        return tail, self._encoder.quickly(tail)
-
-    @cached_property
-    def _decode_quickly(self) -> Callable[[Sequence[int]], str]:
-        return quick_decoder(self.tokenizer)
+    def _decode_text(self) -> Callable[[Sequence[int]], str]:
+        return text_decoder(self.tokenizer)
 
 
 def _skeleton(history: Sequence[Message]) -> list[Message]:
-    """The same roles with short texts, for templates that count; it ends with our answer."""
+    """Return the same roles with short texts, ending with the synthetic answer."""
     roles = [message["role"] if message["role"] in ROLES else "user" for message in history[:-1]]
     return [*({"role": role, "content": "q"} for role in roles), ANSWERED]
 
 
 def _call(result: Message) -> Message:
-    """A call that a tool result answers."""
+    """Return a call to which a tool result can belong."""
     function = {"name": result.get("name") or "tool", "arguments": {"x": ANSWER}}
     call_id = result.get("tool_call_id") or "call00000"
     return {"id": call_id, "type": "function", "function": function}

@@ -1,10 +1,10 @@
-"""Who wrote each character of a rendered conversation: the template, or somebody it quotes.
+"""Which characters of a rendered conversation the template wrote, and which it only quotes.
 
-Everything that is put into a template (contents, names, tool definitions, arguments of calls) comes
-from users, environments, datasets or servers. It is marked before rendering, and the marks are
-taken out of what the template writes. So it is known which part of the text is whose, whatever the
-template does with it. The marks are long random numbers, which nobody can guess: digits go through
-everything that templates do to texts, such as JSON in ASCII, `repr`, and capitals.
+Everything that is passed to a template (contents, names, tool definitions, arguments of calls)
+comes from users, environments, datasets or servers. It is marked before rendering, and the marks
+are removed from the output, which shows where each quoted text ended up. The marks are long random
+numbers, which cannot be guessed: digits survive everything that templates do to texts, such as
+JSON in ASCII, `repr`, and capitals.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from turnwise.errors import ConfigError
 
 Span: TypeAlias = tuple[int, int]
 Change: TypeAlias = Callable[[str], str]
-Places: TypeAlias = Callable[[str], Sequence[Span]]
-"""Where a text spells control tokens."""
+FindSpans: TypeAlias = Callable[[str], Sequence[Span]]
+"""Returns the spans of a text that spell control tokens."""
 
 _NUMBER = str(secrets.randbelow(10**24)).zfill(24)
 _OPEN, _CLOSE = f"4{_NUMBER}1", f"4{_NUMBER}2"
 _MARKS = re.compile(f"({_OPEN}|{_CLOSE})")
 _MOST_LEVELS = 100
-# Templates compare with these words and look them up; others they only write.
+# Templates compare roles and keys with these words; all other strings they only write.
 ROLES = frozenset(
     {
         *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython"),
@@ -41,34 +41,34 @@ _WORDS = frozenset(
         *("object", "string", "number", "integer", "boolean", "array", "null", "text", "image"),
     }
 )
-# Ids that we make for tool calls; some templates count their letters.
+# Generated ids of tool calls; some templates check their length.
 _CALL_ID = re.compile(r"call\d{5}")
 
 
 @dataclass(frozen=True, slots=True)
-class OwnedText:
-    """A rendering, and which parts of it the template did not write.
+class RenderedText:
+    """A rendering, and the spans of it that the template did not write.
 
-    >>> OwnedText("<s>user: hello</s>", ((9, 14),)).quoted()
+    >>> RenderedText("<s>user: hello</s>", ((9, 14),)).quoted()
     ['hello']
     """
 
     text: str
     spans: tuple[Span, ...] = ()
     controls: tuple[int, ...] | None = None
-    """The control tokens that the template writes here, where they are known beforehand."""
+    """The control tokens that the template itself writes, if they are known beforehand."""
 
     def quoted(self) -> list[str]:
         return [self.text[start:end] for start, end in self.spans]
 
-    def after(self, start: int) -> OwnedText:
-        """The part from `start` on."""
+    def after(self, start: int) -> RenderedText:
+        """Return the part from `start` on."""
         kept = [(max(a, start) - start, b - start) for a, b in self.spans if b > start]
-        return OwnedText(self.text[start:], tuple(kept), self.controls)
+        return RenderedText(self.text[start:], tuple(kept), self.controls)
 
 
 def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> list[dict[str, Any]]:
-    """Messages with every string changed but their fields' names and the roles that are known."""
+    """Return messages with every string changed except field names and known roles."""
     return [
         {
             key if key.isidentifier() else change(key): item
@@ -81,12 +81,12 @@ def change_messages(messages: Sequence[Mapping[str, Any]], change: Change) -> li
 
 
 def change_tools(tools: Sequence[Mapping[str, Any]] | None, change: Change) -> list[Any] | None:
-    """Tool definitions with every string changed, also the names of parameters."""
+    """Return tool definitions with every string changed, also the names of parameters."""
     return [_walk(tool, change) for tool in tools] if tools else None
 
 
 def mark_whole(text: str) -> str:
-    """Mark a string as a whole, inside the white space around it, which templates trim."""
+    """Mark a whole string, inside its surrounding white space, which templates trim."""
     core = text.strip()
     if not core or core in _WORDS or _CALL_ID.fullmatch(core):
         return text
@@ -95,16 +95,16 @@ def mark_whole(text: str) -> str:
 
 
 def make_inert(text: str) -> str:
-    """A text of the same shape that spells nothing."""
+    """Return a text of the same shape that spells no control token."""
     return text if text.strip() in _WORDS else re.sub(r"\S", "x", text)
 
 
-def mark_names(places: Places) -> Change:
-    """Mark only what spells a control token: for templates that take the texts apart."""
+def mark_names(find_spans: FindSpans) -> Change:
+    """Return a change that marks only what spells a control token, for templates that split."""
 
     def change(text: str) -> str:
         pieces, at = [], 0
-        for start, end in places(text):
+        for start, end in find_spans(text):
             pieces += [text[at:start], _OPEN, text[start:end], _CLOSE]
             at = end
         return "".join([*pieces, text[at:]])
@@ -112,19 +112,19 @@ def mark_names(places: Places) -> Change:
     return change
 
 
-def break_names(places: Places) -> Change:
-    """Put a space into what spells a control token: where no mark comes through a template."""
+def break_names(find_spans: FindSpans) -> Change:
+    """Return a change that puts a space into what spells a control token, if marks fail."""
 
     def change(text: str) -> str:
-        for start, _ in reversed(places(text)):
+        for start, _ in reversed(find_spans(text)):
             text = f"{text[: start + 1]} {text[start + 1 :]}"
         return text
 
     return change
 
 
-def read_marks(text: str) -> tuple[OwnedText, bool]:
-    """What the template wrote, without the marks; and whether each mark has its other half."""
+def read_marks(text: str) -> tuple[RenderedText, bool]:
+    """Return the rendering without the marks, and whether each mark has its other half."""
     pieces: list[str] = []
     spans: list[Span] = []
     length, opened, is_whole = 0, None, True
@@ -140,11 +140,11 @@ def read_marks(text: str) -> tuple[OwnedText, bool]:
         else:
             pieces.append(piece)
             length += len(piece)
-    return OwnedText("".join(pieces), tuple(spans)), is_whole and opened is None
+    return RenderedText("".join(pieces), tuple(spans)), is_whole and opened is None
 
 
 def _walk(value: Any, change: Change, depth: int = 0) -> Any:
-    """The same data with every string in it changed, also the keys."""
+    """Return the same data with every string in it changed, also the keys."""
     if isinstance(value, str):
         return change(value)
     if depth > _MOST_LEVELS and isinstance(value, Mapping | list | tuple):

@@ -1,4 +1,4 @@
-"""Chat templates as a tokenizer renders them, with limits, and with what they quote marked."""
+"""Renders chat templates within limits, and finds out which parts of the output are quoted."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from types import FrameType
 from typing import Any, TypeAlias
 
+from turnwise.chat.encoding import Encoder
 from turnwise.chat.ownership import (
     Change,
-    OwnedText,
-    Places,
+    RenderedText,
     break_names,
     change_messages,
     change_tools,
@@ -33,49 +32,46 @@ _MOST_LINES = 500_000
 _MOST_SECONDS = 60.0
 
 
-class Renderer:
-    """A tokenizer's chat template; `own` replaces it.
+def template_text(tokenizer: Any, own: str | None) -> str:
+    """Return the text of a tokenizer's chat template, or `own`."""
+    text = tokenizer.chat_template if own is None else own
+    if isinstance(text, Mapping):  # some tokenizers have several, by name
+        text = text.get("tool_use") or text.get("default") or ""
+    return str(text)
 
-    `places` finds control tokens in a text, `controls` gives those of a rendering's encoding.
+
+class Renderer:
+    """Renders with a tokenizer's chat template, or with `own` instead of it.
+
+    `template` is the text of either; `encoder` finds the control tokens in texts and renderings.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        own: str | None,
-        places: Places,
-        controls: Callable[[OwnedText], tuple[int, ...]],
-    ) -> None:
+    def __init__(self, tokenizer: Any, own: str | None, template: str, encoder: Encoder) -> None:
         self._tokenizer = tokenizer
         self._own = own
-        self._places = places
-        self._controls = controls
-
-    @cached_property
-    def template(self) -> str:
-        """The template's text."""
-        own = self._tokenizer.chat_template if self._own is None else self._own
-        if isinstance(own, Mapping):  # several by name, as some tokenizers have them
-            own = own.get("tool_use") or own.get("default") or ""
-        return str(own)
+        self._template = template
+        self._encoder = encoder
 
     def render(
         self, messages: Sequence[Message], tools: Tools = None, generation_prompt: bool = True
     ) -> str:
-        """The conversation as the template writes it."""
+        """Return the conversation as the template writes it."""
         return self._render(self.completed(messages), tools, generation_prompt)
 
-    def render_owned(
+    def render_with_spans(
         self, messages: Sequence[Message], tools: Tools = None, before: Sequence[Message] = ()
-    ) -> OwnedText:
-        """The same, knowing which parts the template did not write; `before` is written by us."""
-        told = self.completed(messages)
-        _check_depth(told, tools)
+    ) -> RenderedText:
+        """Render, and find the spans that the template did not write.
+
+        `before` are earlier messages of ours, whose texts are harmless.
+        """
+        completed = self.completed(messages)
+        _check_depth(completed, tools)
 
         def render(change: Change | None) -> str:
             if change is None:
-                return self._render([*before, *told], tools, generation_prompt=True)
-            changed = [*before, *change_messages(told, change)]
+                return self._render([*before, *completed], tools, generation_prompt=True)
+            changed = [*before, *change_messages(completed, change)]
             return self._render(changed, change_tools(tools, change), generation_prompt=True)
 
         plain = render(None)
@@ -85,46 +81,41 @@ class Renderer:
         return self._without_forgeries(render, plain, marked if is_whole else None)
 
     def _without_forgeries(
-        self, render: Callable[[Change | None], str], plain: str, marked: OwnedText | None
-    ) -> OwnedText:
-        """For templates that look into the texts, and do other things where they see marks.
+        self, render: Callable[[Change | None], str], plain: str, marked: RenderedText | None
+    ) -> RenderedText:
+        """Render for templates that inspect the texts and behave differently when they are marked.
 
-        What they write for harmless texts tells how many control tokens are their own.
+        The output for harmless texts shows which control tokens the template writes itself.
         """
-        own = self._controls(_read(render, make_inert)[0])
-        for found in (OwnedText(plain), marked):
-            if found is not None and self._controls(found) == own:
+        own = self._encoder.control_tokens(_read(render, make_inert)[0])
+        for found in (RenderedText(plain), marked):
+            if found is not None and self._encoder.control_tokens(found) == own:
                 return found
-        found, _ = _read(render, mark_names(self._places))
+        found, _ = _read(render, mark_names(self._encoder.control_spans))
         if found.text == plain:
             return found
-        return OwnedText(render(break_names(self._places)))
+        return RenderedText(render(break_names(self._encoder.control_spans)))
 
     def completed(
         self, messages: Sequence[Message], history: Sequence[Message] = ()
     ) -> list[Message]:
-        """Contents as texts, and an id of its call for each tool result if the template asks."""
+        """Return messages with contents as strings, and call ids for tool results if needed."""
         completed: list[Message] = []
         num_results = sum(message.get("role") == "tool" for message in history)
         for message in messages:
             content = message.get("content")
             filled = {**message, "content": "" if content is None else str(content)}
             if message.get("role") == "tool":
-                if self.needs_call_ids and not message.get("tool_call_id"):
+                if "tool_call_id" in self._template and not message.get("tool_call_id"):
                     filled["tool_call_id"] = self._call_id(message, num_results)
                 num_results += 1
             completed.append(filled)
         return completed
 
-    @cached_property
-    def needs_call_ids(self) -> bool:
-        """Whether the template writes the ids of tool calls beside their results."""
-        return "tool_call_id" in self.template
-
     def _call_id(self, message: Message, number: int) -> str:
-        if "## Return of" in self.template:  # Kimi-K2: the function, and its place among all calls
+        if "## Return of" in self._template:  # Kimi-K2: the function, and its place among all calls
             return f"functions.{message.get('name') or 'tool'}:{number}"
-        return f"call{number % 100_000:05}"  # Mistral takes nine letters or digits, no other ids
+        return f"call{number % 100_000:05}"  # Mistral accepts only nine letters or digits
 
     def _render(self, messages: Sequence[Message], tools: Tools, generation_prompt: bool) -> str:
         from turnwise.chat.sandbox import TooLarge, bound_templates  # as late as transformers
@@ -143,7 +134,7 @@ class Renderer:
                 f"the chat template did not come to an end: {error}. It probably loops; "
                 "give another with ChatFormat(tokenizer, template)."
             ) from error
-        except Exception as error:  # whatever a template raises, it is about these messages
+        except Exception as error:  # a template may raise anything
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise ConfigError(
                 f"the chat template does not take messages of the roles {roles}: {error}"
@@ -164,7 +155,7 @@ class Renderer:
             return apply(list(tools))
         try:
             return apply(None)
-        except TypeError:  # a template that is made for tools, and goes through a list of them
+        except TypeError:  # a template that iterates over tools unconditionally
             return apply([])
 
 
@@ -173,12 +164,12 @@ def _check_depth(messages: Sequence[Message], tools: Tools) -> None:
     change_tools(tools, str)
 
 
-def _read(render: Callable[[Change | None], str], change: Change) -> tuple[OwnedText, bool]:
-    """What is written for changed texts; nothing, and not whole, if the template refuses them."""
+def _read(render: Callable[[Change | None], str], change: Change) -> tuple[RenderedText, bool]:
+    """Render changed texts and read the marks; (empty, False) if the template refuses them."""
     try:
         return read_marks(render(change))
     except ConfigError:
-        return OwnedText(""), False
+        return RenderedText(""), False
 
 
 class _TooLong(Exception):
@@ -187,10 +178,10 @@ class _TooLong(Exception):
 
 @contextmanager
 def _limited() -> Iterator[None]:
-    """Stop a template that loops.
+    """Stop a template that loops, in the calling thread.
 
-    A thread cannot be stopped from outside, but it can count the lines of the template that it
-    runs. The count is the same on every machine; the seconds are for lines that take very long.
+    A trace function counts the lines of the template that run. The count is the same on every
+    machine; the time limit is for single lines that take very long.
     """
     num_left, deadline = _MOST_LINES, time.monotonic() + _MOST_SECONDS
 

@@ -1,4 +1,4 @@
-"""Chat templates compute within limits: a single operator cannot fill the memory."""
+"""Limits what a chat template may compute: a single operator cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MOST_CHARACTERS = 10_000_000
-"""Of a text, or items of a list, that an operator makes; a long conversation has a tenth of it."""
+"""Longest text or list that an operator may make; long conversations have a tenth of it."""
 _MOST_BITS = 4096
 _WIDTH = re.compile(r"\d{1,20}")
 
 
 class TooLarge(Exception):
-    """An operator of a template would make a text, a list or a number beyond all use."""
+    """An operator of a template would make a text, list or number beyond the limits."""
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox of chat templates, with a limit for what its operators and methods make.
+    """The sandbox of chat templates, with limits for the results of operators and methods.
 
-    Intercepted operators are not computed ahead when a template is compiled either.
+    Intercepted operators are not constant-folded when a template is compiled either.
     """
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
@@ -32,7 +32,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        # As `ljust` and `center` take it; ranges have a limit of jinja's own.
+        # For `ljust`, `center` and the like; jinja itself limits ranges.
         for argument in (*args, *kwargs.values()):
             if isinstance(argument, int) and argument > MOST_CHARACTERS:
                 raise TooLarge(f"it calls a method with {argument:,}")
@@ -74,8 +74,8 @@ def _check_length(length: int) -> None:
 
 @cache
 def bound_templates() -> None:
-    """Let transformers compile chat templates in the bounded sandbox, in this process."""
+    """Make transformers compile chat templates in the bounded sandbox, in this process."""
     module: Any = importlib.import_module("transformers.utils.chat_template_utils")
     if getattr(module, "ImmutableSandboxedEnvironment", None) is ImmutableSandboxedEnvironment:
         module.ImmutableSandboxedEnvironment = BoundedEnvironment
-        module._compile_jinja_template.cache_clear()  # what was compiled without it
+        module._compile_jinja_template.cache_clear()  # templates that were compiled without it

@@ -1,4 +1,4 @@
-"""The token stream of one agent in one episode: it only grows, and knows what was sampled."""
+"""The token stream of one agent in one episode: append-only, with a mask of sampled tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turnwise.errors import ConfigError
 
 
 class Prefix(Sequence[int]):
-    """The tokens of a stream up to now: the stream only grows, so they need no copy.
+    """A view of the first tokens of a stream; the stream is append-only, so nothing is copied.
 
     >>> ids = [5, 6]
     >>> prefix = Prefix(ids)
@@ -47,7 +47,7 @@ class Prefix(Sequence[int]):
 
 @dataclass
 class TokenStream:
-    """Every token of an episode, in order, exactly as it was sampled or put in.
+    """Every token of an episode in order, exactly as it was sampled or added.
 
     >>> stream = TokenStream()
     >>> stream.add_context([5, 6])
@@ -60,15 +60,15 @@ class TokenStream:
     _turns: list[tuple[int, int]] = field(default_factory=list)
     _branches: list[tuple[int, int]] = field(default_factory=list)
     _sampled: list[float] = field(default_factory=list)
-    """Log-probs of the turns, one after the other. What can be told from these is not kept for
-    each token: with many episodes at once, Python's garbage collector looks at all of it."""
+    """Log-probs of all turns, concatenated. Mask and full log-probs are computed on demand: objects
+    per token would slow Python's garbage collector with many episodes at once."""
 
     def add_context(self, ids: Sequence[int]) -> None:
-        """Tokens that the policy did not sample: prompts, template, observations, tool results."""
+        """Append tokens that the policy did not sample: prompts, observations, tool results."""
         self._ids += ids
 
     def add_turn(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Tokens that the policy sampled in one turn, with their log-probs at that moment."""
+        """Append tokens that the policy sampled in one turn, with their log-probs."""
         if len(ids) != len(log_probs):
             raise ConfigError(
                 f"a turn got {len(ids)} tokens and {len(log_probs)} log-probs, expected as many"
@@ -116,7 +116,7 @@ class TokenStream:
 
     @property
     def mask(self) -> Sequence[bool]:
-        """Set on the tokens that the policy sampled: these and no others are trained on."""
+        """True on the tokens that the policy sampled; only these are trained on."""
         mask = [False] * len(self._ids)
         for start, end in self._turns:
             mask[start:end] = [True] * (end - start)
@@ -124,7 +124,7 @@ class TokenStream:
 
     @property
     def log_probs(self) -> Sequence[float]:
-        """Log-probs at sampling; NaN on tokens that were not sampled."""
+        """Log-probs at the time of sampling; NaN on tokens that were not sampled."""
         log_probs = [math.nan] * len(self._ids)
         done = 0
         for start, end in self._turns:
@@ -134,7 +134,7 @@ class TokenStream:
 
     @property
     def turns(self) -> Sequence[tuple[int, int]]:
-        """Where each turn's sampled tokens begin and end."""
+        """Start and end of each turn's sampled tokens."""
         return self._turns
 
     def __len__(self) -> int:

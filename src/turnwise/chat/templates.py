@@ -1,7 +1,7 @@
-"""Chat templates by name, for tokenizers that come without one.
+"""Chat templates by name, for tokenizers without one.
 
-Each is a Jinja template of the kind that Hugging Face tokenizers carry. The markers are written as
-plain text: where the tokenizer knows them as special tokens, that is what they become.
+Each is a Jinja template as Hugging Face tokenizers have them. The markers are plain text, which a
+tokenizer encodes as special tokens if it knows them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _CHATML = """\
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
 
-# The system text has no turn of its own: it opens the first user message.
+# The system text is not a turn of its own: it precedes the first user message.
 _LLAMA_2 = """\
 {%- set system = messages[0].content if messages[0].role == 'system' else '' -%}
 {%- for message in messages if message.role != 'system' -%}

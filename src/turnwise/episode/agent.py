@@ -111,7 +111,7 @@ class Agent:
         if self.conversation is None or len(self.record.turns) < 2:
             return
         try:
-            self.conversation.tell_difference()
+            self.conversation.warn_of_difference()
         except ConfigError:  # a template that takes the messages only one by one
             return
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from turnwise.chat.encoding import quick_decoder, quick_encoder
+from turnwise.chat.encoding import text_decoder, text_encoder
 from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
@@ -47,15 +47,15 @@ class ScriptedEngine(BaseInferenceEngine):
     def _scripted_ids(self, policy: Policy, request: GenerationRequest) -> list[int]:
         answer = policy if isinstance(policy, str) else policy(self._decode(request.prompt_ids))
         ends, own = sorted(request.stop_ids), self.tokenizer.eos_token_id
-        return [*self._encode_quickly(answer), *([own] if own in ends else ends[:1])]
+        return [*self._encode_text(answer), *([own] if own in ends else ends[:1])]
 
     @cached_property
     def _decode(self) -> Callable[[Sequence[int]], str]:
-        return quick_decoder(self.tokenizer, skip_special_tokens=False)
+        return text_decoder(self.tokenizer, skip_special_tokens=False)
 
     @cached_property
-    def _encode_quickly(self) -> Callable[[str], list[int]]:
-        return quick_encoder(self.tokenizer)
+    def _encode_text(self) -> Callable[[str], list[int]]:
+        return text_encoder(self.tokenizer)
 
     def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
         rng = random.Random(request.seed)

@@ -1,9 +1,9 @@
-"""What a template writes around messages, found out once: rendering costs more than all the rest.
+"""Caches the text that a template writes around message contents, since rendering is slow.
 
-Most templates put a message's text between two pieces that depend on the roles alone. Whether one
-does is found by rendering made-up texts of many kinds; whether it may look for something in the
-text (some cut away `</think>`) is read from its source, and a text that holds such a thing is
-rendered in full. So is everything for which there is doubt.
+Most templates put a message's content between two literal texts that depend on the roles alone.
+Whether a template does so is checked by rendering probe texts of many kinds. Whether it searches
+the content for something (some cut away `</think>`) is read from its source: a content with such a
+string is rendered in full, as is everything else that is in doubt.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
 
-from turnwise.chat.ownership import ROLES, OwnedText
+from turnwise.chat.ownership import ROLES, RenderedText
 from turnwise.errors import ConfigError
-from turnwise.plain_mode import is_plain
 
 Named: TypeAlias = tuple[str, str | None]
 Shape: TypeAlias = tuple[Named, ...]
 """Role and name of each message."""
 
 _MOST_SHAPES = 256
-# Each place is tried out with each probe.
+# Each position is tried with each probe.
 _MOST_MESSAGES = 8
-_MARK = "turnwiseFrame{}x7f3a"
-# Trimmed, escaped, re-cased, cut or compared: a template that does any of it is found out by these.
+_MARK = "turnwiseLayout{}x7f3a"
+# These reveal a template that trims, escapes, changes case, cuts or compares.
 _PROBES = (
     "",
     "0",
@@ -42,12 +41,12 @@ _PROBES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """What a template writes around the texts of messages, and its control tokens."""
+class Layout:
+    """The literal text around the contents of some messages, and its control tokens."""
 
     pieces: tuple[str, ...]
     is_trimmed: tuple[bool, ...]
-    """For each text, whether the template takes away the white space around it."""
+    """For each content, whether the template strips white space around it."""
     controls: tuple[int, ...]
 
     def filled(self, texts: Sequence[str]) -> str:
@@ -57,73 +56,73 @@ class Frame:
         return written
 
 
-class Frames:
-    """The pieces around the texts of messages, for a template and a way to render with it.
+class LayoutCache:
+    """Renders messages with cached layouts: `render` has the results of `render_with_spans`.
 
-    `render` gives the text that the template writes for messages, `render_owned` also who wrote
-    which part of it, `controls` the control tokens of a text.
+    `render_text` returns the text that the template writes for messages, `render_with_spans` also
+    the spans that the template did not write, `controls` the control tokens of a text.
     """
 
     def __init__(
         self,
         template: str,
-        render: Callable[[Sequence[Any]], str],
-        render_owned: Callable[[Sequence[Any]], OwnedText],
+        render_text: Callable[[Sequence[Any]], str],
+        render_with_spans: Callable[[Sequence[Any]], RenderedText],
         controls: Callable[[str], tuple[int, ...]],
     ) -> None:
         self._template = template
-        self._render = render
-        self._render_owned = render_owned
+        self._render_text = render_text
+        self._render_with_spans = render_with_spans
         self._controls = controls
-        self._frames: dict[Shape, Frame | None] = {}
+        self._layouts: dict[Shape, Layout | None] = {}
 
-    def write(self, messages: Sequence[Any]) -> OwnedText:
-        """What the template writes for these messages, whose contents are strings."""
-        if is_plain("chat.frames") or self._watched is None or len(messages) > _MOST_MESSAGES:
-            return self._render_owned(messages)
+    def render(self, messages: Sequence[Any]) -> RenderedText:
+        """Return what the template writes for these messages, whose contents are strings."""
+        if self._watched is None or len(messages) > _MOST_MESSAGES:
+            return self._render_with_spans(messages)
         shape: Shape = tuple([(m["role"], m.get("name")) for m in messages])
-        if shape not in self._frames:
-            is_full = len(self._frames) >= _MOST_SHAPES
+        if shape not in self._layouts:
+            is_full = len(self._layouts) >= _MOST_SHAPES
             if is_full or any(m.keys() - {"role", "name", "content"} for m in messages):
-                return self._render_owned(messages)
-            self._frames[shape] = self._find_frame(shape)
-        frame = self._frames[shape]
-        if frame is None:
-            return self._render_owned(messages)
-        text, spans = frame.pieces[0], []
+                return self._render_with_spans(messages)
+            self._layouts[shape] = self._find_layout(shape)
+        layout = self._layouts[shape]
+        if layout is None:
+            return self._render_with_spans(messages)
+        text, spans = layout.pieces[0], []
         for number, message in enumerate(messages, 1):
             content = message["content"]
             if len(message) > 2 and (len(message) > 3 or message.get("name") is None):
-                return self._render_owned(messages)
+                return self._render_with_spans(messages)
             for literal in self._watched:
                 if literal in content:
-                    return self._render_owned(messages)
-            if frame.is_trimmed[number - 1]:
+                    return self._render_with_spans(messages)
+            if layout.is_trimmed[number - 1]:
                 content = content.strip()
             spans.append((len(text), len(text) + len(content)))
-            text += content + frame.pieces[number]
-        return OwnedText(text, tuple(spans), frame.controls)
+            text += content + layout.pieces[number]
+        return RenderedText(text, tuple(spans), layout.controls)
 
     @cached_property
     def _watched(self) -> tuple[str, ...] | None:
-        """Texts that the template may look for in a message; None: it cannot be told."""
+        """Strings that the template may search contents for; None if that is unknown."""
         from jinja2 import Environment, TemplateError
 
-        if "strftime_now" in self._template:  # what it writes changes by itself
+        if "strftime_now" in self._template:  # the output changes with the date
             return None
         try:
             tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(self._template)
-        except TemplateError:  # an extension of Jinja that only its own renderer knows
+        except TemplateError:  # an extension that only the tokenizer's renderer knows
             return None
         return tuple({text for text in _looked_for(tree) if text})
 
-    def _find_frame(self, shape: Shape) -> Frame | None:
-        """The pieces before, between and after the texts; None if that is not all there is."""
+    def _find_layout(self, shape: Shape) -> Layout | None:
+        """Return the layout; None if the template does more than write the contents."""
         if any(role not in ROLES for role, _ in shape):
-            return None  # a role that nobody knows is a text like others
+            return None  # an unknown role is untrusted text
         marks = [_MARK.format(i) for i in range(len(shape))]
         try:
-            rest = self._render(_messages(shape, marks))
+            rest = self._render_text(_messages(shape, marks))
             pieces = []
             for mark in marks:
                 if rest.count(mark) != 1:
@@ -131,23 +130,23 @@ class Frames:
                 before, _, rest = rest.partition(mark)
                 pieces.append(before)
             pieces.append(rest)
-            # Names stand in the pieces; they must not have become control tokens there.
+            # Names are part of the literal text; they must not have become control tokens there.
             inert = [(role, None if name is None else "n") for role, name in shape]
-            controls = self._controls(self._render(_messages(inert, marks)))
+            controls = self._controls(self._render_text(_messages(inert, marks)))
             is_trimmed = self._find_trimmed(shape, marks)
-            frame = Frame(tuple(pieces), is_trimmed, controls)
-            if self._controls(frame.filled(marks)) != controls:
+            layout = Layout(tuple(pieces), is_trimmed, controls)
+            if self._controls(layout.filled(marks)) != controls:
                 return None
             for texts in _probe_texts(len(shape)):
-                if self._render(_messages(shape, texts)) != frame.filled(texts):
+                if self._render_text(_messages(shape, texts)) != layout.filled(texts):
                     return None
         except ConfigError:  # the template refuses some of them
             return None
-        return frame
+        return layout
 
     def _find_trimmed(self, shape: Shape, marks: Sequence[str]) -> tuple[bool, ...]:
         padded = [f" {mark}\n" for mark in marks]
-        text = self._render(_messages(shape, padded))
+        text = self._render_text(_messages(shape, padded))
         return tuple(padding not in text for padding in padded)
 
 
@@ -160,7 +159,7 @@ def _messages(shape: Sequence[Named], texts: Sequence[str]) -> list[dict[str, st
 
 
 def _probe_texts(num_messages: int) -> Iterator[list[str]]:
-    """Each probe in each place with ordinary neighbours, and in all places at once."""
+    """Yield each probe at each position with ordinary neighbours, and at all positions."""
     for probe in _PROBES:
         yield [probe] * num_messages
         for place in range(num_messages if num_messages > 1 else 0):
@@ -170,9 +169,9 @@ def _probe_texts(num_messages: int) -> Iterator[list[str]]:
 
 
 def _looked_for(tree: Any) -> Iterator[str]:
-    """Strings in a template's source that are compared with something or passed to something.
+    """Yield the strings in a template's source that are compared or passed as arguments.
 
-    Roles are left out: they are part of the shape. Strings that are only written are no danger.
+    Roles are left out: they are part of the shape. Strings that are only written do no harm.
     """
     from jinja2 import nodes
 
@@ -198,7 +197,7 @@ def _is_role(node: Any) -> bool:
 
 
 def _selects_by_role(call: Any) -> bool:
-    """`messages | selectattr("role", "equalto", "user")`"""
+    """Return whether this is like `messages | selectattr("role", "equalto", "user")`."""
     from jinja2 import nodes
 
     names = ("selectattr", "rejectattr", "groupby")

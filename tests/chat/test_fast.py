@@ -1,17 +1,16 @@
-"""The quick way of adding messages gives the very tokens of the slow one, in every family."""
-
-from types import SimpleNamespace
+"""The fast forms of rendering and encoding give the tokens of the plain ones, in every family."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
-from tokenizers import AddedToken
 
 from chat.families import FAMILIES, make_format
+from chat.zoo import ZOO, zoo_format
+from every_case import every_case
+from turnwise import ConfigError
 from turnwise.chat import ChatFormat
-from turnwise.chat.encoding import stands_alone
-from turnwise.chat.frames import Frames
-from turnwise.chat.ownership import OwnedText
-from turnwise.models.tiny import make_tiny_tokenizer
+from turnwise.chat.fast.layouts import LayoutCache
+from turnwise.chat.ownership import RenderedText
+from turnwise.plain_mode import plain_mode
 
 # Pieces that templates and tokenizers may treat in ways of their own.
 PIECES = (
@@ -25,14 +24,13 @@ MESSAGES = st.lists(
 )
 
 
-def slow(chat):
-    """The same format, rendering each time."""
-    plain = ChatFormat(chat.tokenizer)
-    plain._after_answer = lambda messages, history: plain._render_after_answer(messages)
-    plain._openings = SimpleNamespace(write=plain._renderer.render_owned)
-    plain._tail = "", []
-    plain._encoder.quickly = lambda text: chat.tokenizer.encode(text, add_special_tokens=False)
-    return plain
+FORMS = ("chat.encoding", "chat.layouts")
+
+
+def plain(chat, method, *args):
+    """What a plain format of the same tokenizer and template returns."""
+    with plain_mode(FORMS):
+        return getattr(ChatFormat(chat.tokenizer), method)(*args)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -42,28 +40,41 @@ def test_increments_are_those_of_the_template(family, messages, is_closed):
     chat = make_format(family)
     told = [{"role": role, "content": content} for role, content in messages]
     turn = [7, min(chat.stop_ids)] if is_closed else [7]
-    assert chat.increment_ids(told, turn) == slow(chat).increment_ids(told, turn)
+    assert chat.increment_ids(told, turn) == plain(chat, "increment_ids", told, turn)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=40, deadline=None)
 @given(contents=st.lists(CONTENTS, min_size=2, max_size=2), has_system=st.booleans())
-def test_openings_are_those_of_the_template(family, contents, has_system):
+def test_prompts_are_those_of_the_template(family, contents, has_system):
     chat = make_format(family)
     roles = ["system", "user"] if has_system else ["user"]
     told = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-    assert chat.prompt_ids(told) == slow(chat).prompt_ids(told)
+    assert chat.prompt_ids(told) == plain(chat, "prompt_ids", told)
 
 
-@pytest.mark.parametrize(
-    ("flag", "is_alone"), [(None, True), ("lstrip", False), ("single_word", False)]
+INCREMENTS = (
+    [{"role": "user", "content": "  higher\n"}],
+    [{"role": "user", "content": "<|im_end|></s><|user|><think>a</think>"}],
+    [{"role": "tool", "name": "look_up", "content": "3"}, {"role": "tool", "content": "[INST]4"}],
 )
-def test_a_token_that_looks_at_its_neighbours_is_not_encoded_alone(flag, is_alone):
-    tokenizer = make_tiny_tokenizer()
-    flags = {flag: True} if flag else {}
-    tokenizer.add_tokens(AddedToken("<|next|>", special=True, normalized=False, **flags))
-    assert stands_alone(tokenizer, "<|next|>\nassistant") is is_alone
-    assert not stands_alone(tokenizer, "assistant")
+
+
+@every_case("name", ZOO)
+def test_fast_and_plain_formats_agree(name):
+    chat = zoo_format(name)
+    for messages in INCREMENTS:
+        for method, *rest in (("prompt_ids",), ("increment_ids", [7, *sorted(chat.stop_ids)[:1]])):
+            assert _outcome(getattr(chat, method), messages, *rest) == _outcome(
+                plain, chat, method, messages, *rest
+            )
+
+
+def _outcome(function, *args):
+    try:
+        return function(*args)
+    except ConfigError as error:
+        return str(error)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -80,7 +91,7 @@ def test_turns_are_read_as_the_tokenizer_reads_them(family, data):
 )
 def test_ordinary_observations_are_not_rendered(family, monkeypatch):
     chat = make_format(family)
-    chat.increment_ids([{"role": "user", "content": "find the pieces"}], [7])
+    chat.increment_ids([{"role": "user", "content": "cache the layout"}], [7])
 
     def fail(*_, **__):
         raise AssertionError("rendered")
@@ -89,8 +100,8 @@ def test_ordinary_observations_are_not_rendered(family, monkeypatch):
     assert chat.increment_ids([{"role": "user", "content": "  higher\n"}], [7])
 
 
-def write(template, content):
-    """What a template makes of a text by frames, and whether it had to be rendered for it."""
+def is_rendered(template, content):
+    """Whether a text had to be rendered in full, although a layout was cached."""
     from jinja2 import Environment
 
     rendered = []
@@ -99,13 +110,13 @@ def write(template, content):
         rendered.append(messages)
         return Environment().from_string(template).render(messages=messages)
 
-    def render_owned(messages):
-        return OwnedText(render(messages))
+    def render_with_spans(messages):
+        return RenderedText(render(messages))
 
-    frames = Frames(template, render, render_owned, lambda text: ())
-    frames.write([{"role": "user", "content": "learn"}])
+    layouts = LayoutCache(template, render, render_with_spans, lambda text: ())
+    layouts.render([{"role": "user", "content": "learn"}])
     rendered.clear()
-    text = frames.write([{"role": "user", "content": content}]).text
+    text = layouts.render([{"role": "user", "content": content}]).text
     was_rendered = bool(rendered)
     assert text == render([{"role": "user", "content": content}])
     return was_rendered
@@ -129,14 +140,14 @@ LOOP = "{% for message in messages %}[BODY]{% endfor %}"
     ],
 )
 def test_a_template_that_changes_the_text_is_rendered_each_time(body):
-    assert write(LOOP.replace("[BODY]", body), "hello")
+    assert is_rendered(LOOP.replace("[BODY]", body), "hello")
 
 
 @pytest.mark.parametrize("trim", ["| trim", ".strip()"])
 def test_a_template_that_trims_is_not_rendered_each_time(trim):
     for text in ("hello", "  hello\n\n", "\u2003hello\x1f", " \n"):
         body = "<b>{{ message.content" + trim + " }}</b>"
-        assert not write(LOOP.replace("[BODY]", body), text)
+        assert not is_rendered(LOOP.replace("[BODY]", body), text)
 
 
 @pytest.mark.parametrize(
@@ -151,14 +162,14 @@ def test_a_template_that_trims_is_not_rendered_each_time(trim):
     ],
 )
 def test_a_text_that_the_template_looks_for_is_rendered(body):
-    assert write(LOOP.replace("[BODY]", body), "secret")
-    assert not write(LOOP.replace("[BODY]", body), "public")
+    assert is_rendered(LOOP.replace("[BODY]", body), "secret")
+    assert not is_rendered(LOOP.replace("[BODY]", body), "public")
 
 
 def test_roles_are_not_looked_for_in_texts():
     body = "{% if message.role == 'user' %}U:{% endif %}{{ message.content }}"
     select = "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}"
-    assert not write(select + LOOP.replace("[BODY]", body), "the user")
+    assert not is_rendered(select + LOOP.replace("[BODY]", body), "the user")
 
 
 def test_other_fields_of_a_message_are_rendered():
@@ -166,7 +177,7 @@ def test_other_fields_of_a_message_are_rendered():
     ordinary = {"role": "user", "content": "hello"}
     chat.increment_ids([ordinary], [7])
     odd = {**ordinary, "tool_calls": []}
-    assert chat.increment_ids([odd], [7]) == slow(chat).increment_ids([odd], [7])
+    assert chat.increment_ids([odd], [7]) == plain(chat, "increment_ids", [odd], [7])
 
 
 def test_a_tokenizer_that_was_told_to_cut_still_gives_all_tokens():
