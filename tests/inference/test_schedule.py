@@ -1,6 +1,7 @@
 """Whatever turns and sessions do: memory comes back, every turn ends once, with its own tokens."""
 
 import asyncio
+from collections import deque
 
 import pytest
 from hypothesis import settings, strategies as st
@@ -48,8 +49,10 @@ class SteppedEngine(LocalEngine):
 LOOP = asyncio.new_event_loop()
 
 
-def make_turn(prompt, max_tokens, seed, session=None, timeout=None):
-    request = GenerationRequest(prompt, max_tokens, seed=seed, session=session, timeout=timeout)
+def make_turn(prompt, max_tokens, seed, session=None, timeout=None, branch_of=None):
+    request = GenerationRequest(
+        prompt, max_tokens, seed=seed, session=session, timeout=timeout, branch_of=branch_of
+    )
     return EngineTurn(request, asyncio.Future(loop=LOOP), None, 10_000, None)
 
 
@@ -83,6 +86,20 @@ def test_preempted_turns_go_on_while_new_weights_wait_for_them(monkeypatch, dete
     assert len(engine.ended) == 3
 
 
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_a_branch_computes_only_what_is_new(monkeypatch, deterministic):
+    engine = make_engine(monkeypatch, SteppedEngine, cache_tokens=4096, deterministic=deterministic)
+    first = make_turn(prompt_of(100, 1), 20, seed=1, session="trunk")
+    engine.waiting.append(first)
+    engine.finish()
+    common = [*first.request.prompt_ids, *first.ids][:110]
+    turn = make_turn([*common, *prompt_of(30, 2)], 3, 2, "branch", branch_of=("trunk", 110))
+    assert not engine._schedule.admit(deque([turn]))
+    assert engine._schedule.running[0].num_cached == 109  # the last one comes with what is new
+    engine.finish()
+    assert turn.ids == sampled_alone(turn.request, 3)
+
+
 class Traffic(RuleBasedStateMachine):
     """Turns of many conversations over a small cache, aborted, overdue, ended and updated."""
 
@@ -100,11 +117,11 @@ class Traffic(RuleBasedStateMachine):
             self.engine = make_engine(monkeypatch, SteppedEngine, **options)
         self.largest = self.engine._runner.kv_cache.largest
 
-    def submit(self, prompt, max_tokens, key, timeout=None):
+    def submit(self, prompt, max_tokens, key, timeout=None, branch_of=None):
         self.number += 1
         if len(prompt) + max_tokens >= self.largest:
             return
-        turn = make_turn(prompt, max_tokens, self.number, key, timeout)
+        turn = make_turn(prompt, max_tokens, self.number, key, timeout, branch_of)
         self.engine.waiting.append(turn)
         self.turns.append(turn)
         if key is not None:
@@ -129,6 +146,20 @@ class Traffic(RuleBasedStateMachine):
             last = self.sessions[key]
             new = prompt_of(length, self.number)
             self.submit([*last.request.prompt_ids, *last.ids, *new], max_tokens, key)
+
+    @rule(
+        key=st.integers(0, 5),
+        other=st.none() | st.integers(0, 5),
+        share=st.floats(0, 1),
+        length=st.integers(1, 40),
+    )
+    def branch_off_a_conversation(self, key, other, share, length):
+        if key in self.sessions:
+            last = self.sessions[key]
+            ids = [*last.request.prompt_ids, *last.ids]
+            kept = ids[: int(share * len(ids))]
+            new = prompt_of(length, self.number)
+            self.submit([*kept, *new], 5, other, branch_of=(key, len(kept)))
 
     @rule(index=st.integers(0, 100))
     def abort(self, index):

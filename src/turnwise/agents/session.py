@@ -46,6 +46,12 @@ class TurnFacts:
     seconds: float
 
 
+@dataclass(frozen=True)
+class _EngineSession:
+    name: str
+    branch_of: tuple[str, int] | None = None
+
+
 class AgentSession:
     """Serves the requests of one agent; owned by the event loop of its gateway.
 
@@ -77,7 +83,9 @@ class AgentSession:
         self._seeds = "/".join(map(str, (setup.seed, *seeds)))
         self._honours_sampling = honours_sampling
         self._engine_sessions: dict[SampledTurn, str] = {}
-        """The engine's session that ends with a turn, and can be continued after it."""
+        """The engine's session that sampled each turn."""
+        self._last_turns: dict[str, SampledTurn] = {}
+        """The turn with which each session ends, while no request continues it."""
         self._session_names: list[str] = []
         self._num_turns = 0
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -158,19 +166,24 @@ class AgentSession:
         reply = self._message(prompt, request, facts)
         turn = self.tree.add(prompt, result.ids, result.log_probs, reply)
         self.facts[turn] = facts
-        self._engine_sessions[turn] = session
+        self._engine_sessions[turn] = session.name
+        self._last_turns[session.name] = turn
         return self._to_reply(request, prompt, result, reply)
 
-    def _engine_session(self, prompt: TreePrompt) -> str:
-        """The session of the turn that is continued, if no other request continues it."""
-        name = None if prompt.parent is None else self._engine_sessions.pop(prompt.parent, None)
-        if name is None:
-            name = f"turnwise-{_PROCESS}-agent-{next(_NUMBERS)}"
-            self._session_names.append(name)
-        return name
+    def _engine_session(self, prompt: TreePrompt) -> _EngineSession:
+        """Continue the session of the parent turn, unless another request already does."""
+        parent = None if prompt.parent is None else self._engine_sessions[prompt.parent]
+        if parent is not None and self._last_turns.get(parent) is prompt.parent:
+            del self._last_turns[parent]
+            return _EngineSession(parent)
+        name = f"turnwise-{_PROCESS}-agent-{next(_NUMBERS)}"
+        self._session_names.append(name)
+        if parent is None or prompt.parent is None:
+            return _EngineSession(name)
+        return _EngineSession(name, (parent, prompt.parent.num_tokens))
 
     async def _sample(
-        self, request: ChatRequest, prompt: TreePrompt, session: str
+        self, request: ChatRequest, prompt: TreePrompt, session: _EngineSession
     ) -> GenerationResult:
         setup, limits = self._setup, self._setup.limits
         length = setup.engine.context_length
@@ -201,7 +214,8 @@ class AgentSession:
                         stop_strings=(*setup.chat.stop_strings, *request.stop),
                         seed=seed,
                         timeout=timeout,
-                        session=session,
+                        session=session.name,
+                        branch_of=session.branch_of,
                     )
                 ),
                 None if timeout is None else timeout + 10.0,

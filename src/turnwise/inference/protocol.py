@@ -51,6 +51,9 @@ class GenerationRequest:
     """Seconds after which it ends with what it has."""
     session: Hashable | None = None
     """Names a conversation: what was computed for it may be kept for its next turn."""
+    branch_of: tuple[Hashable, int] | None = None
+    """A session and a number of its tokens with which this prompt begins. An engine may copy what
+    it has computed for them, when it sees the new session for the first time."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

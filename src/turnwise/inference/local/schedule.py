@@ -9,6 +9,7 @@ The engine's thread calls this before each step. The rules:
 - A session keeps its KV cache between turns. When memory runs out, idle sessions are evicted, the
   least recently used first; if none is idle, the youngest running turn is preempted. Its tokens are
   computed again later, before any new turn is admitted, so the oldest turn always makes progress.
+- A session that branches off another one copies the KV cache of the tokens before the branch.
 - Turns with the same prompt wait while the first of them computes it, then copy its cache.
 - In batch-invariant mode a forward holds at most `tile` tokens, and an evicted session is computed
   again in the same chunks, so that a turn's bits do not depend on the rest of the batch.
@@ -104,6 +105,8 @@ class Schedule:
                 elif session.prompt_key in computing:  # on its way; it will be copied
                     index += 1
                     continue
+                elif turn.request.branch_of is not None:
+                    self._begin_branch(session, *turn.request.branch_of)
                 computing.add(session.prompt_key)
             del waiting[index]
             session.turn = turn
@@ -145,6 +148,32 @@ class Schedule:
         session.num_cached = len(session.ids)
         session.chunk_ends = [cut for cut in source.chunk_ends if cut <= session.num_cached]
         return True
+
+    def _begin_branch(self, session: Session, key: Hashable, num_tokens: int) -> None:
+        """Copy the KV cache of the tokens that a new session has in common with another one.
+
+        In batch-invariant mode the new session computes them in the same chunks as the other one
+        did, whether or not they can be copied.
+        """
+        source = self._sessions.get(key)
+        if source is None:
+            return
+        # The last token of a turn is computed with what follows it.
+        num_tokens = min(num_tokens, len(session.ids), len(source.ids)) - 1
+        if session.ids[:num_tokens] != source.ids[:num_tokens]:
+            return
+        num_cached = min(num_tokens, source.num_cached)
+        if self.is_deterministic:
+            session.chunk_ends = [cut for cut in source.chunk_ends if cut <= num_tokens]
+            num_cached = max((cut for cut in session.chunk_ends if cut <= num_cached), default=0)
+        if num_cached < 1:
+            return
+        source.last_used = self._time
+        if self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
+            assert source.region is not None
+            assert session.region is not None
+            self._kv_cache.copy(source.region, session.region, num_cached)
+            session.num_cached = num_cached
 
     def computed(self, session: Session, num_tokens: int) -> None:
         """Count tokens of a session that are now in the cache."""
