@@ -34,6 +34,11 @@ def make_session(policy=policy, **options):
     return AgentSession(make_setup(ScriptedEngine(chat.tokenizer, policy), options))
 
 
+def make_session_on(engine, seed=0):
+    """A session on any engine, with the chat format of its tokenizer."""
+    return AgentSession(make_setup(engine, CollectorOptions()), seeds=(seed,))
+
+
 @contextlib.contextmanager
 def serving(session=None):
     """A session behind a gateway, which ends with it."""
