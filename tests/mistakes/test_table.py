@@ -333,7 +333,7 @@ TRAINERS = [
     ),
     (
         {"config": {"model": {"local_path": "/nowhere"}}},
-        "model.local_path names the folder /nowhere, which is not there. Give --model or the "
+        "model.local_path names the folder /nowhere, which does not exist. Give --model or the "
         "setting model.local_path: the folder of the model; model.model_name takes names and "
         "Hugging Face ids.",
     ),
@@ -370,13 +370,13 @@ TRAINERS = [
     ),
     (
         {"system_prompt": ["Be brief."]},
-        "system_prompt got an object of type list, expected a text, which stands before the "
+        "system_prompt got an object of type list, expected a string, which is put before the "
         "environment's own system prompt.",
     ),
     (
         {"model": "tiny", "tokenizer": TOKENIZER},
-        "model got 'tiny', expected a Hugging Face model that is loaded, with its tokenizer beside "
-        "it. A model by name is a setting: model.model_name, or model.local_path for a folder.",
+        "model got 'tiny', expected a loaded Hugging Face model, together with its tokenizer. "
+        "To name a model, use the setting model.model_name, or model.local_path for a folder.",
     ),
     (
         {"tokenizer": 5},
@@ -408,7 +408,7 @@ TRAINERS = [
     ),
     (
         {"dataset": {"prompt": "a"}},
-        f"dataset got dict, {EXPECTED_ROWS} A single row goes into a list; of several splits name "
+        f"dataset got dict, {EXPECTED_ROWS} Put a single row into a list; of several splits pass "
         "one: dataset['train'].",
     ),
     (

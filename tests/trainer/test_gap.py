@@ -6,7 +6,7 @@ import torch
 from trainer.worlds import Echo, small_model, small_trainer
 from turnwise import ConfigStore, TrainingStopped
 from turnwise.inference import SamplingParams, create_inference_engine
-from turnwise.trainer.gap import GapLimit
+from turnwise.trainer.training_step import GapLimit
 
 NO_WARM_START = ("training.warm_start=null", "training.batch_size=4", "training.num_epochs=1")
 SHORT = (*NO_WARM_START, "training.steps_per_epoch=2")

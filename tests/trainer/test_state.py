@@ -9,7 +9,11 @@ import torch
 
 from trainer.worlds import Echo, small_trainer
 from turnwise import CheckpointError
-from turnwise.trainer.state import find_checkpoint, seed_generators, undone_if_interrupted
+from turnwise.trainer.state import (
+    find_checkpoint,
+    restore_generators_if_interrupted,
+    seed_generators,
+)
 from turnwise.trainer.stopping import Interrupted
 
 QUICK = (
@@ -66,7 +70,7 @@ def test_generators_are_part_of_it(run, tmp_path):
 
 
 def called_off():
-    with undone_if_interrupted():
+    with restore_generators_if_interrupted():
         drawn()
         raise Interrupted
 
@@ -79,6 +83,6 @@ def test_work_that_is_called_off_draws_nothing():
         called_off()
     assert drawn() == expected
     seed_generators(1)
-    with undone_if_interrupted():
+    with restore_generators_if_interrupted():
         drawn()
     assert drawn() != expected

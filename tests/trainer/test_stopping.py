@@ -187,7 +187,7 @@ class TestKilled:
 class TestRequest:
     def test_what_is_under_way_is_called_off(self):
         stop = StopRequest(lambda text: None)
-        threading.Timer(0.05, stop.ask).start()
+        threading.Timer(0.05, stop.request).start()
         cleaned = []
 
         async def work():
@@ -201,11 +201,11 @@ class TestRequest:
         assert cleaned == [True]
 
     def test_what_does_not_clean_up_in_time_is_left(self, monkeypatch):
-        monkeypatch.setattr(stopping, "_CLEANING_SECONDS", 0.05)
+        monkeypatch.setattr(stopping, "_CLEANUP_SECONDS", 0.05)
         stop = StopRequest(lambda text: None)
 
         async def work():
-            threading.Timer(0.01, stop.ask).start()
+            threading.Timer(0.01, stop.request).start()
             try:
                 await asyncio.sleep(60)
             finally:
@@ -216,7 +216,7 @@ class TestRequest:
 
     def test_a_request_before_the_work_begins(self):
         stop = StopRequest(lambda text: None)
-        stop.ask()
+        stop.request()
         with pytest.raises(Interrupted):
             run_unless_stopped(asyncio.sleep(60), stop)
 
@@ -239,18 +239,18 @@ class TestRequest:
         with stop.listening():
             stop.can_save = True
             signal.raise_signal(signal.SIGTERM)
-            assert stop.is_wanted
+            assert stop.is_requested
             with pytest.raises(SystemExit):
                 signal.raise_signal(signal.SIGTERM)
             with pytest.raises(KeyboardInterrupt):
                 signal.raise_signal(signal.SIGINT)
-            signal.signal(signal.SIGTERM, stop._hear)
+            signal.signal(signal.SIGTERM, stop._on_signal)
             with pytest.raises(SystemExit):
                 signal.raise_signal(signal.SIGTERM)
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
         assert len(said) == 1
         with pytest.raises(SystemExit) as left:
-            stop.leave()
+            stop.raise_signal()
         assert left.value.code == 143
 
     def test_only_the_main_thread_takes_signals(self):

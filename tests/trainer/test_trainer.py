@@ -234,7 +234,7 @@ class TestDamage:
     def test_a_checkpoint_of_another_model(self, tmp_path):
         path = small_trainer(tmp_path, Several, *QUICK).save_checkpoint(tmp_path / "mine")
         grpo = small_trainer(tmp_path, Several, *QUICK, "training.adv_estimator=grpo")
-        with pytest.raises(CheckpointError, match="is of another model: value_head"):
+        with pytest.raises(CheckpointError, match="belongs to another model: value_head"):
             grpo.load_checkpoint(path)
 
 

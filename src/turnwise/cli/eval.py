@@ -277,7 +277,7 @@ def _played(
     try:
         with status, stop.listening():
             played = play_held_out(player, config, parts, chosen, plan, stop, progress)
-        if stop.is_wanted:
+        if stop.is_requested:
             raise Interrupted
     except (Interrupted, KeyboardInterrupt):
         console.print("interrupted")

@@ -159,7 +159,7 @@ def play_held_out(
         else:
             played["agent"] = play_as("agent", plan.agent, attempts)
         for who in _players_of(factory, tasks[0].task):
-            if not stop.is_wanted and who != plan.agent:
+            if not stop.is_requested and who != plan.agent:
                 played[who] = play_as(who, who, tasks)
     return played
 

@@ -1,4 +1,4 @@
-"""The trainer: the loop, evaluation, warm start, curriculum, and who is told about it."""
+"""The trainer: the loop, evaluation, warm start, curriculum and progress reports."""
 
 from turnwise.trainer.curriculum import Curriculum, Levels
 from turnwise.trainer.reporter import LogReporter, Metrics, Reporter, RunInfo

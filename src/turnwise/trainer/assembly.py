@@ -1,4 +1,4 @@
-"""From settings and a user's components to model, learner, engine and episodes."""
+"""Builds the components of a run from the settings and the user's components."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from turnwise.user_code import require_model_code
 _LOG = logging.getLogger("turnwise")
 Collector = TypeVar("Collector", bound=EpisodeCollector)
 SHARED_MODEL_BACKENDS = ("local", "transformers")
-"""Engines that sample from a Hugging Face model, such as the learner's own."""
+"""Backends that sample from the learner's own Hugging Face model."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class RunComponents:
     collector: EpisodeCollector
     advantages: Advantages
     shares_weights: bool
-    """Whether the engine takes the learner's weights by itself: it samples from its modules."""
+    """Whether the engine samples from the learner's modules, so that no weights are copied."""
     rollout: type[Rollout] = Rollout
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what ends with the run besides the engine: MCP servers of tools."""
@@ -64,7 +64,7 @@ def assemble(
     algorithm = user.algorithm(config)
     factory = user.factory(config)
     model, tokenizer = user.model_and_tokenizer(config)
-    # The learner first: adapters change the modules that the engine samples from.
+    # The learner first: it may add adapters to the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
     closing = contextlib.ExitStack()
@@ -86,9 +86,9 @@ def make_collector(
     options: CollectorOptions,
     kinds: Mapping[str, EpisodeKind],
 ) -> Collector:
-    """A collector of one kind of episodes, or of the kinds of a mix."""
+    """Return a collector for one environment, or for those of a mix."""
     collectors: dict[str, EpisodeCollector] = {}
-    chat: dict[str, Any] = {}  # one format for all: it is made from the tokenizer alone
+    chat: dict[str, Any] = {}  # one format for all: it depends on the tokenizer alone
     for name, kind in kinds.items():
         collectors[name] = EpisodeCollector(engine, kind.factory, kind.options, **chat)
         chat = {"chat_format": collectors[name].setup.chat}
@@ -96,7 +96,7 @@ def make_collector(
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
-    """Whether the engine's log-probs are those that the learner would compute."""
+    """Whether the engine's log-probs equal the learner's."""
     return (
         config.inference.backend in SHARED_MODEL_BACKENDS
         and config.inference.top_p == 1.0
@@ -105,7 +105,7 @@ def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
 
 
 def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenceEngine:
-    """The engine that the settings name; not all of them need the model itself."""
+    """Return the engine of the settings; only some backends use the model itself."""
     backend = config.inference.backend
     if backend in SHARED_MODEL_BACKENDS:
         return create_inference_engine(model, backend, tokenizer=tokenizer)
@@ -121,7 +121,7 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
 
 
 def check_settings(config: ConfigStore) -> None:
-    """Refuse what cannot be trained, before a model is loaded."""
+    """Raise for settings that cannot be trained with, before a model is loaded."""
     num_split = config.model.tensor_parallel_size
     if num_split > 1 and config.inference.backend in SHARED_MODEL_BACKENDS:
         raise ConfigError(
@@ -137,7 +137,7 @@ def check_settings(config: ConfigStore) -> None:
     if config.inference.temperature == 0:
         raise ConfigError(
             "inference.temperature got 0: a greedy policy explores nothing and has no log-probs "
-            "to learn from. Take 1.0."
+            "to learn from. Set it to 1.0."
         )
 
     warm_start = config.training.warm_start
@@ -149,6 +149,6 @@ def check_settings(config: ConfigStore) -> None:
 
 
 def policy_weights(learner: Learner) -> dict[str, torch.Tensor]:
-    """The policy's weights by their Hugging Face names, adapters merged in."""
+    """Return the policy's weights by their Hugging Face names, with merged adapters."""
     model = learner.model.policy
     return merged_weights(model) if has_adapters(model) else dict(model.state_dict())

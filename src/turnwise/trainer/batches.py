@@ -1,4 +1,4 @@
-"""From episodes to what the learner takes: tokens, rewards where they were earned, advantages."""
+"""From episodes to batches: tokens, rewards on the tokens that earned them, advantages."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from turnwise.learner import Learner, PPOBatch
 
 
 @dataclass(frozen=True)
-class Row:
-    """One agent of one episode: a row of the batch."""
+class AgentRow:
+    """One agent of one episode, which is one row of the batch."""
 
     result: EpisodeResult
     agent: AgentRecord
 
     @property
     def group(self) -> str:
-        """Players of one environment have different parts: each is compared with its like."""
+        """The group of its advantages: agents with the same name are compared with each other."""
         return f"{self.result.group}/{self.agent.name}"
 
 
-def trained_rows(results: Iterable[EpisodeResult]) -> list[Row]:
-    """The agents that can be learned from: they said something, and it was scored."""
+def trained_rows(results: Iterable[EpisodeResult]) -> list[AgentRow]:
+    """Return the agents that can be learned from: they sampled tokens and have a reward."""
     return [
-        Row(result, agent)
+        AgentRow(result, agent)
         for result in results
         for agent in result.agents
         if agent.reward is not None and agent.num_sampled_tokens
     ]
 
 
-def make_batch(rows: list[Row]) -> PPOBatch:
-    """Tokens, masks, the sampler's log-probs, and each turn's reward on its last token."""
+def make_batch(rows: list[AgentRow]) -> PPOBatch:
+    """Return a batch of tokens, masks and log-probs, with rewards on each turn's last token."""
     batch = PPOBatch.from_streams([row.agent.stream for row in rows])
     rewards = torch.zeros(batch.input_ids.shape)
     for number, row in enumerate(rows):
@@ -50,7 +50,7 @@ def make_batch(rows: list[Row]) -> PPOBatch:
 
 
 class Advantages:
-    """Fills in what the update needs: old log-probs, values, the KL penalty, advantages."""
+    """Completes a batch for the update: old log-probs, values, KL penalty, advantages."""
 
     def __init__(
         self,
@@ -69,18 +69,18 @@ class Advantages:
         self._training = training
         self._learner = learner
         self.sampler_is_exact = sampler_is_exact
-        """Whether the engine's log-probs are those that the learner would compute."""
+        """Whether the engine's log-probs equal the learner's."""
         self._has_critic = learner.model.has_critic
         self.estimator = estimator
 
     def fill(
-        self, batch: PPOBatch, rows: list[Row], baselines: Mapping[int, float] | None = None
+        self, batch: PPOBatch, rows: list[AgentRow], baselines: Mapping[int, float] | None = None
     ) -> dict[str, float]:
-        """Complete a batch in place; figures about it."""
-        training, learner, figures = self._training, self._learner, dict[str, float]()
+        """Complete a batch in place; return metrics about it."""
+        training, learner, metrics = self._training, self._learner, dict[str, float]()
         last_values = None
         batch.sampler_is_exact = self.sampler_is_exact
-        # Else the update can take them from its own forward.
+        # Otherwise the update takes them from its own forward.
         needs_old = self.estimator.needs_old_log_probs or training.use_kl_in_reward
         if self._has_critic or (needs_old and not self.sampler_is_exact):
             outputs = learner.score(batch)
@@ -101,22 +101,22 @@ class Advantages:
                 self.kl_controller.value,
                 training.kl_penalty,
             )
-            figures["kl_ref"], figures["kl_coef"] = float(kl), self.kl_controller.value
+            metrics["kl_ref"], metrics["kl_coef"] = float(kl), self.kl_controller.value
             self.kl_controller.update(kl, len(rows))
-        known = self._known(batch, rows, rewards, last_values, baselines)
-        batch.advantages, batch.returns = compute_advantages(self.estimator, known)
-        return figures
+        fields = self._estimator_fields(batch, rows, rewards, last_values, baselines)
+        batch.advantages, batch.returns = compute_advantages(self.estimator, fields)
+        return metrics
 
-    def _known(
+    def _estimator_fields(
         self,
         batch: PPOBatch,
-        rows: list[Row],
+        rows: list[AgentRow],
         rewards: torch.Tensor,
         last_values: torch.Tensor | None,
         baselines: Mapping[int, float] | None,
     ) -> dict[str, Any]:
-        """All that an estimator may ask for, by the names of its parameters."""
-        known: dict[str, Any] = {
+        """Return all that an estimator may take, by the names of its parameters."""
+        fields: dict[str, Any] = {
             "token_level_rewards": rewards,
             "response_mask": batch.response_mask,
             "index": [row.group for row in rows],
@@ -126,33 +126,33 @@ class Advantages:
             "anchor_states": [row.agent.trajectory.states for row in rows],
             "old_log_probs": batch.behaviour_log_probs,
         }
-        parts = _reward_parts(rows)
-        if parts is not None:
-            known["reward_parts"] = parts
+        components = _reward_components(rows)
+        if components is not None:
+            fields["reward_parts"] = components
         if batch.values is not None:
-            known["values"] = batch.values
+            fields["values"] = batch.values
         if last_values is not None:
-            # An episode that was cut is still worth something; one that ended is not.
+            # A truncated episode is bootstrapped with the value of its last state.
             is_cut = torch.tensor([row.result.status.is_truncated for row in rows])
-            known["bootstrap_values"] = torch.where(is_cut, last_values, 0.0)
+            fields["bootstrap_values"] = torch.where(is_cut, last_values, 0.0)
         if baselines is not None:
-            known["reward_baselines"] = torch.tensor(
+            fields["reward_baselines"] = torch.tensor(
                 [baselines.get(row.result.group, 0.0) for row in rows]
             )
         if self.estimator.needs_sum_pi_squared:
-            known["sum_pi_squared"] = self._learner.sum_pi_squared(batch).cpu()
-        return known
+            fields["sum_pi_squared"] = self._learner.sum_pi_squared(batch).cpu()
+        return fields
 
 
-def kept_columns(
+def token_columns(
     results: Iterable[EpisodeResult],
-    rows: list[Row],
+    rows: list[AgentRow],
     batch: PPOBatch,
     log_probs: torch.Tensor | None,
 ) -> dict[str, torch.Tensor]:
-    """What was trained on, token by token, for every agent of every episode: [agents, T].
+    """Return what was computed for each token, for every agent of every episode: [agents, T].
 
-    Those that were not learned from have zeros.
+    Agents that were not learned from have zeros.
     """
     places = {id(row.agent): number for number, row in enumerate(rows)}
     agents = [agent for result in results for agent in result.agents]
@@ -173,7 +173,7 @@ def kept_columns(
     return columns
 
 
-def _turn_ids(batch: PPOBatch, rows: list[Row]) -> torch.Tensor:
+def _turn_ids(batch: PPOBatch, rows: list[AgentRow]) -> torch.Tensor:
     ids = torch.zeros(batch.input_ids.shape, dtype=torch.long)
     for number, row in enumerate(rows):
         for turn, (start, end) in enumerate(row.agent.stream.turns):
@@ -181,8 +181,8 @@ def _turn_ids(batch: PPOBatch, rows: list[Row]) -> torch.Tensor:
     return ids
 
 
-def _reward_parts(rows: list[Row]) -> torch.Tensor | None:
-    """[B, D], where every reward has the same named parts."""
+def _reward_components(rows: list[AgentRow]) -> torch.Tensor | None:
+    """Return the named components of the rewards [B, D], None if there are none."""
     rewards = [row.agent.reward for row in rows]
     names = sorted({name for reward in rewards if reward for name in reward.parts})
     if not names:

@@ -1,4 +1,4 @@
-"""What a user hands to the trainer: environment, reward, rows, tools, limits; or a mix of these."""
+"""What a user passes to the trainer: environment, reward, dataset, tools, limits; or a mix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from turnwise.trainer.wrong_types import (
 
 @dataclass(frozen=True)
 class UserComponents:
-    """What a user hands to the trainer."""
+    """What a user passes to the trainer."""
 
     environment: EnvironmentSource | None = None
     reward_fn: RewardFn | None = None
@@ -55,12 +55,12 @@ class UserComponents:
     adv_estimator: EstimatorChoice | None = None
     policy_loss: LossChoice | None = None
     mix: tuple[MixEnvironment, ...] = ()
-    """The environments of a mix, instead of the one above; each has its own rows."""
+    """The environments of a mix, in place of `environment`; each has its own rows."""
     eval_fraction: float | None = None
     """The share of the dataset that is held out, where there is no dataset for evaluation."""
 
     def filled_from(self, config: ConfigStore) -> UserComponents:
-        """Return the same, with what Python did not give taken from the settings."""
+        """Return these components, completed from the settings."""
         environment = environment_of(self, config) if config.environments is None else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         reward = config.environment.reward if config.reward is None else config.reward
@@ -85,13 +85,13 @@ class UserComponents:
     @property
     def train_rows(self) -> Rows | None:
         """The rows to train on."""
-        has_own = self.dataset is None or self.eval_dataset is not None
-        rows: Rows | None = self.dataset if has_own else self._split.train
+        is_whole = self.dataset is None or self.eval_dataset is not None
+        rows: Rows | None = self.dataset if is_whole else self._split.train
         return rows
 
     @property
     def eval_rows(self) -> Rows | None:
-        """The rows to evaluate on; those that are trained on where there are too few."""
+        """The rows to evaluate on; the training rows if there are too few to hold some out."""
         rows: Rows | None = self.eval_dataset
         if rows is not None or self.dataset is None:
             return rows
@@ -101,13 +101,14 @@ class UserComponents:
 
     @property
     def holds_rows_out(self) -> bool:
-        """Whether there are rows that are not trained on: a dataset of their own, or a share."""
-        has_own = self.eval_dataset is not None
-        return has_own or (self.dataset is not None and self._split.held_out is not None)
+        """Whether there are rows that are not trained on."""
+        if self.eval_dataset is not None:
+            return True
+        return self.dataset is not None and self._split.held_out is not None
 
     @property
     def evaluates_on(self) -> str:
-        """What evaluations are on, in words: `held-out seeds`, `16 held-out rows` ..."""
+        """What evaluations run on: `held-out seeds`, `16 held-out rows` ..."""
         if self.mix:
             kinds = dict.fromkeys(part.components.evaluates_on for part in self.mix)
             return " and ".join(kinds)
@@ -119,7 +120,7 @@ class UserComponents:
         return "training rows" if held_out is None else f"{len(held_out):,} held-out rows"
 
     def without_held_out(self) -> UserComponents:
-        """The same, with all rows to train on, as runs of older versions have it."""
+        """Return these components with all rows to train on, as in runs of older versions."""
         mix = tuple(
             dataclasses.replace(part, components=part.components.without_held_out())
             for part in self.mix
@@ -128,19 +129,28 @@ class UserComponents:
 
     @property
     def environment_name(self) -> str:
-        """What the environment is called."""
+        """The name of the environment."""
         source = self.environment
         if isinstance(source, str):
             return source
         kind = type(source) if isinstance(source, BaseEnvironment) else source
         return str(getattr(kind, "__qualname__", type(kind).__name__)).rpartition(".")[2]
 
+    def task_sources(self, curriculum: Curriculum | None = None) -> list[TaskSource]:
+        """Return where the tasks of training come from; a mix has curricula of its own."""
+        if not self.mix:
+            return [TaskSource(rows=self.train_rows, curriculum=curriculum)]
+        return [
+            TaskSource(part.name, part.weight, part.components.train_rows, part.curriculum)
+            for part in self.mix
+        ]
+
     def algorithm(self, config: ConfigStore) -> Algorithm:
-        """The estimator and the policy loss that were given, or those that the settings name."""
+        """Return the estimator and policy loss that were given, or those of the settings."""
         return Algorithm.of(config.training, self.adv_estimator, self.policy_loss)
 
     def factory(self, config: ConfigStore) -> EnvironmentFactory:
-        """What makes a fresh environment; of a mix, one of its first part."""
+        """Return what makes a fresh environment; for a mix, the first environment of it."""
         if self.mix:
             return self.mix[0].factory()
         assert self.environment is not None
@@ -149,13 +159,13 @@ class UserComponents:
     def registry(
         self, config: ConfigStore, closing: contextlib.ExitStack | None = None
     ) -> ToolRegistry | None:
-        """The agent's tools, or None; `closing` ends the servers that this starts."""
+        """Return the agent's tools, or None; `closing` ends the servers that this starts."""
         if self.tools is None:
             return tools_by_name(config.tools, closing) if config.tools else None
         return self.tools if isinstance(self.tools, ToolRegistry) else ToolRegistry(self.tools)
 
     def model_and_tokenizer(self, config: ConfigStore) -> tuple[Any, Any]:
-        """Those that were given, or those that the settings name."""
+        """Return the model and tokenizer that were given, or those of the settings."""
         if self.model is None:
             loaded = load_configured_model(config)
             model, tokenizer = loaded.model, self.tokenizer or loaded.tokenizer
@@ -189,13 +199,13 @@ class UserComponents:
     def mix_kinds(
         self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
     ) -> dict[str, EpisodeKind]:
-        """How the episodes of each part of a mix are played; `options` are those of the whole."""
+        """Return how the episodes of each environment of a mix are played, based on `options`."""
         return {part.name: part.kind(options, closing) for part in self.mix}
 
 
 @dataclass(frozen=True)
 class EpisodeKind:
-    """What makes a kind of episodes: the environment, and how its episodes are played."""
+    """An environment, and how its episodes are played."""
 
     factory: EnvironmentFactory
     options: CollectorOptions
@@ -203,16 +213,16 @@ class EpisodeKind:
 
 @dataclass(frozen=True)
 class MixEnvironment:
-    """One environment of a mix, with what it has of its own."""
+    """One environment of a mix, with its own components."""
 
     name: str
     weight: float
     config: ConfigStore
     """The settings of a run in which it is the only environment."""
     given: UserComponents
-    """What Python gave for it alone."""
+    """The components that were given in Python for this environment alone."""
     components: UserComponents
-    """What its episodes are made of, whether its own or shared by all."""
+    """All components of its episodes, its own and shared ones."""
     has_own_tools: bool = False
     curriculum: Curriculum | None = None
 
@@ -222,7 +232,7 @@ class MixEnvironment:
     def kind(
         self, options: CollectorOptions, closing: contextlib.ExitStack | None = None
     ) -> EpisodeKind:
-        """How its episodes are played; tools that all share are those of `options`."""
+        """Return how its episodes are played; shared tools are those of `options`."""
         own = dataclasses.replace(
             options,
             reward_fn=self.components.reward_fn,
@@ -233,19 +243,9 @@ class MixEnvironment:
         )
         return EpisodeKind(self.factory(), own)
 
-    @property
-    def source(self) -> TaskSource:
-        """Where the tasks of its training episodes come from."""
-        return TaskSource(self.name, self.weight, self.components.train_rows, self.curriculum)
-
-    @property
-    def eval_rows(self) -> Rows | None:
-        """The rows of its evaluation, if it has rows."""
-        return self.components.eval_rows
-
 
 def environment_of(user: UserComponents, config: ConfigStore) -> EnvironmentSource:
-    """The environment that was given or named; a dataset alone is one of prompts."""
+    """Return the environment that was given or named; a dataset alone means prompts."""
     if user.environment is not None:
         return user.environment
     has_rows = user.dataset is not None or config.dataset.path is not None
@@ -256,7 +256,7 @@ def environment_of(user: UserComponents, config: ConfigStore) -> EnvironmentSour
 def _rows(
     dataset: Any, named: DatasetConfig, are_prompts: bool, name: str = "dataset"
 ) -> Rows | None:
-    """The rows of a dataset that was given (lists and files become one), or that has a name."""
+    """Return the rows of a dataset that was given, or that the settings name."""
     rows: Any = dataset_by_name(named, are_prompts=are_prompts) if dataset is None else dataset
     if rows is None:
         return None
@@ -265,7 +265,7 @@ def _rows(
     if isinstance(rows, Mapping) or not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
         fix = "Make a list of it: list(...)."
         if isinstance(rows, Mapping):
-            fix = "A single row goes into a list; of several splits name one: dataset['train']."
+            fix = "Put a single row into a list; of several splits pass one: dataset['train']."
         raise ConfigError(
             f"{name} got {type(rows).__name__}, expected a file (.jsonl, .json, .parquet), a list "
             f"of rows, or an object with len() and rows by number. {fix}"
@@ -277,7 +277,7 @@ def _rows(
 
 
 def check_components(user: UserComponents) -> None:
-    """Refuse what no episode could be played with, before a model is loaded."""
+    """Raise for components that no episode can be played with, before a model is loaded."""
     if user.reward_fn is not None and batch_type(user.reward_fn) is None:
         RewardFunction.of(user.reward_fn)
     if isinstance(user.parser, str) and user.parser != "auto":

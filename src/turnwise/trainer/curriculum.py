@@ -1,4 +1,4 @@
-"""Harder as it gets better: what to play next, chosen by how it went."""
+"""Curricula: tasks that are chosen by how well the last ones went."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Task: TypeAlias = Mapping[str, Any]
 
 @runtime_checkable
 class Curriculum(Protocol):
-    """Chooses the tasks of a step, and sees what came of them.
+    """Chooses the tasks of a step, and observes their results.
 
-    A task is what an environment finds in its `task` when it is reset.
+    A task is the `task` of an environment when it is reset.
     """
 
     def choose(self, num_tasks: int, rng: random.Random) -> Sequence[Task]:
-        """One task for each start of the next step."""
+        """Return one task for each group of the next step."""
 
     def observe(self, success: float, reward: float) -> None:
-        """The share of the step's episodes that succeeded, and their mean reward."""
+        """Observe the success rate and the mean reward of the step's episodes."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON can hold it."""
+        """Return what a resumed run needs, as JSON values."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Levels:
-    """A list of tasks from easy to hard: up when most succeed, down when few do.
+    """A list of tasks from easy to hard: a level up when most succeed, down when few do.
 
     >>> levels = Levels([{"size": 2}, {"size": 4}], up=0.8)
     >>> levels.observe(success=0.9, reward=1.0)

@@ -1,4 +1,4 @@
-"""Episodes in a thread of their own, so that the main thread always hears signals."""
+"""A thread for episodes, so that the main thread can always handle signals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from turnwise.deadlines import cancel_or_abandon, run_sync
 T = TypeVar("T")
 
 _SIGNAL_SECONDS = 0.2
-"""In which a signal is heard at the latest."""
+"""The longest delay until a signal is handled."""
 
 
 class EpisodeThread:
-    """A daemon thread that runs coroutines, one after the other, each in an event loop of its own.
+    """A daemon thread that runs coroutines one after the other, each in its own event loop.
 
-    It is the same thread for all of them: user code may hold what belongs to one thread, such as a
-    database connection. One that user code blocks is left behind.
+    It is the same thread for all of them, since user code may hold objects that belong to one
+    thread, such as a database connection. A thread that user code blocks is abandoned.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class EpisodeThread:
         self._thread = threading.Thread(target=self._work, name="turnwise: episodes", daemon=True)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> EpisodeCall[T]:
-        """Run it when those before it are over."""
+        """Run a coroutine after those before it."""
         call = EpisodeCall(coroutine)
         if self._thread.ident is None:
             self._thread.start()
@@ -40,7 +40,7 @@ class EpisodeThread:
         return call
 
     def end(self) -> None:
-        """Let it end when what it is running is over; does not wait for that."""
+        """Let the thread end after its current coroutine, without waiting for it."""
         self._calls.put(None)
 
     @property
@@ -53,7 +53,7 @@ class EpisodeThread:
 
 
 class EpisodeCall(Generic[T]):
-    """A coroutine that runs in the thread, as the main thread sees it."""
+    """The main thread's handle of a coroutine that runs in the episode thread."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self.outcome: Future[T] = Future()
@@ -61,19 +61,19 @@ class EpisodeCall(Generic[T]):
         self._context = contextvars.copy_context()
         self._task: asyncio.Task[T] | None = None
         self._is_cancelled = False
-        # A queue and not an event: a signal's handler may wake whoever waits, in the same thread.
-        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # A queue and not an event: a signal handler may call `wake` in the thread that waits.
+        self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self) -> None:
         try:
             self.outcome.set_result(self._context.run(run_sync, self._run()))
-        except BaseException as error:  # goes to whoever waits for it
+        except BaseException as error:  # raised by outcome.result()
             self.outcome.set_exception(error)
         self.wake()
 
     async def _run(self) -> T:
         self._task = asyncio.current_task()
-        if self._is_cancelled:  # asked for before there was a task
+        if self._is_cancelled:  # cancelled before there was a task
             self._coroutine.close()
             raise asyncio.CancelledError
         return await self._coroutine
@@ -83,23 +83,22 @@ class EpisodeCall(Generic[T]):
         return self.outcome.done()
 
     def wait(self) -> None:
-        """Until it is over, or somebody wakes whoever waits."""
-        # A signal that comes just before the thread falls asleep does not wake it: Python's handler
-        # would run only after the wait.
+        """Wait until the coroutine is over or `wake` is called."""
+        # With a timeout: a signal just before the wait would be handled only after it.
         is_awake = False
         while not is_awake:
             with contextlib.suppress(queue.Empty):
-                self._news.get(timeout=_SIGNAL_SECONDS)
+                self._wakeups.get(timeout=_SIGNAL_SECONDS)
                 is_awake = True
 
     def wait_until_over(self, seconds: float) -> bool:
-        """Whether it is, at the latest after so many seconds."""
+        """Wait at most this long; return whether the coroutine is over."""
         concurrent.futures.wait([self.outcome], timeout=seconds)
         return self.is_over
 
     def wake(self) -> None:
-        """In any thread, and in a signal's handler."""
-        self._news.put(None)
+        """End `wait`; may be called in any thread and in a signal handler."""
+        self._wakeups.put(None)
 
     def cancel(self) -> None:
         self._is_cancelled = True

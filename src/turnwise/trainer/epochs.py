@@ -1,4 +1,4 @@
-"""Epochs are counted, not computed from steps: those of two calls of `fit` may differ in length."""
+"""Counts epochs, since those of two calls of `fit` may differ in length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Self
 
 @dataclass(frozen=True)
 class FitPlan:
-    """Where a call of `fit` ends, as seen from the step at which it starts or resumes."""
+    """When a call of `fit` ends, computed when it starts or resumes."""
 
     last_epoch: int
     """The epoch after which it ends, counted over the whole run."""
@@ -19,7 +19,7 @@ class FitPlan:
     save_interval: int
 
     def is_saved_after(self, step: int) -> bool:
-        """Whether this many steps end an epoch that is saved."""
+        """Whether a checkpoint is saved after this many steps."""
         epochs_left, rest = divmod(self.num_steps - step, self.steps_per_epoch)
         epoch = self.last_epoch - epochs_left
         return not rest and epoch % self.save_interval == 0
@@ -27,19 +27,19 @@ class FitPlan:
 
 @dataclass
 class Epochs:
-    """How many epochs a run has finished, and how far the next one is. Part of each checkpoint."""
+    """The finished epochs of a run, and the steps of the current one. Part of each checkpoint."""
 
     num_done: int = 0
     num_steps: int = 0
-    """Steps of the epoch under way that are done."""
+    """Finished steps of the current epoch."""
     starts: list[int] = field(default_factory=list)
-    """How many epochs were done when each call of `fit` began."""
+    """The number of finished epochs when each call of `fit` began."""
 
     @classmethod
     def of_steps(cls, step: int, steps_per_epoch: int, *, is_waiting: bool) -> Self:
         """Return the count for a checkpoint of an older version, which has only its steps.
 
-        `is_waiting` says that its last step waits for the evaluation at the end of its epoch.
+        `is_waiting` says that the evaluation after its last step is still missing.
         """
         num_done, num_steps = divmod(step - is_waiting, steps_per_epoch)
         return cls(num_done, num_steps + is_waiting, [0])
@@ -54,9 +54,9 @@ class Epochs:
         step: int,
         is_waiting: bool,
     ) -> FitPlan:
-        """Begin the call of `fit` of this number, or resume it if the run has begun it before.
+        """Begin the call of `fit` with this number, or resume it if the run has begun it before.
 
-        A new call begins with a new epoch: one that was broken off counts as an epoch.
+        A new call begins a new epoch: an unfinished one counts as an epoch.
         """
         if fit_number >= len(self.starts):
             self.starts.append(self.num_done + bool(self.num_steps))
@@ -66,12 +66,12 @@ class Epochs:
         num_left = max(last_epoch - self.num_done, 0) * steps_per_epoch
         if num_left and is_waiting:
             num_left -= steps_per_epoch
-        elif num_left:  # an epoch that is longer by now than it should be ends with its next step
+        elif num_left:  # an epoch that is already too long ends with its next step
             num_left -= min(self.num_steps, steps_per_epoch - 1)
         return FitPlan(last_epoch, step + num_left, steps_per_epoch, save_interval)
 
     def end_epoch(self) -> None:
-        """The epoch under way is over."""
+        """End the current epoch."""
         self.num_done += 1
         self.num_steps = 0
 

@@ -1,36 +1,35 @@
-"""How good the model is now: episodes on seeds that training never sees."""
+"""Evaluation: episodes on seeds and rows that are not trained on."""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 
 from turnwise.config import ConfigStore
 from turnwise.episode import Collection, EpisodeCollector
 from turnwise.episode.seeds import held_out_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.inference import SamplingParams
-from turnwise.trainer.components import MixEnvironment
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.episode_metrics import episode_metrics, episodes_of, weighted_mean
 from turnwise.trainer.records import Records
 from turnwise.trainer.reporter import Metrics, Reporter
-from turnwise.trainer.rollout import OnEpisode, Rows, run_tasks, seed_of
-from turnwise.trainer.state import undone_if_interrupted
+from turnwise.trainer.rollout import Rows, run_tasks, seed_of
+from turnwise.trainer.state import restore_generators_if_interrupted
 from turnwise.trainer.stopping import StopRequest
 from turnwise.trainer.stopwatch import Stopwatch
 
 GREEDY = SamplingParams(temperature=0.0)
 _KEPT = ("num_episodes", "reward", "reward_std", "success", "turns", "truncated", "errors")
 _NUM_TASKS = "num_groups"
-"""Kept where rows were played several times: intervals count rows."""
+"""Kept where rows were played several times: confidence intervals count rows."""
 
 
 def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> list[EpisodeTask]:
-    """The same episodes whenever they are asked for.
+    """Return the tasks of an evaluation, the same each time.
 
     Where there are fewer rows than episodes, each row is played equally often: of 12 rows and 100
-    episodes, 8 times. The episodes of a row are one group, by which intervals count them once.
+    episodes, 8 times. The episodes of a row are one group, which a confidence interval counts once.
     """
     if rows is None:
         seeds = [held_out_seed(seed, "eval", number) for number in range(num_episodes)]
@@ -45,7 +44,7 @@ def held_out_tasks(num_episodes: int, seed: int, rows: Rows | None = None) -> li
 
 
 def num_of_rows(num_episodes: int, num_rows: int) -> int:
-    """How many episodes are played of so many rows, if so many are asked for.
+    """Return how many episodes are played on this many rows, if `num_episodes` are requested.
 
     >>> num_of_rows(100, 12), num_of_rows(100, 500)
     (96, 100)
@@ -53,97 +52,75 @@ def num_of_rows(num_episodes: int, num_rows: int) -> int:
     return num_episodes if num_episodes < num_rows else num_episodes // num_rows * num_rows
 
 
-def evaluate(
-    collector: EpisodeCollector,
-    tasks: Sequence[EpisodeTask],
-    sampling: SamplingParams,
-    stop: StopRequest,
-    on_episode: OnEpisode | None = None,
-) -> tuple[Metrics, Collection]:
-    """Play them; reward, success and so on, and the episodes themselves."""
-    played = run_tasks(collector.sampling_with(sampling), tasks, stop, on_episode)
-    return _figures(played), played
-
-
-def _figures(played: Collection) -> Metrics:
-    figures = episode_metrics(played)
-    kept = (*_KEPT, _NUM_TASKS) if figures[_NUM_TASKS] < figures["num_episodes"] else _KEPT
-    return {name: figures[name] for name in kept if name in figures}
-
-
-def held_out_mix(mix: Sequence[MixEnvironment], num_episodes: int, seed: int) -> list[EpisodeTask]:
-    """So many held-out episodes of each part of a mix."""
-    return [
-        dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)
-        for number, part in enumerate(mix)
-        for task in held_out_tasks(num_episodes, seed, part.eval_rows)
-    ]
+def _evaluation_metrics(played: Collection) -> Metrics:
+    metrics = episode_metrics(played)
+    kept = (*_KEPT, _NUM_TASKS) if metrics[_NUM_TASKS] < metrics["num_episodes"] else _KEPT
+    return {name: metrics[name] for name in kept if name in metrics}
 
 
 class Evaluator:
-    """Evaluates the model of a run as it is now."""
+    """Evaluates the current model of a run."""
 
     def __init__(
         self,
         collector: EpisodeCollector,
         config: ConfigStore,
-        rows: Rows | None,
+        user: UserComponents,
         reporter: Reporter,
-        mix: Sequence[MixEnvironment] = (),
     ) -> None:
         self._collector = collector
         self._training = config.training
-        self._rows = rows
+        self._user = user
         self._reporter = reporter
-        self._mix = mix
 
     def after_epoch(self, step: int, records: Records, stop: StopRequest) -> Metrics:
-        """Evaluate greedily and as sampled, if the settings ask for it; the episodes are kept."""
+        """Evaluate greedily and as sampled, if the settings say so; keep the episodes."""
         number = self._training.eval_episodes
         if not number:
             return {}
         started = time.perf_counter()
-        figures: Metrics = {}
-        with undone_if_interrupted():
+        metrics: Metrics = {}
+        with restore_generators_if_interrupted():
             for name, is_greedy in (("greedy", True), ("sampled", False)):
                 clock = Stopwatch()
                 with clock.timing("play"):
-                    found, played = self.play(number, is_greedy, stop)
-                for part, values in self.by_part(found, played).items():
-                    prefix = f"eval/{part}/{name}" if part else f"eval/{name}"
-                    figures |= {f"{prefix}/{key}": value for key, value in values.items()}
+                    played = self.play(number, is_greedy, stop)
+                for environment, values in self.by_environment(played).items():
+                    prefix = f"eval/{environment}/{name}" if environment else f"eval/{name}"
+                    metrics |= {f"{prefix}/{key}": value for key, value in values.items()}
                 records.keep_evaluation(step, played, name, clock)
-        figures["time/evaluate"] = time.perf_counter() - started
-        return figures
+        metrics["time/evaluate"] = time.perf_counter() - started
+        return metrics
 
-    def play(
-        self, num_episodes: int, is_greedy: bool, stop: StopRequest
-    ) -> tuple[Metrics, Collection]:
-        """Play held-out episodes; reward, success and so on, and the episodes themselves."""
+    def play(self, num_episodes: int, is_greedy: bool, stop: StopRequest) -> Collection:
+        """Play held-out episodes; in a mix, that many of each environment."""
         sampling = GREEDY if is_greedy else self._collector.setup.sampling
         seed = self._training.seed
-        if self._mix:
-            tasks = held_out_mix(self._mix, num_episodes, seed)
+        if self._user.mix:
+            tasks = [
+                dataclasses.replace(task, group=number * num_episodes + task.group, part=part.name)
+                for number, part in enumerate(self._user.mix)
+                for task in held_out_tasks(num_episodes, seed, part.components.eval_rows)
+            ]
         else:
-            tasks = held_out_tasks(num_episodes, seed, self._rows)
-        return evaluate(
-            self._collector,
+            tasks = held_out_tasks(num_episodes, seed, self._user.eval_rows)
+        return run_tasks(
+            self._collector.sampling_with(sampling),
             tasks,
-            sampling,
             stop,
             lambda done, total: self._reporter.progress("evaluation", done, total),
         )
 
-    def by_part(self, figures: Metrics, played: Collection) -> dict[str, Metrics]:
-        """The metrics by part of the mix, those of the whole under the empty name.
+    def by_environment(self, played: Collection) -> dict[str, Metrics]:
+        """Return the metrics of each environment of a mix, and of all under the empty name.
 
-        The whole is the mean over the parts, each counted with its weight. Without a mix it is all.
+        In a mix the latter are means over the environments, each counted with its weight.
         """
-        if not self._mix:
-            return {"": figures}
-        found = {part.name: _figures(episodes_of(played, part.name)) for part in self._mix}
-        weights = {part.name: part.weight for part in self._mix}
-        whole = weighted_mean(found, weights)
+        mix = self._user.mix
+        if not mix:
+            return {"": _evaluation_metrics(played)}
+        found = {part.name: _evaluation_metrics(episodes_of(played, part.name)) for part in mix}
+        whole = weighted_mean(found, {part.name: part.weight for part in mix})
         whole["num_episodes"] = sum(values["num_episodes"] for values in found.values())
-        whole.pop(_NUM_TASKS, None)  # no interval is given of a weighted mean
+        whole.pop(_NUM_TASKS, None)  # a weighted mean has no confidence interval
         return {"": whole, **found}

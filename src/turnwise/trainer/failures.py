@@ -1,4 +1,4 @@
-"""Failed episodes, shown to the user as soon as they happen, not only counted."""
+"""Failed and suspicious episodes, reported as soon as they are played."""
 
 from __future__ import annotations
 
@@ -6,78 +6,80 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from turnwise.episode import Collection, EpisodeResult
-from turnwise.trainer.first_steps import FirstSteps
 
-Kind: TypeAlias = tuple[str, str]
+FailureKind: TypeAlias = tuple[str, str]
 """How an episode failed: its status, and where in the user's code."""
 
-MOST_FAILED_STEPS = 5
-"""After so many steps in a row of which nothing can be learned a run ends."""
+MAX_FAILED_STEPS = 5
+"""A run ends after this many consecutive steps from which nothing can be learned."""
+_NUM_FIRST_STEPS = 2
+_MIN_EPISODES = 8
+"""Fewer episodes may have the same reward by chance."""
 
 
 class FailureReport:
-    """Shows the first failed episode of each kind; reports when nothing else comes any more.
+    """Reports the first failed episode of each kind, and when all episodes fail.
 
-    That is: every episode of the first step failed in the same way, or every episode of five steps
-    in a row. In a mix of environments, one of them with nothing else is enough.
+    A run must end when every episode of its first step failed in the same way, or every episode of
+    five consecutive steps; in a mix, when this holds for one environment.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
-        self._shown: set[Kind] = set()
+        self._reported: set[FailureKind] = set()
         self._first_steps = FirstSteps(say)
-        self._is_new = False
-        self._in_a_row: dict[str, tuple[Kind, int]] = {}
-        """By environment: how all its episodes failed, and in how many steps in a row."""
+        self._is_new_run = False
+        self._in_a_row: dict[str, tuple[FailureKind, int]] = {}
+        """By environment: how all its episodes failed, and in how many consecutive steps."""
 
-    def look(self, played: Collection, *, is_first_step: bool) -> str | None:
-        """Report what is new in the episodes of a step; return why the run must end, or None."""
-        every = [*played, *played.dropped]
-        self._is_new |= is_first_step
-        if self._is_new:  # a resumed run was looked at when it began
-            self._first_steps.look([result for result in every if not result.status.is_error])
-        for part in sorted({result.part for result in every}):
-            own = [result for result in every if result.part == part]
-            if (why := self._why_hopeless(part, own, is_first_step=is_first_step)) is not None:
+    def check(self, played: Collection, *, is_first_step: bool) -> str | None:
+        """Report new kinds of failures of a step; return why the run must end, or None."""
+        episodes = [*played, *played.dropped]
+        self._is_new_run |= is_first_step
+        if self._is_new_run:
+            self._first_steps.check([result for result in episodes if not result.status.is_error])
+        for environment in sorted({result.part for result in episodes}):
+            own = [result for result in episodes if result.part == environment]
+            if (why := self._why_stop(environment, own, is_first_step=is_first_step)) is not None:
                 return f"{why}\n{_described(own[0])}"
-        failed = [result for result in every if result.status.is_error]
+        failed = [result for result in episodes if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
         for kind, result in kinds.items():
-            if kind not in self._shown:
-                self._shown.add(kind)
+            if kind not in self._reported:
+                self._reported.add(kind)
                 number = sum(_kind(other) == kind for other in failed)
-                self._say(f"{number} of {len(every)} episodes failed: {_described(result)}")
+                self._say(f"{number} of {len(episodes)} episodes failed: {_described(result)}")
         return None
 
-    def _why_hopeless(
-        self, part: str, own: Sequence[EpisodeResult], *, is_first_step: bool
+    def _why_stop(
+        self, environment: str, own: Sequence[EpisodeResult], *, is_first_step: bool
     ) -> str | None:
-        """Why nothing more is to be learned in this environment; a step without it is no sign."""
+        """Return why nothing can be learned in an environment any more, or None."""
         kinds = {_kind(result) for result in own}
         if len(kinds) > 1 or not own[0].status.is_error:
-            self._in_a_row.pop(part, None)
+            self._in_a_row.pop(environment, None)
             return None
         (kind,) = kinds
-        before, number = self._in_a_row.get(part, (kind, 0))
+        before, number = self._in_a_row.get(environment, (kind, 0))
         number = number + 1 if before == kind else 1
-        self._in_a_row[part] = kind, number
+        self._in_a_row[environment] = kind, number
         if is_first_step:
-            whose = f"{part} in the first step" if part else "the first step"
+            where = f"{environment} in the first step" if environment else "the first step"
             return (
-                f"every episode of {whose} failed in the same way, so there is nothing to learn "
+                f"every episode of {where} failed in the same way, so there is nothing to learn "
                 "from."
             )
-        if number < MOST_FAILED_STEPS:
+        if number < MAX_FAILED_STEPS:
             return None
-        whose = f" of {part}" if part else ""
+        where = f" of {environment}" if environment else ""
         return (
-            f"every episode{whose} failed in the same way in {number} steps in a row, so there is "
+            f"every episode{where} failed in the same way in {number} steps in a row, so there is "
             "nothing more to learn from."
         )
 
 
-def _kind(result: EpisodeResult) -> Kind:
-    """Where it failed, or how: the same line of the user's code is the same kind of failure."""
+def _kind(result: EpisodeResult) -> FailureKind:
+    """Return the kind of a failure: the same line of the user's code is the same kind."""
     where = "\n".join((result.traceback or "").splitlines()[:-1])
     return result.status.value, where or (result.error or "")
 
@@ -85,3 +87,36 @@ def _kind(result: EpisodeResult) -> Kind:
 def _described(result: EpisodeResult) -> str:
     text = f"{result.status.value.replace('_', ' ')}: {result.error}"
     return text if result.traceback is None else f"{text}\n{result.traceback}"
+
+
+class FirstSteps:
+    """Reports in the first steps of a run a constant reward, and that no episode says whether it
+    succeeded; each once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._num_steps = 0
+        self._rewards: list[float] = []
+
+    def check(self, played: Sequence[EpisodeResult]) -> None:
+        """Check the episodes of the next step of a new run."""
+        if self._num_steps >= _NUM_FIRST_STEPS or not played:
+            return
+        self._num_steps += 1
+        agents = [agent for result in played for agent in result.agents]
+        if self._num_steps == 1 and not any(
+            "success" in turn.info for agent in agents for turn in agent.turns
+        ):
+            self._say(
+                "no episode reported success, so none is shown. To have it measured, return it in "
+                'the info of step: {"success": True} or {"success": False}.'
+            )
+        self._rewards += [agent.reward.total for agent in agents if agent.reward is not None]
+        is_constant = len(set(self._rewards)) == 1 and len(self._rewards) >= _MIN_EPISODES
+        if self._num_steps == _NUM_FIRST_STEPS and is_constant:
+            self._say(
+                f"the reward was {self._rewards[0]:.4g} in each of the {len(self._rewards)} "
+                f"episodes of the first {_NUM_FIRST_STEPS} steps: as long as all earn the same, "
+                "nothing is learned. Look at what the reward depends on (turnwise play --player "
+                "random), or begin with an easier task or training.warm_start."
+            )

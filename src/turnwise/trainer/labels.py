@@ -1,4 +1,4 @@
-"""Names for what a user's script made: a target to import, or a label that says what is lost."""
+"""Names for objects of a user's script: an import path, or a label of what cannot be imported."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _OBJECT = "<object>"
 
 
 def callable_label(function: Any) -> str:
-    """Return the name of a function; an object that is called, or a method of one, has none."""
+    """Return the name of a function; a callable object, or a method of one, gets a label."""
     is_object = not isinstance(function, type) and not hasattr(function, "__code__")
     return object_label(function) if is_object else reference_to(function).label
 
 
 def object_label(value: object) -> str:
-    """Return a label for an object that no name makes again."""
+    """Return a label for an object that cannot be imported."""
     return f"{_OBJECT}:{type(value).__qualname__}"
 
 
 def algorithm_label(record: AdvantageEstimator | PolicyLoss) -> str:
-    """Return the name of a user's estimator or loss: of the record if it needs one, as a global."""
+    """Return the name of a user's estimator or loss, or of the global record that declares it."""
     function: Any = record.function
     if record == type(record)(function):
         return callable_label(function)
@@ -36,14 +36,14 @@ def algorithm_label(record: AdvantageEstimator | PolicyLoss) -> str:
 
 
 def is_lost(label: str) -> bool:
-    """Whether a label names something that a later command cannot import."""
+    """Whether a label names an object that a later command cannot import."""
     return label.startswith("<") and ">:" in label
 
 
-def is_made_alone(value: object) -> bool:
-    """Whether the class without arguments makes the same object again.
+def is_default_instance(value: object) -> bool:
+    """Whether the class without arguments makes an equal object.
 
-    What the objects of installed packages hold is not in their fingerprint: they cannot be told.
+    Objects of installed packages are never compared: their fingerprint leaves their state out.
     """
     reference = reference_to(value)
     if reference.target is None or reference.origin == "installed":
@@ -53,5 +53,5 @@ def is_made_alone(value: object) -> bool:
         if reference.origin == "turnwise":
             return bool(vars(other) == vars(value))
         return fingerprint(other) == fingerprint(value)
-    except Exception:  # the user's constructor wants arguments
+    except Exception:  # the user's constructor takes arguments
         return False

@@ -1,4 +1,4 @@
-"""The run around the training loop: its folder, resuming from it, saving to it, and its end."""
+"""The run around the training loop: its folder, resuming, saving, and its end."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
+
+import torch
 
 from turnwise.assemblers import ASSEMBLERS
 from turnwise.config import ConfigStore
-from turnwise.errors import ConfigError, EngineStalled, error_message
+from turnwise.errors import EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
@@ -26,12 +28,13 @@ from turnwise.trainer.reporter import Metrics, Reporter, RunInfo, choose_reporte
 from turnwise.trainer.run_record import RunRecord, record_run
 from turnwise.trainer.state import checkpoint_settings, read_state, seed_generators, write_state
 from turnwise.trainer.stopping import Interrupted, StopRequest
+from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.trainer.training_step import BrokenSteps
-from turnwise.trainer.wrong_types import check_curriculum
+from turnwise.trainer.wrong_types import check_curriculum, resume_mode
 
 
 class OpenRun(NamedTuple):
-    """What the training loop works with while its run folder is open."""
+    """What the training loop uses while its run folder is open."""
 
     records: Records
     stop: StopRequest
@@ -39,7 +42,7 @@ class OpenRun(NamedTuple):
 
 
 class RunLifecycle:
-    """What a trainer holds between steps, and how a run folder keeps it."""
+    """The state of a trainer between steps, and how a run folder keeps it."""
 
     def __init__(
         self,
@@ -47,48 +50,61 @@ class RunLifecycle:
         given: UserComponents,
         curriculum: Curriculum | None,
         reporter: Reporter | Literal["auto"] | None,
-        resume: Resume,
+        resume: Resume | bool,
     ) -> None:
         self.config = config
         self.metrics_history: list[Metrics] = []
         """The metrics of each step so far."""
         self.run_folder: Path | None = None
-        """Where the run is kept, once it has begun."""
+        """The folder of the run, once it has begun."""
         self.step = 0
-        """Steps that are done."""
+        """Finished steps."""
         self._given = given
         self._user = given.filled_from(config)
         self._name = self._user.environment_name if not given.mix else config.environment_name
-        if curriculum is not None and given.mix:
-            raise ConfigError(
-                "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
-                "environment: environments=[{'environment': ..., 'curriculum': ...}]"
-            )
-        check_curriculum(curriculum)
+        check_curriculum(curriculum, is_mix=bool(given.mix))
         self._curriculum = curriculum
         self._reporter, self._display = choose_reporter(reporter)
-        self._resume: Resume = resume
+        self._resume = resume_mode(resume)
         self._components: RunComponents | None = None
         self._is_older = False
-        """Whether the run that is resumed began in a version that recorded less."""
+        """Whether the resumed run began in an older version, which recorded less."""
         self._is_loaded = False
-        """Whether the weights are others than those that a run in the folder would resume from."""
+        """Whether the weights come from elsewhere: no run in the folder may replace them."""
         self._epochs = Epochs()
         self._num_fits = 0
         """Calls of `fit` so far, in this process."""
         self._broken_steps = BrokenSteps()
         self._num_imitated = 0
-        """Steps of the warm start that are done."""
+        """Finished steps of the warm start."""
         self._pending_metrics: Metrics | None = None
-        """The metrics of a finished step whose evaluation is still missing; None: there is none."""
+        """The metrics of a finished step whose evaluation is still missing."""
 
     @property
     def components(self) -> RunComponents:
         """The model, learner, engine and collector, built when they are first needed."""
+        return self._assemble()
+
+    def _assemble(self) -> RunComponents:
         if self._components is None:
+            num_steps = self.config.training.num_epochs * self._steps_per_epoch()
             assembler = ASSEMBLERS["ray"] if self.config.ray.use_ray else assemble
-            self._components = assembler(self.config, self._user, self._planned_steps())
+            self._components = assembler(self.config, self._user, num_steps)
         return self._components
+
+    def cleanup(self) -> None:
+        """Free the model and the engine. May be called twice."""
+        if self._components is not None:
+            self._components.close()
+            self._components = None
+            if uses_gpu():
+                torch.cuda.empty_cache()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cleanup()
 
     @property
     def machinery(self) -> RunComponents:
@@ -96,13 +112,11 @@ class RunLifecycle:
         return self.components
 
     def _steps_per_epoch(self) -> int:
-        raise NotImplementedError
-
-    def _planned_steps(self) -> int:
-        return self.config.training.num_epochs * self._steps_per_epoch()
+        training, rows = self.config.training, self._user.train_rows
+        return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
 
     def _train_on_all_rows(self) -> None:
-        """For a run that began in a version that held no rows out: it has trained on them."""
+        """Hold no rows out, as in the older version in which the run began."""
         before, self._user = self._user, self._user.without_held_out()
         if before.evaluates_on != self._user.evaluates_on:
             self._reporter.say(
@@ -113,39 +127,39 @@ class RunLifecycle:
 
     @functools.cached_property
     def _record(self) -> RunRecord:
-        """What the run folder keeps of how the run began.
+        """What the run folder records about the start of the run.
 
-        Made anew by each `fit`, since settings may change between two of them.
+        Each `fit` makes a new one, since settings may change between two calls.
         """
         return record_run(self.config, self._given, self._user, self._identity, self._curriculum)
 
     @functools.cached_property
     def _recorded(self) -> ConfigStore:
-        """The settings with everything in them that Python gave."""
+        """The settings, with the objects that were given in Python written in by name."""
         return self._record.config
 
     @functools.cached_property
     def _identity(self) -> dict[str, str]:
-        """What environment, reward, tools and dataset do, as hashes."""
+        """Hashes of the code of environment, reward and tools, and of the dataset."""
         return identity(self._user, self.config)
 
     def _curricula(self) -> Iterator[tuple[str, Curriculum]]:
-        """Each curriculum, after what stands before the metrics that it observes."""
+        """Yield each curriculum with the prefix of the metrics that it observes."""
         if self._curriculum is not None:
             yield "", self._curriculum
-        for part in self._user.mix:
-            if part.curriculum is not None:
-                yield f"{part.name}/", part.curriculum
+        for environment in self._user.mix:
+            if environment.curriculum is not None:
+                yield f"{environment.name}/", environment.curriculum
 
     @contextlib.contextmanager
     def _run(self, num_epochs: int | None, steps_per_epoch: int | None) -> Iterator[OpenRun]:
-        """Open the run folder, resume what is in it, and leave it in order whatever happens."""
+        """Open the run folder, resume the run in it, and record how it ends."""
         for name in ("_record", "_recorded"):
             self.__dict__.pop(name, None)
         stop = StopRequest(self._reporter.say)
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._display)
-            _ = self.components  # what cannot be used is reported before there is a folder
+            self._assemble()  # before there is a folder: it raises for what cannot be used
             with explained(Path(self.config.checkpoint.output_dir).expanduser() / "run"):
                 folder, resumes = self._folder()
                 folder.path.mkdir(parents=True, exist_ok=True)
@@ -153,15 +167,15 @@ class RunLifecycle:
                 stack.enter_context(folder.logged(self.config.logging.level))
             stack.enter_context(stop.listening())
             is_old = resumes or self.run_folder is not None
-            if resumes:  # as it was named where the run began
+            if resumes:  # under the name with which the run began
                 self._name = folder.status.get("environment", self._name)
-            self._recorded, facts = self._record.settled_in(folder, resumes=is_old)
+            self._recorded, facts = self._record.for_folder(folder, resumes=is_old)
             records = Records(
                 folder, self._recorded, self._name, self._reporter, facts, self._record.files
             )
             records.begin(resumes=is_old)
             if resumes:
-                self._take_up(records, steps_per_epoch)
+                self._resume_run(records, steps_per_epoch)
             elif self.run_folder is not None:
                 records.rewind(self.step)
             elif not self._is_loaded:
@@ -196,7 +210,7 @@ class RunLifecycle:
             except (KeyboardInterrupt, SystemExit):
                 records.end("interrupted", self.step, None)
                 raise
-            except EngineStalled as error:  # between two steps: the learner is whole
+            except EngineStalled as error:  # between two steps: the learner is consistent
                 records.end(f"stopped: {error}", self.step, self._write_state)
                 raise
             except BaseException as error:
@@ -204,7 +218,7 @@ class RunLifecycle:
                 raise
             outcome = "finished" if self._is_over(plan) else "interrupted"
             records.end(outcome, self.step, self._write_state)
-            stop.leave()
+            stop.raise_signal()
 
     def _is_over(self, plan: FitPlan) -> bool:
         return self._epochs.num_done >= plan.last_epoch and self._pending_metrics is None
@@ -212,7 +226,7 @@ class RunLifecycle:
     def _folder(self) -> tuple[RunFolder, bool]:
         if self.run_folder is not None:
             return RunFolder(self.run_folder), False
-        # Weights that were loaded from elsewhere are not to be replaced by those of another run.
+        # Weights that were loaded from elsewhere must not be replaced by those of another run.
         resume: Resume = "never" if self._is_loaded else self._resume
         folder, resumes = choose_run_folder(
             self._recorded, self._name, resume, identity=self._identity
@@ -221,19 +235,19 @@ class RunLifecycle:
         changed = changed_code(folder, self._identity) if resumes else []
         if changed:
             self._reporter.say(
-                f"{' and '.join(changed)} changed since this run began; it continues all the same"
+                f"{' and '.join(changed)} changed since this run began; the new code is used"
             )
         return folder, resumes
 
-    def _take_up(self, records: Records, steps_per_epoch: int | None) -> None:
-        """Go on where the run in the folder stopped."""
+    def _resume_run(self, records: Records, steps_per_epoch: int | None) -> None:
+        """Resume the run in the folder from its newest checkpoint."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
             records.rewind(0)
             records.note_changes(0, None)
             seed_generators(self.config.training.seed)
             return
-        self._take(checkpoint, steps_per_epoch)
+        self._restore(checkpoint, steps_per_epoch)
         before = checkpoint_settings(checkpoint)
         if self._is_older:
             before = with_what_is_given(before, self._recorded)
@@ -244,7 +258,7 @@ class RunLifecycle:
         records.report_missing(
             self.metrics_history, self.step - (self._pending_metrics is not None)
         )
-        records.mark_if_best(checkpoint)  # it may have been killed just before
+        records.mark_if_best(checkpoint)  # the run may have been killed before it did so
         self._reporter.say(f"resuming from step {self.step} ({checkpoint.path})")
 
     def _write_state(self, folder: Path) -> None:
@@ -262,7 +276,7 @@ class RunLifecycle:
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.components.learner, self._recorded, progress)
 
-    def _take(self, checkpoint: Checkpoint, steps_per_epoch: int | None = None) -> None:
+    def _restore(self, checkpoint: Checkpoint, steps_per_epoch: int | None = None) -> None:
         components = self.components
         progress = read_state(checkpoint, components.learner)
         components.publish_weights()

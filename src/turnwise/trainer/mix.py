@@ -1,4 +1,4 @@
-"""A mix of environments: what a user gives for each of them."""
+"""A mix of environments, as a user passes it to the trainer."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from turnwise.user_code import reference_to
 GivenEnvironment: TypeAlias = (
     EnvironmentSource | tuple[EnvironmentSource, float] | Mapping[str, Any]
 )
-"""An environment of a mix: it alone, with its weight, or a dict with the keys that YAML has."""
+"""An environment of a mix: alone, with a weight, or as a dict with the keys of the YAML."""
 
 _SETTINGS = ("weight", "name", "max_steps", "params")
 _OBJECTS = ("reward", "dataset", "eval_dataset", "tools", "system_prompt", "curriculum")
 
 
 @dataclass(frozen=True)
-class GivenPart:
-    """One environment of a mix as Python gave it."""
+class GivenMixEnvironment:
+    """One environment of a mix as it was passed in Python."""
 
     item: EnvironmentItem
-    """What of it is settings."""
+    """Its settings."""
     objects: UserComponents
-    """What of it is code and rows."""
+    """Its code and rows."""
     curriculum: Curriculum | None = None
 
     @classmethod
-    def of(cls, given: GivenEnvironment) -> GivenPart:
-        """From an environment, a pair with its weight, or a dict with the keys of YAML."""
+    def of(cls, given: GivenEnvironment) -> GivenMixEnvironment:
+        """Return it from an environment, a pair with its weight, or a dict with the YAML keys."""
         if isinstance(given, tuple):
             if len(given) != 2:
                 raise ConfigError(
@@ -83,7 +83,7 @@ class GivenPart:
 
 
 def _is_named(key: str, value: Any) -> bool:
-    """Whether a value is written as YAML would have it: the name of code, a mapping of settings."""
+    """Whether a value is written as in YAML: the name of code, or a mapping of settings."""
     if key in ("dataset", "eval_dataset"):
         return isinstance(value, Mapping)
     if isinstance(value, list) and key in ("reward", "tools"):
@@ -91,21 +91,21 @@ def _is_named(key: str, value: Any) -> bool:
     return key == "reward" and isinstance(value, str)
 
 
-def given_parts(
+def given_environments(
     environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment],
-) -> list[GivenPart]:
-    """The environments of a mix: a list of them, or a dict with the name of each."""
+) -> list[GivenMixEnvironment]:
+    """Return the environments of a mix, from a list or from a dict with their names."""
     if isinstance(environments, str) or not isinstance(environments, Iterable):
         raise ConfigError(
             f"environments got {environments!r:.200}, expected a list of environments, of "
             "(environment, weight), or of dicts"
         )
     if not isinstance(environments, Mapping):
-        return [GivenPart.of(given) for given in environments]
-    parts = {name: GivenPart.of(given) for name, given in environments.items()}
+        return [GivenMixEnvironment.of(given) for given in environments]
+    found = {name: GivenMixEnvironment.of(given) for name, given in environments.items()}
     return [
-        dataclasses.replace(part, item=dataclasses.replace(part.item, name=name))
-        for name, part in parts.items()
+        dataclasses.replace(one, item=dataclasses.replace(one.item, name=name))
+        for name, one in found.items()
     ]
 
 
@@ -114,11 +114,11 @@ def with_mix(
     given: UserComponents,
     environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None,
 ) -> tuple[ConfigStore, UserComponents]:
-    """The settings and what Python gave, with the mix that either of them names."""
-    parts: list[GivenPart] = []
+    """Return the settings and the user's components with the mix that one of them has."""
+    mix: list[GivenMixEnvironment] = []
     if environments is not None:
-        parts = given_parts(environments)
-        items = [part.item for part in parts]
+        mix = given_environments(environments)
+        items = [environment.item for environment in mix]
         config = dataclasses.replace(config, environments=items).validate()
     if config.environments is None:
         return config, given
@@ -133,15 +133,15 @@ def with_mix(
                     f"environments=[{{'environment': ..., '{name}': ...}}]"
                 )
             )
-    return config, dataclasses.replace(given, mix=mix_of(config, parts, given))
+    return config, dataclasses.replace(given, mix=mix_of(config, mix, given))
 
 
 def mix_of(
-    config: ConfigStore, given: Sequence[GivenPart], shared: UserComponents
+    config: ConfigStore, given: Sequence[GivenMixEnvironment], shared: UserComponents
 ) -> tuple[MixEnvironment, ...]:
-    """The parts of a mix, each with what is its own and what all of them share.
+    """Return the environments of a mix, each with its own and the shared components.
 
-    `given` is what Python gave for each; without it the settings alone say what they are.
+    `given` are those passed in Python; without them the mix is that of the settings.
     """
     items = config.environments or []
     found = []
@@ -152,7 +152,7 @@ def mix_of(
             environment=_first(own.environment, item.environment),
             dataset=own.dataset,
             eval_dataset=own.eval_dataset,
-            # What is None is taken from the settings of the part.
+            # A component that is None is taken from the settings of the environment.
             reward_fn=_first(own.reward_fn, None if item.reward else shared.reward_fn),
             tools=_first(own.tools, shared.tools if item.tools is None else None),
             system_prompt=_first(

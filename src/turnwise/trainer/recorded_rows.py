@@ -1,4 +1,4 @@
-"""The rows of a run's datasets: where they came from, and a copy of those that are in no file."""
+"""The rows of a run's datasets: their origin, and a copy of those that are in no file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from turnwise.data import CustomEnvDataset, PromptDataset
 from turnwise.data.sources import is_file_name
 from turnwise.trainer.labels import is_lost, object_label
 
-MOST_KEPT_BYTES = 64 * 2**20
-"""Of the rows of a dataset that stand in no file; more are not kept."""
-_MOST_HASHED_ROWS = 100_000
+MAX_KEPT_BYTES = 64 * 2**20
+"""Of the rows of a dataset that are in no file; larger datasets are not kept."""
+_MAX_HASHED_ROWS = 100_000
 
 
 def dataset_setting(given: Any) -> DatasetConfig:
-    """Return how the settings name a dataset that Python gave; rows in memory have a label."""
+    """Return the setting for a dataset that was given in Python; rows in memory have a label."""
     if isinstance(given, CustomEnvDataset):  # the environment's own seeds
         return DatasetConfig()
     return _file_origin(given) or DatasetConfig(path=object_label(given))
 
 
 def rows_facts(setting: DatasetConfig, given: Any, rows: Any) -> dict[str, Any]:
-    """Return what `run.json` says about the rows of a dataset."""
+    """Return the facts about the rows of a dataset for `run.json`."""
     facts: dict[str, Any] = {"path": setting.path, "split": setting.split}
     if given is not None and (setting.path is None or any(map(is_lost, setting.paths))):
         kind = type(given).__name__
@@ -36,7 +36,7 @@ def rows_facts(setting: DatasetConfig, given: Any, rows: Any) -> dict[str, Any]:
 
 
 def rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
-    """Return the rows as lines of JSON, or None and why no file can give the same rows again."""
+    """Return the rows as lines of JSON, or None and why they cannot be written so."""
     expected_hash = dataset_hash(rows)
     lines: list[bytes] = []
     size = 0
@@ -48,26 +48,26 @@ def rows_to_keep(rows: Any) -> tuple[bytes | None, str]:
         except (TypeError, ValueError, RecursionError) as error:
             return None, f"row {index} cannot be written as JSON: {error}"
         if not is_same:
-            return None, f"row {index} comes back from JSON as another one: {_difference(row)}"
+            return None, f"row {index} changes when it is written as JSON: {_difference(row)}"
         lines.append(line)
         size += len(line)
-        if size > MOST_KEPT_BYTES:
-            return None, f"the rows take more than {MOST_KEPT_BYTES // 2**20} MiB"
+        if size > MAX_KEPT_BYTES:
+            return None, f"the rows take more than {MAX_KEPT_BYTES // 2**20} MiB"
     if dataset_hash(rows) != expected_hash:
-        return None, "the rows are others each time that they are read"
+        return None, "the rows differ each time that they are read"
     return b"".join(lines), ""
 
 
 def dataset_hash(rows: Any) -> str:
-    """Return a hash of the rows; of a very long dataset, of the first ones and its length."""
+    """Return a hash of the rows; of a very long dataset, of its first rows and its length."""
     digest = hashlib.sha256(str(len(rows)).encode())
-    for index in range(min(len(rows), _MOST_HASHED_ROWS)):
+    for index in range(min(len(rows), _MAX_HASHED_ROWS)):
         digest.update(json.dumps(_row(rows, index), sort_keys=True, default=repr).encode())
     return digest.hexdigest()[:16]
 
 
 def _row(rows: Any, index: int) -> Any:
-    """A row as an episode gets it, but for the token ids, which follow from it."""
+    """Return a row as an episode gets it, without token ids, which follow from it."""
     return rows.plain_row(index) if isinstance(rows, PromptDataset) else rows[index]
 
 
@@ -77,12 +77,12 @@ def _columns(rows: Any) -> list[str]:
 
 
 def _file_origin(given: Any) -> DatasetConfig | None:
-    """The files that a dataset was read from, so that they are found again from elsewhere."""
+    """Return the setting of the files that a dataset was read from, None if there are none."""
     if isinstance(given, str | Path):
         return DatasetConfig(path=[portable_path(given)])
     if isinstance(given, list | tuple) and given and all(map(is_file_name, given)):
         return DatasetConfig(path=[portable_path(path) for path in given])
-    # A subclass may make other items of the rows than the files hold.
+    # A subclass may change the rows of the files.
     origin = given.origin if type(given) is PromptDataset else None
     if origin is None or origin.path is None:
         return None
@@ -93,7 +93,7 @@ def _file_origin(given: Any) -> DatasetConfig | None:
 def portable_path(path: str | Path) -> str:
     """Return a path relative to the working directory if the file is below it.
 
-    Then the project can be moved as a whole: `run.json` has the folder that it is relative to.
+    So the project can be moved as a whole: `run.json` has the folder that it is relative to.
     """
     place, here = Path(path), Path.cwd()
     if place.is_absolute() and place.is_relative_to(here):
@@ -102,10 +102,10 @@ def portable_path(path: str | Path) -> str:
 
 
 def _difference(row: Any) -> str:
-    """Which value of a row JSON does not keep."""
+    """Return which value of a row JSON does not preserve."""
     for name, value in row.items() if isinstance(row, dict) else ():
         if not isinstance(name, str):
-            return f"the column {name!r} has a name that is no text"
+            return f"the column {name!r} has a name that is not a string"
         if json.loads(json.dumps(value)) != value:
-            return f"{name} is {value!r:.60} (tuples and keys that are no text become others)"
+            return f"{name} is {value!r:.60} (JSON changes tuples, and keys that are not strings)"
     return f"it is a {type(row).__name__}"

@@ -1,4 +1,4 @@
-"""The tools of a run as the setting `tools` names them, and a hash of what they do."""
+"""The tools of a run as entries of the setting `tools`, and what identifies their behaviour."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from turnwise.tools.by_name import ToolEntry, tools_by_name
 from turnwise.tools.mcp_source import MCPTool, MCPTools
 from turnwise.tools.python_code.tool import package_folders
 from turnwise.tools.server_entries import server_words
-from turnwise.trainer.labels import callable_label, is_made_alone, object_label
+from turnwise.trainer.labels import callable_label, is_default_instance, object_label
 from turnwise.user_code import fingerprint, reference_to
 
 
 def tool_entries(tools: ToolRegistry | Iterable[Any]) -> list[str | dict[str, Any]]:
-    """Return entries that make the same tools again; what has none is said to be lost.
+    """Return entries from which the same tools can be made; others get a label.
 
-    The tools of an MCP server are one entry, unless others stand between them: a prompt lists
-    tools in their order.
+    The tools of an MCP server are one entry, unless other tools are between them: a prompt lists
+    tools in order.
     """
     entries: list[str | dict[str, Any]] = []
     found = [as_tool(tool) for tool in tools]
     for source, group in itertools.groupby(found, key=_server):
-        mine = list(group)
+        own = list(group)
         entry = None if source is None else source.entry
         if source is None or entry is None:
-            entries += [_entry(tool) for tool in mine]
-        elif mine == source.tools:
+            entries += [_entry(tool) for tool in own]
+        elif own == source.tools:
             entries.append(dict(entry))
         else:
-            entries.append({**entry, "only": [tool.name for tool in mine]})
+            entries.append({**entry, "only": [tool.name for tool in own]})
     return entries
 
 
 def tools_description(tools: ToolRegistry | Iterable[Any] | None, config: ConfigStore) -> list[Any]:
-    """Return what the tools do and what the model is told about them: docstrings count here.
+    """Return the definitions that the model sees and the code of the tools, to be hashed.
 
-    Servers count by their entries: they are not started for this.
+    MCP servers are identified by their entries: they are not started for this.
     """
     if tools is None:
         own = list(tools_by_name([entry for entry in config.tools if "mcp" not in entry]))
@@ -56,9 +56,9 @@ def tools_description(tools: ToolRegistry | Iterable[Any] | None, config: Config
         for entry in entries
         if not isinstance(entry, str) and "mcp" in entry
     ]
-    told = [tool.definition.to_openai() for tool in own]
+    definitions = [tool.definition.to_openai() for tool in own]
     code = [fingerprint(tool.function) for tool in own]
-    return [told, code, *([servers] if servers else [])]
+    return [definitions, code, *([servers] if servers else [])]
 
 
 def _server(tool: Tool) -> MCPTools | None:
@@ -73,7 +73,7 @@ def _entry(tool: Tool) -> str | dict[str, Any]:
     if type(tool) is PythonCodeTool:
         return _python_entry(tool)
     reference = reference_to(tool)
-    return reference.label if is_made_alone(tool) else object_label(tool)
+    return reference.label if is_default_instance(tool) else object_label(tool)
 
 
 def _python_entry(tool: PythonCodeTool) -> dict[str, Any]:
@@ -81,6 +81,6 @@ def _python_entry(tool: PythonCodeTool) -> dict[str, Any]:
     if tool.packages:
         is_all = tool.packages == package_folders(True)
         entry["packages"] = True if is_all else list(tool.packages)
-    if not tool.isolated:  # it is only made so if the user allowed it
+    if not tool.isolated:  # only with the permission of the user
         entry["allow_unsafe"] = True
     return entry

@@ -1,7 +1,7 @@
-"""What a run consists of, as names that a file can hold, so that the run can be played again.
+"""The components of a run as names that `config.yaml` can hold, so that commands can load them.
 
-`recorded` writes what Python gave into the settings; `identity` says by a hash what each piece of
-it does, so that a changed reward function is noticed when the run is started again.
+`recorded` writes objects that were given in Python into the settings, by name. `identity` hashes
+what each of them does, so that changed code is noticed when the run is started again.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from turnwise.algo.choose import (
@@ -20,6 +21,7 @@ from turnwise.algo.choose import (
     get_advantage_estimator,
     get_policy_loss,
 )
+from turnwise.algo.records import AdvantageEstimator, PolicyLoss
 from turnwise.config import (
     ConfigStore,
     EnvironmentConfig,
@@ -37,7 +39,12 @@ from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
 from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
-from turnwise.trainer.labels import algorithm_label, callable_label, is_made_alone, object_label
+from turnwise.trainer.labels import (
+    algorithm_label,
+    callable_label,
+    is_default_instance,
+    object_label,
+)
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
 from turnwise.trainer.recorded_tools import tool_entries, tools_description
 from turnwise.user_code import fingerprint, reference_to, remember_code, remember_use
@@ -46,19 +53,19 @@ _UNLIMITED = 2**31 - 1
 
 
 def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
-    """Return the settings with everything that Python gave written in by name.
+    """Return the settings with everything that was given in Python written in by name.
 
-    `given` is what the user passed to the trainer, before it was filled from the settings. What
-    cannot be imported again stands there as `<notebook>:Name` or the like.
+    `given` are the components that the user passed to the trainer. Those that cannot be imported
+    again are written as `<notebook>:Name` and the like.
     """
     found = copy.deepcopy(config)
-    for item, part in zip(found.environments or (), given.mix, strict=True):
-        _record_part(item, part)
-    environment = given.environment
-    if environment is None and given.dataset is not None:
-        environment = environment_of(given, config)  # prompts, if no other was named
-    if environment is not None:
-        found.environment = _environment(environment, config.environment)
+    for item, environment in zip(found.environments or (), given.mix, strict=True):
+        _record_environment(item, environment)
+    source = given.environment
+    if source is None and given.dataset is not None:
+        source = environment_of(given, config)  # prompts, if no other was named
+    if source is not None:
+        found.environment = _environment(source, config.environment)
     if given.reward_fn is not None:
         found.reward = _reward(given.reward_fn)
     if given.tools is not None:
@@ -72,36 +79,40 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     if given.limits is not None:
         found.limits = _limits(given.limits)
     if given.adv_estimator is not None:
-        found.training.adv_estimator = _estimator(given.adv_estimator)
+        estimator = get_advantage_estimator(given.adv_estimator)
+        name = _algorithm(given.adv_estimator, estimator, ADVANTAGE_ESTIMATORS)
+        found.training.adv_estimator = name
     if given.policy_loss is not None:
-        found.training.policy_loss = _loss(given.policy_loss)
+        loss = get_policy_loss(given.policy_loss)
+        found.training.policy_loss = _algorithm(given.policy_loss, loss, POLICY_LOSSES)
     for name in ("dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             setattr(found, name, dataset_setting(getattr(given, name)))
     for target in _targets(found):
-        remember_code(target)  # a later command may then import it because this folder names it
+        remember_code(target)  # so that later commands may import it
     for entry in found.tools:
         for use in uses_of(entry):
             remember_use(use)
     return found
 
 
-def _record_part(item: EnvironmentItem, part: MixEnvironment) -> None:
-    """Write what Python gave for an environment of a mix into its settings."""
-    own = recorded(part.config, part.given)
+def _record_environment(item: EnvironmentItem, environment: MixEnvironment) -> None:
+    """Write what was given in Python for an environment of a mix into its settings."""
+    given = environment.given
+    own = recorded(environment.config, given)
     item.environment = own.environment.name
     item.max_steps, item.params = own.environment.max_steps, own.environment.params
-    if part.given.reward_fn is not None:
+    if given.reward_fn is not None:
         item.reward = own.reward
-    if part.given.tools is not None:
+    if given.tools is not None:
         item.tools = own.tools
-    if part.given.system_prompt is not None:
+    if given.system_prompt is not None:
         item.system_prompt = own.system_prompt
     item.dataset, item.eval_dataset = own.dataset, own.eval_dataset
 
 
 def _limits(limits: EpisodeLimits) -> LimitsConfig:
-    """The limits as settings, where null in these two means the section inference, not none."""
+    """Return the limits as settings, where null of these two would mean the section inference."""
     found = LimitsConfig(**dataclasses.asdict(limits))
     found.max_turns = limits.max_turns or _UNLIMITED
     found.max_tokens_per_turn = limits.max_tokens_per_turn or _UNLIMITED
@@ -109,8 +120,9 @@ def _limits(limits: EpisodeLimits) -> LimitsConfig:
 
 
 def _targets(config: ConfigStore) -> list[str]:
-    """Code that the settings name and that can be imported."""
-    named = [name for part in config.parts().values() for name in _named_code(part)]
+    """Return the code that the settings name and that can be imported."""
+    environments = config.parts().values()
+    named = [name for own in environments for names in named_code(own).values() for name in names]
     return [
         name
         for name in dict.fromkeys(named)
@@ -118,23 +130,23 @@ def _targets(config: ConfigStore) -> list[str]:
     ]
 
 
-def _named_code(config: ConfigStore) -> list[str]:
-    """What the settings of one environment name."""
+def named_code(config: ConfigStore) -> dict[str, list[str]]:
+    """Return the names of code in the settings of one environment, by setting."""
     rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
-    return [
-        config.environment.name,
-        config.parser,
-        config.training.adv_estimator,
-        config.training.policy_loss,
-        *(item if isinstance(item, str) else item.function or "" for item in rewards),
-        *(tool for tool in config.tools if isinstance(tool, str)),
-    ]
+    return {
+        "environment": [config.environment.name],
+        "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
+        "tools": [tool for tool in config.tools if isinstance(tool, str)],
+        "parser": [config.parser],
+        "adv_estimator": [config.training.adv_estimator],
+        "policy_loss": [config.training.policy_loss],
+    }
 
 
 def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
-    """Return a hash of what each piece of a run does, by its name in the settings.
+    """Return a hash of each component of a run, by its name in the settings.
 
-    Of a mix, what an environment has of its own is named after it: `environment of maze`.
+    In a mix, components of one environment are named after it: `environment of maze`.
     """
     found = {
         "reward": _reward_code(user.reward_fn),
@@ -151,13 +163,13 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
         found |= {
             f"{name} of {part.name}": value
             for name, value in own.items()
-            if value != found.get(name)  # shared by all, and named once
+            if value != found.get(name)  # shared components are named once
         }
     return found
 
 
 def _algorithm_code(user: UserComponents, config: ConfigStore) -> dict[str, str]:
-    """Hashes of a user's own estimator and policy loss; those of turnwise have their names."""
+    """Return hashes of a user's own estimator and policy loss; built-in ones have names."""
     training = config.training
     estimator = user.adv_estimator or training.adv_estimator
     loss = user.policy_loss or training.policy_loss
@@ -180,12 +192,12 @@ def _environment(source: EnvironmentSource, config: EnvironmentConfig) -> Enviro
 
 
 def _is_remade(environment: BaseEnvironment) -> bool:
-    """Whether the class and the config alone make the same environment again."""
+    """Whether the class with the same config makes an equal environment."""
     try:
         again = type(environment)(environment.config)
         is_same = fingerprint(again) == fingerprint(environment)
         close_environment(again)
-    except Exception:  # the user's constructor wants more than a config
+    except Exception:  # the user's constructor takes more than a config
         return False
     return is_same
 
@@ -199,20 +211,15 @@ def _reward(function: RewardFn) -> str | list[RewardItem]:
     return callable_label(function)
 
 
-def _estimator(choice: EstimatorChoice) -> str:
+def _algorithm(
+    choice: EstimatorChoice | LossChoice,
+    record: AdvantageEstimator | PolicyLoss,
+    known: Mapping[str, AdvantageEstimator | PolicyLoss],
+) -> str:
+    """Return the name of an estimator or a loss: the given one, a built-in one, or its label."""
     if isinstance(choice, str):
         return choice
-    record = get_advantage_estimator(choice)
-    names = [name for name, known in ADVANTAGE_ESTIMATORS.items() if known == record]
-    return names[0] if names else algorithm_label(record)
-
-
-def _loss(choice: LossChoice) -> str:
-    if isinstance(choice, str):
-        return choice
-    record = get_policy_loss(choice)
-    names = [name for name, known in POLICY_LOSSES.items() if known == record]
-    return names[0] if names else algorithm_label(record)
+    return next((name for name in known if known[name] == record), algorithm_label(record))
 
 
 def _parser(parser: ParserChoice) -> str:
@@ -221,19 +228,19 @@ def _parser(parser: ParserChoice) -> str:
     known = next((name for name, kind in PARSERS.items() if kind is type(parser)), None)
     if known is not None:
         return known
-    return reference_to(parser).label if is_made_alone(parser) else object_label(parser)
+    return reference_to(parser).label if is_default_instance(parser) else object_label(parser)
 
 
 def _code_of(environment: EnvironmentSource | None) -> str:
     if isinstance(environment, str):
         return fingerprint(source_by_name(environment))
     if isinstance(environment, BaseEnvironment) and _is_remade(environment):
-        return fingerprint(type(environment))  # as a command sees it, which has its name alone
+        return fingerprint(type(environment))  # as a command that has only its name hashes it
     return fingerprint(environment)
 
 
 def _reward_code(function: RewardFn | None) -> str:
-    """A hash of the reward; of a weighted sum, of each function with its name and weight."""
+    """Return a hash of the reward; of a weighted sum, of each function with name and weight."""
     if not isinstance(function, WeightedReward):
         return fingerprint(function)
     return _hash(

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics, episodes, checkpoints, and what the doctor says of them."""
+"""Writes the files of a run: metrics, episodes, checkpoints; and reports what the doctor finds."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from turnwise.trainer.stopwatch import Stopwatch
 from turnwise.whole_files import remove_abandoned, write_whole
 
 _LOG = logging.getLogger("turnwise")
-_MOST_STARTS = 20
+_MAX_STARTS = 20
 
 
 class Records:
-    """The files of a run. Each step is written down before the next one begins."""
+    """Writes the files of a run. Each step is written before the next one begins."""
 
     def __init__(
         self,
@@ -51,20 +51,20 @@ class Records:
         self._environment = environment
         self._reporter = reporter
         self._files = files
-        """Rows of datasets that are written as the run begins, by the name of their file."""
+        """Rows of datasets that are written when the run begins, by file name."""
         self._facts: dict[str, Any] = {**facts, "provenance": provenance()}
-        """What `run.json` says besides the status: what was trained, and how it was started."""
+        """The contents of `run.json` besides the status."""
         self._metrics = MetricsLog(folder.metrics_file)
         self._episodes = EpisodeStore(folder.episodes, config.logging.episodes_gb * 2**30)
         self._doctor = Doctor()
-        self._news: list[Finding] = []
-        """What the doctor said of the last step."""
+        self._new_findings: list[Finding] = []
+        """The doctor's findings after the last step."""
         self.num_steps = 0
-        """Steps of the whole run, as it is planned now."""
+        """Planned steps of the whole run."""
         self._saved_step = -1
         self._seconds: Metrics = {}
         self._last: Metrics = {}
-        """The metrics of the last step that was written down."""
+        """The metrics of the last step that was written."""
         self._sinks: Any = None
         if config.logging.sinks:
             from turnwise.runs.sinks import make_sinks
@@ -74,23 +74,23 @@ class Records:
             )
 
     def begin(self, *, resumes: bool = False) -> None:
-        """Write down what the run is; of one that is resumed, what it was begun with stays."""
+        """Write the settings and facts of the run; a resumed one keeps those of its start."""
         remove_abandoned(self._folder.path)
         if resumes:
             self._facts |= _kept_facts(self._folder.status)
-        # The status first: whoever has it is a run, however soon it was killed.
+        # The status first: a folder with it is a run, however soon it was killed.
         self._write_status("running", 0)
         self._keep_rows()
         with explained(self._folder.config_file):
             self._config.save(self._folder.config_file)
 
     def add_facts(self, facts: Mapping[str, Any]) -> None:
-        """Add what is known once the model is loaded."""
+        """Add facts that are known once the model is loaded."""
         self._facts = {**facts, **self._facts}
         self._write_status("running", int(self._last.get("step", 0)))
 
     def _keep_rows(self) -> None:
-        """Keep rows that stand in no file, and mention those that cannot be kept."""
+        """Write rows that are in no file, and report those that cannot be kept."""
         for name, content in self._files.items():
             with explained(self._folder.path / name):
                 write_whole(self._folder.path / name, content)
@@ -105,7 +105,7 @@ class Records:
                 )
 
     def note_changes(self, step: int, before: ConfigStore | None) -> list[Change]:
-        """Record which settings are others from this step on than in `before`; which those are."""
+        """Record and return the settings that differ from `before`, from this step on."""
         changes = [] if before is None else changes_between(before, self._config)
         changes = [change for change in changes if change.makes_another_run]
         self._folder.write_changes(step, changes)
@@ -114,7 +114,7 @@ class Records:
         return changes
 
     def rewind(self, step: int) -> list[Metrics]:
-        """Go back to a step: what came after it is forgotten; the metrics until then."""
+        """Remove all files of later steps; return the metrics up to this step."""
         self._metrics.rewind(step)
         self._episodes.rewind(step)
         for checkpoint in self.checkpoints.list():
@@ -127,7 +127,7 @@ class Records:
         return history
 
     def report_missing(self, history: Sequence[Metrics], num_steps: int) -> None:
-        """Mention the steps of which no metrics were kept, though they were trained."""
+        """Report steps that were trained and have no metrics in the file."""
         missing = missing_steps(history, num_steps)
         if missing:
             self._reporter.say(
@@ -136,14 +136,14 @@ class Records:
             )
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Keep what the tokens of the episodes mean; without it the run goes on all the same."""
+        """Save the tokenizer, for commands that show tokens; the run continues if this fails."""
         core = getattr(tokenizer, "backend_tokenizer", None)
         if core is None or self._folder.tokenizer_file.exists():
             return
         try:
             write_whole(self._folder.tokenizer_file, core.to_str().encode())
         except (OSError, ValueError) as error:
-            _LOG.warning("the tokenizer could not be kept in the run's folder: %s", error)
+            _LOG.warning("the tokenizer could not be saved in the run's folder: %s", error)
 
     def keep_episodes(
         self,
@@ -152,14 +152,14 @@ class Records:
         columns: Mapping[str, torch.Tensor],
         clock: Stopwatch,
     ) -> None:
-        """Keep the episodes of a step, the dropped ones too, and what was learned from them."""
+        """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
         started = time.perf_counter()
-        every = [*played, *played.dropped]
-        self._episodes.write(step, every, columns, began=clock.began, phases=clock.phases)
+        episodes = [*played, *played.dropped]
+        self._episodes.write(step, episodes, columns, began=clock.began, phases=clock.phases)
         self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:
-        """Write down a step. `metrics` gets what keeping its episodes took."""
+        """Write the metrics of a step, to which the time of writing its episodes is added."""
         started = time.perf_counter()
         metrics |= self._seconds
         step = int(metrics["step"])
@@ -169,13 +169,13 @@ class Records:
         self._last = metrics
         self._write_status("running", step)
         self._reporter.step(metrics)
-        self._news = self._doctor.look(metrics)
-        for finding in self._news:
+        self._new_findings = self._doctor.look(metrics)
+        for finding in self._new_findings:
             self._reporter.say(f"doctor: {finding}")
         self._seconds = {"time/log": time.perf_counter() - started}
 
     def keep_evaluation(self, step: int, played: Collection, kind: str, clock: Stopwatch) -> None:
-        """Keep the episodes of an evaluation, `greedy` or `sampled`."""
+        """Write the episodes of an evaluation, `greedy` or `sampled`."""
         self._episodes.write(
             step, list(played), kind=f"eval-{kind}", began=clock.began, phases=clock.phases
         )
@@ -189,24 +189,27 @@ class Records:
         self._seconds["time/checkpoint"] = time.perf_counter() - started
 
     def mark_if_best(self, saved: Checkpoint) -> None:
-        """By the metrics that were written down last, if they are of the same step."""
+        """Mark a checkpoint as the best by the last metrics, if they are of the same step."""
         name = self._config.checkpoint.best_metric
         value = self._last.get(name)
         if value is None or self._last["step"] != saved.step:
             return
         best = self.checkpoints.best
-        if best is None or best.metric != name or value >= best.value:  # the latest among equals
+        if best is None or best.metric != name or value >= best.value:  # the latest of equals
             bounds = interval(self._last, name)
             number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
             num_episodes = None if number is None else int(number)
             self.checkpoints.mark_best(saved, name, value, bounds, num_episodes)
 
     def end(self, outcome: str, step: int, write: Callable[[Path], None] | None) -> None:
-        """The run is over or breaks off; saved once more, if it can be."""
+        """End the run with this outcome; save a last checkpoint if `write` is given."""
         try:
             if write is not None and self._saved_step != step:
                 self.save(step, write)
-        except (KeyboardInterrupt, SystemExit):  # a second signal; the checkpoint before is whole
+        except (
+            KeyboardInterrupt,
+            SystemExit,
+        ):  # a second signal; the previous checkpoint is intact
             outcome = "interrupted"
             raise
         except BaseException as error:
@@ -215,13 +218,13 @@ class Records:
         finally:
             try:
                 self._write_status(outcome, step)
-            except CheckpointError as error:  # of the same disk that may have ended the run
+            except CheckpointError as error:  # perhaps of the disk error that ended the run
                 _LOG.warning("%s", error)
             if self._sinks is not None:
                 self._sinks.close()
             self._reporter.end(outcome)
             for finding in self._doctor.present():
-                if finding not in self._news:  # which was said a moment ago
+                if finding not in self._new_findings:  # reported a moment ago
                     self._reporter.say(f"doctor: {finding}")
 
     def _write_status(self, status: str, step: int) -> None:
@@ -236,7 +239,7 @@ class Records:
 
 
 def _kept_facts(before: Mapping[str, Any]) -> dict[str, Any]:
-    """What a resumed run keeps of its `run.json`: the weights that it began with, its starts."""
+    """Return what a resumed run keeps of its `run.json`: its initial weights, its starts."""
     kept = {name: before[name] for name in ("model", "tokenizer") if name in before}
     starts = [*before.get("earlier_starts", []), *filter(None, [before.get("provenance")])]
-    return {**kept, "earlier_starts": starts[-_MOST_STARTS:]}
+    return {**kept, "earlier_starts": starts[-_MAX_STARTS:]}

@@ -1,4 +1,4 @@
-"""Who is told how a run goes: its log always, and a display unless the user wants none."""
+"""Reports the progress of a run: always to its log, and to a display unless disabled."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from turnwise.progress.display import PROGRESS
 from turnwise.runs.headline import policy_movement
 
 Metrics: TypeAlias = dict[str, float]
-"""The figures of one step, under flat names."""
+"""The metrics of one step by name, such as `eval/greedy/reward`."""
 
 _LOG = logging.getLogger("turnwise")
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What a run is, told when it begins."""
+    """What a reporter gets when a run begins."""
 
     folder: Path
     environment: str
     model: str
     num_steps: int
-    """In all, those before a resume included."""
+    """Steps in all, including those before a resume."""
     first_step: int = 0
-    """Steps that were done before."""
+    """Steps that were done before a resume."""
     history: Sequence[Mapping[str, float]] = ()
     """Their metrics."""
     evaluated_on: str = "held-out seeds"
-    """What its evaluations are on: `held-out seeds`, `16 held-out rows`, `training rows` ..."""
+    """`held-out seeds`, `16 held-out rows`, `training rows` ..."""
 
 
 class Reporter(Protocol):
-    """Is told how a run goes. What it raises would end the run, so it should not."""
+    """Receives the progress of a run. An exception that it raises ends the run."""
 
     def begin(self, run: RunInfo) -> None: ...
 
     def step(self, metrics: Mapping[str, float]) -> None: ...
 
     def say(self, text: str) -> None:
-        """One line: a resume, a saved checkpoint, a finding of the doctor."""
+        """Report one line: a resume, a saved checkpoint, a finding of the doctor."""
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far a part of a step has come."""
+        """Report the progress of a phase of a step."""
 
     def end(self, outcome: str) -> None:
         """`finished`, `interrupted`, or `stopped: ` and why."""
 
 
 class LogReporter:
-    """Lines in the log, one a step."""
+    """Writes lines to the log, one per step."""
 
     def __init__(self) -> None:
         self._num_steps = 0
@@ -72,14 +72,14 @@ class LogReporter:
         _LOG.info("%s", text, extra=PROGRESS)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Too much for a log."""
+        """Not logged: there would be too many lines."""
 
     def end(self, outcome: str) -> None:
         self.say(outcome)
 
 
 class Reporters:
-    """Several at once: a run always writes its own log too."""
+    """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter) -> None:
         self._reporters = reporters
@@ -108,7 +108,7 @@ class Reporters:
 def choose_reporter(
     reporter: Reporter | Literal["auto"] | None,
 ) -> tuple[Reporter, AbstractContextManager[object]]:
-    """What a trainer tells, given its argument `reporter`; and what to enter around a run."""
+    """Return the reporter for the trainer's argument, and a context to enter around a run."""
     if reporter == "auto":
         display = AutoReporter()
         return Reporters(LogReporter(), display), display
@@ -132,7 +132,7 @@ _SHOWN = ("reward", "success", "turns", "entropy")
 
 
 def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
-    """A step in one line.
+    """Return the metrics of a step as one line.
 
     >>> step_line({"step": 3, "reward": 0.5, "grad_norm": 0.1, "time/tokens_per_second": 99.0}, 9)
     'step 3/9  reward 0.5  grad_norm 0.1  99 tok/s'

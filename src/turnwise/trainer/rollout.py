@@ -1,4 +1,4 @@
-"""The episodes of a training step: which ones, and playing them."""
+"""Chooses and plays the episodes of a training step."""
 
 from __future__ import annotations
 
@@ -26,50 +26,47 @@ from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, r
 
 Rows: TypeAlias = Sequence[Task]
 OnEpisode: TypeAlias = Callable[[int, int], None]
-"""Told how many episodes of how many are over."""
+"""Called with the number of finished episodes, and of all."""
 
 _DEFAULT_GROUP = 8
 
 
 @dataclass(frozen=True)
 class TaskSource:
-    """Where the tasks of an environment come from: its rows, its curriculum, or its seeds alone."""
+    """Where the tasks of an environment come from: its rows, its curriculum, or only its seeds."""
 
     name: str = ""
-    """Of the environment in a mix; empty without a mix."""
+    """The name of the environment in a mix; empty without a mix."""
     weight: float = 1.0
     rows: Rows | None = None
     curriculum: Curriculum | None = None
 
 
 class Rollout:
-    """Plays what a step needs. The same step gives the same episodes, in whichever process."""
+    """Plays the episodes of steps. The same step of the same run always plays the same tasks."""
 
     def __init__(
         self,
         collector: EpisodeCollector,
         config: ConfigStore,
-        rows: Rows | None = None,
-        curriculum: Curriculum | None = None,
-        *,
+        sources: Sequence[TaskSource] = (TaskSource(),),
         estimator: AdvantageEstimator | None = None,
         plan: FitPlan | None = None,
-        mix: Sequence[TaskSource] = (),
     ) -> None:
         self.collector = collector
         self.plan = plan
-        """Where the run ends and is saved, for who plays ahead; None: nobody does."""
+        """When the run ends and saves, for a rollout that plays ahead."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
         self.zero_variance: dict[str, float] = {}
-        """The share of groups in which all earned the same, before any was replaced: of all groups
-        under the empty name, of each environment of a mix under its own. Empty without groups."""
+        """The share of groups with equal rewards before any was replaced: of all groups under the
+        empty name, of each environment of a mix under its own. Empty without groups."""
         self._config = config
-        self._estimator = estimator
-        self._group_size = group_size(config, estimator)
-        self._sources = list(mix) or [TaskSource(rows=rows, curriculum=curriculum)]
+        self._estimator = estimator or get_advantage_estimator(config.training.adv_estimator)
+        self._group_size = group_size(config, self._estimator)
+        self._sources = list(sources)
         self._starts: dict[int, EpisodeTask] = {}
-        """Where each group of the last step started."""
+        """The first task of each group of the last step."""
 
     def __enter__(self) -> Self:
         return self
@@ -78,20 +75,18 @@ class Rollout:
         self.close()
 
     def close(self) -> None:
-        """Cancel what may be under way; here nothing ever is."""
+        """Cancel episodes that are played ahead; this class plays none."""
 
     def snapshot(self, collector: EpisodeCollector) -> Rollout:
-        """Return a rollout of the same tasks with curricula as they are now."""
+        """Return a rollout of the same tasks, with copies of the curricula."""
         sources = [
             dataclasses.replace(source, curriculum=copy.deepcopy(source.curriculum))
             for source in self._sources
         ]
-        return Rollout(
-            collector, self._config, plan=self.plan, mix=sources, estimator=self._estimator
-        )
+        return Rollout(collector, self._config, sources, self._estimator, self.plan)
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
-        """The episodes of a step, counted from 0."""
+        """Play the episodes of a step, counted from 0."""
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
         collection = self._played((step, 0), tasks, stop, on_episode)
@@ -119,8 +114,13 @@ class Rollout:
             )
         return collection
 
-    def baselines(self, stop: StopRequest) -> dict[int, float]:
-        """The reward of the greedy episode from each start of the last step: ReMax's baseline."""
+    def baselines(self, stop: StopRequest) -> dict[int, float] | None:
+        """Play a greedy episode from each start of the last step; return its reward by group.
+
+        None if the estimator does not need it; ReMax does.
+        """
+        if not self._estimator.needs_greedy_episode:
+            return None
         collector = self.collector.sampling_with(SamplingParams(temperature=0.0))
         played = run_tasks(collector, list(self._starts.values()), stop)
         return {r.group: r.reward.total for r in played if r.reward is not None}
@@ -132,11 +132,11 @@ class Rollout:
         stop: StopRequest,
         on_episode: OnEpisode | None,
     ) -> Collection:
-        """The episodes of these tasks; `names` are step and attempt."""
+        """Play these tasks; `names` are step and attempt."""
         collector = self.collector
-        if any(_are_openings(source.rows) for source in self._sources):
-            # An opening comes again with its seed: each epoch, and where it replaces a group that
-            # taught nothing. What is sampled then is to be new.
+        if any(_rows_have_seeds(source.rows) for source in self._sources):
+            # These rows are played again with the same seed, in each epoch and where they replace
+            # a group. Sampling must differ then.
             collector = collector.sampling_with(collector.setup.sampling)
             collector.setup.seed = derive_seed(self._config.training.seed, "sampling", *names)
         return run_tasks(collector, tasks, stop, on_episode)
@@ -144,7 +144,7 @@ class Rollout:
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
-        """All members of these groups; a group is played in one environment of a mix."""
+        """Return the tasks of all members of these groups."""
         numbers = range(self._config.training.batch_size) if groups is None else groups
         starts = self._starts_of("train", step, attempt, numbers)
         return [
@@ -154,20 +154,20 @@ class Rollout:
         ]
 
     def imitation_tasks(self, step: int) -> list[EpisodeTask]:
-        """What the players of a warm start play in one of its steps."""
+        """Return the tasks that the players of a warm start play in one of its steps."""
         starts = self._starts_of("warm start", step, 0, range(self._config.training.batch_size))
         return [dataclasses.replace(start, group=0) for start in starts]
 
     def _starts_of(
         self, purpose: str, step: int, attempt: int, numbers: Sequence[int]
     ) -> list[EpisodeTask]:
-        """Where each of these groups starts: its environment, its row and its seed."""
+        """Return the first task of each of these groups: its environment, row and seed."""
         training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
         drawn = self._drawn(step)
         starts = {}
-        for part, source in enumerate(self._sources):
-            own = [number for number in numbers if drawn[number].part == part]
+        for index, source in enumerate(self._sources):
+            own = [number for number in numbers if drawn[number].part == index]
             rows = self._chosen_rows(source, step, attempt, [drawn[number] for number in own])
             for number, row in zip(own, rows, strict=True):
                 seed = training_seed(training.seed, purpose, step, *attempts, number)
@@ -176,7 +176,7 @@ class Rollout:
         return [starts[number] for number in numbers]
 
     def _drawn(self, step: int) -> list[Draw]:
-        """Which environment each group of a step is played in, and how many it had before."""
+        """Draw the environment of each group of a step."""
         weights = [source.weight for source in self._sources]
         return parts_for_step(
             weights, step, self._config.training.batch_size, self._config.training.seed
@@ -192,29 +192,29 @@ class Rollout:
             tasks = list(source.curriculum.choose(number, rng))
             if len(tasks) != number:
                 raise ConfigError(
-                    f"the curriculum chose {len(tasks)} tasks, expected {number}: one a start"
+                    f"the curriculum chose {len(tasks)} tasks, expected {number}: one per group"
                 )
             return tasks
         rows = source.rows
         if rows is None:
             return [None] * number
-        if attempt:  # others than those that taught nothing
+        if attempt:  # other rows than those of the groups with equal rewards
             return [rows[rng.randrange(len(rows))] for _ in range(number)]
         own_seed = derive_seed(seed, "part", *names) if names else seed
         return [rows[rows_for_step(len(rows), draw.number, 1, own_seed)[0]] for draw in drawn]
 
 
 def seed_of(row: Task | None, rows: Rows | None, seed: int) -> int:
-    """The seed of an episode; a row that is an environment's opening brings its own."""
-    return int(row["seed"]) if row is not None and _are_openings(rows) else seed
+    """Return the seed of an episode; a row of a `CustomEnvDataset` has its own."""
+    return int(row["seed"]) if row is not None and _rows_have_seeds(rows) else seed
 
 
-def _are_openings(rows: Any) -> bool:
+def _rows_have_seeds(rows: Any) -> bool:
     return isinstance(getattr(rows, "source", rows), CustomEnvDataset)
 
 
 def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None) -> int:
-    """How many episodes start from the same place; `estimator` if Python chose another."""
+    """Return the number of episodes in a group; `estimator` defaults to that of the settings."""
     training = config.training
     estimator = estimator or get_advantage_estimator(training.adv_estimator)
     compares, size = estimator.needs_groups, training.group_size
@@ -223,13 +223,13 @@ def group_size(config: ConfigStore, estimator: AdvantageEstimator | None = None)
     if compares and size == 1:
         raise ConfigError(
             f"the advantage estimator {estimator.name} compares the episodes of a group, and "
-            "training.group_size is 1: nothing would be learned. Take 4 or more."
+            "training.group_size is 1: nothing would be learned. Set it to 4 or more."
         )
     return size
 
 
 def limits_of(config: ConfigStore) -> EpisodeLimits:
-    """The limits that the settings name."""
+    """Return the episode limits of the settings."""
     inference, limits = config.inference, dataclasses.asdict(config.limits)
     turns = limits.pop("max_turns") or inference.max_turns
     return EpisodeLimits(
@@ -245,28 +245,28 @@ def run_tasks(
     stop: StopRequest,
     on_episode: OnEpisode | None = None,
 ) -> Collection:
-    """Play, unless a stop is asked for meanwhile."""
+    """Play tasks; raise `Interrupted` if a stop is requested before the end."""
     count = itertools.count(1)
 
-    def tell(result: EpisodeResult) -> None:
+    def report(result: EpisodeResult) -> None:
         if on_episode is not None:
             on_episode(next(count), len(tasks))
 
-    return run_unless_stopped(collector.play(tasks, on_result=tell), stop)
+    return run_unless_stopped(collector.play(tasks, on_result=report), stop)
 
 
 def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
-    """The share of groups that are chosen, of all and of each environment of a mix."""
-    parts = {result.group: result.part for result in results}
-    found = {"": len(chosen) / (len(parts) or 1)}
-    for name in sorted({*parts.values()} - {""}):
-        own = {group for group, part in parts.items() if part == name}
+    """Return the share of groups that are chosen, of all and of each environment of a mix."""
+    environments = {result.group: result.part for result in results}
+    found = {"": len(chosen) / (len(environments) or 1)}
+    for name in sorted({*environments.values()} - {""}):
+        own = {group for group, environment in environments.items() if environment == name}
         found[name] = len(own & chosen) / len(own)
     return found
 
 
 def _zero_variance_groups(results: Collection) -> set[int]:
-    """Groups of several in which all earned the same: they teach nothing."""
+    """Return the groups of several episodes with equal rewards, from which nothing is learned."""
     rewards: dict[int, list[float]] = {}
     for result in results:
         if result.reward is not None:

@@ -1,13 +1,17 @@
-"""What a run folder says about its run as it begins: settings, facts for `run.json`, rows."""
+"""What a run folder records when a run begins: settings, facts for `run.json`, rows."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from turnwise.config import RUN, ConfigStore, DatasetConfig
 from turnwise.data.held_out import shared_rows
@@ -16,34 +20,39 @@ from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import describe_base, named_modules, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.labels import callable_label, is_lost, object_label
 from turnwise.trainer.recorded_rows import rows_facts, rows_to_keep
-from turnwise.trainer.recording import recorded
+from turnwise.trainer.recording import named_code, recorded
 from turnwise.user_code import fingerprint, reference_to
+
+_MAX_HASHED_WHOLE = 50_000_000
+"""Parameters of a model that is hashed whole, which takes a fraction of a second."""
+_NUM_HASHED_VALUES = 4096
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """The beginning of a run, as its folder keeps it."""
+    """What the folder of a run records when it begins."""
 
     config: ConfigStore
-    """For `config.yaml`: every setting, and what Python gave by name."""
+    """For `config.yaml`: every setting, with objects that were given in Python by name."""
     files: dict[str, bytes]
     """Rows of datasets that were given in memory, by the name of their file in the folder."""
     user: UserComponents
-    """What the run consists of, filled from the settings."""
+    """The components of the run, completed from the settings."""
     datasets: Mapping[str, Any]
     """Facts about the rows of each dataset."""
     identity: Mapping[str, str]
     curriculum: Curriculum | None = None
 
-    def settled_in(self, folder: RunFolder, *, resumes: bool) -> tuple[ConfigStore, dict[str, Any]]:
-        """Return the settings and the facts for `run.json` as this folder keeps them.
+    def for_folder(self, folder: RunFolder, *, resumes: bool) -> tuple[ConfigStore, dict[str, Any]]:
+        """Return the settings and the facts for `run.json` of a folder.
 
-        Files of the folder itself are named by their place in it, so that it can be moved. A run
-        that is resumed keeps the names that it recorded, for what is still the same.
+        Paths of files inside the folder are relative to it, so that it can be moved. A resumed run
+        keeps the names that it recorded before, of what has not changed.
         """
         before = folder.settings() if resumes else None
         if before is None:
@@ -60,7 +69,7 @@ class RunRecord:
         return config, facts
 
     def _facts(self, config: ConfigStore) -> dict[str, Any]:
-        """What played a part, with hashes."""
+        """Return the components of the run, with hashes."""
         paths = {name: setting.path for name, setting in config.datasets()}
         facts: dict[str, Any] = {
             "identity": dict(self.identity),
@@ -89,7 +98,7 @@ def record_run(
     identity: Mapping[str, str],
     curriculum: Curriculum | None = None,
 ) -> RunRecord:
-    """Record a run. `given` is what Python gave, `parts` the same, filled from the settings."""
+    """Record a run; `given` are the user's components, `user` these completed from the settings."""
     found = recorded(config, given)
     datasets: dict[str, Any] = {}
     files: dict[str, bytes] = {}
@@ -112,7 +121,7 @@ def record_run(
 
 
 def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
-    """How many rows of an evaluation dataset are also trained on, where there are any."""
+    """Return how many rows of an evaluation dataset are also training rows, if there are any."""
     if trained_on is None:
         return {}
     found = shared_rows(rows, trained_on)
@@ -123,7 +132,7 @@ def _shared(rows: Any, trained_on: Any) -> dict[str, int]:
 def _datasets(
     config: ConfigStore, given: UserComponents, user: UserComponents
 ) -> Iterator[tuple[str, DatasetConfig, Any, Any]]:
-    """Each dataset of a run: its name, its setting, what Python gave, and its rows."""
+    """Yield each dataset of a run: its name, its setting, the given object, and its rows."""
     owners = [(given, user), *((part.given, part.components) for part in user.mix)]
     sources = [
         (getattr(own, kind), getattr(filled, kind))
@@ -136,7 +145,7 @@ def _datasets(
 
 
 def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
-    """Where environment, reward and tools are defined, and hashes of what they do."""
+    """Return where environment, reward and tools are defined, with hashes of their code."""
     if user.mix:
         settings = config.parts()
         return {part.name: _code(part.components, settings[part.name]) for part in user.mix}
@@ -161,7 +170,7 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
 
 
 def _reward_names(config: ConfigStore) -> list[str | None]:
-    """How the settings name the functions of the reward; None for the sum of the step rewards."""
+    """Return the names of the reward functions; None for the sum of the step rewards."""
     reward = config.environment.reward if config.reward is None else config.reward
     if reward is None or isinstance(reward, str):
         return [reward]
@@ -181,7 +190,7 @@ def _source_of(environment: EnvironmentSource) -> Any:
 
 
 def _unrecorded(config: ConfigStore) -> dict[str, str]:
-    """The settings that hold something which a later command cannot make again."""
+    """Return the settings whose objects a later command cannot load."""
     if config.environments is not None:
         inner = {name: _unrecorded(part) for name, part in config.parts().items()}
         return {
@@ -189,14 +198,8 @@ def _unrecorded(config: ConfigStore) -> dict[str, str]:
             for name, lost in inner.items()
             for setting, label in lost.items()
         }
-    rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
     labels = {
-        "environment": [config.environment.name],
-        "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
-        "tools": [tool for tool in config.tools if isinstance(tool, str)],
-        "parser": [config.parser],
-        "adv_estimator": [config.training.adv_estimator],
-        "policy_loss": [config.training.policy_loss],
+        **named_code(config),
         "model": [config.model.model_name],
         "dataset": config.dataset.paths,
         "eval_dataset": config.eval_dataset.paths,
@@ -213,7 +216,7 @@ def _place_in(folder: Path, name: Named) -> str:
 
 
 def _kept(before: Any, now: Any) -> Any:
-    """Facts about what is still the same stay as they were recorded, under the names of now."""
+    """Keep the recorded facts of what has not changed, under the current names."""
     if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
         return [_kept(old, new) for old, new in zip(before, now, strict=True)]
     if not isinstance(before, dict) or not isinstance(now, dict):
@@ -221,3 +224,62 @@ def _kept(before: Any, now: Any) -> Any:
     if "hash" in now and now["hash"] == before.get("hash"):
         return {**before, **{key: now[key] for key in ("name", "path") if key in now}}
     return {name: _kept(before.get(name), value) for name, value in now.items()}
+
+
+def model_facts(
+    components: RunComponents, config: ConfigStore, *, is_start: bool
+) -> dict[str, Any]:
+    """Return model, tokenizer and engine for `run.json`; `is_start` adds a hash of the weights."""
+    policy = components.learner.model.policy
+    model: dict[str, Any] = {
+        "name": config.model.local_path or config.model.model_name,
+        "class": type(policy).__name__,
+        "parameters": sum(parameter.numel() for parameter in policy.parameters()),
+        "dtype": str(policy.dtype).removeprefix("torch."),
+        "device": str(policy.device),
+    }
+    if is_start:
+        model |= _weights_hash(policy)
+    engine = {
+        "backend": config.inference.backend,
+        "class": type(components.engine).__name__,
+        "shares_weights": components.shares_weights,
+        "temperature": config.inference.temperature,
+        "top_p": config.inference.top_p,
+        "stall_timeout": config.inference.stall_timeout,
+        **components.engine.options,
+    }
+    return {"model": model, "tokenizer": _tokenizer_facts(components.tokenizer), "engine": engine}
+
+
+def _weights_hash(model: torch.nn.Module) -> dict[str, str]:
+    """Return a hash of the weights, and what it covers: all, or a sample of a large model."""
+    tensors = sorted(model.state_dict().items())
+    is_whole = sum(tensor.numel() for _, tensor in tensors) <= _MAX_HASHED_WHOLE
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        values = tensor.detach().reshape(-1)
+        if not is_whole:
+            values = values[:: max(1, len(values) // _NUM_HASHED_VALUES)][:_NUM_HASHED_VALUES]
+        digest.update(values.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    sample = f"names, shapes and {_NUM_HASHED_VALUES} evenly spaced values of each tensor"
+    return {"hash": digest.hexdigest(), "hash_covers": "all weights" if is_whole else sample}
+
+
+def _tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
+    """Return the class of a tokenizer, its size, and hashes of it and of its chat template."""
+    core = getattr(tokenizer, "backend_tokenizer", None)  # tokenizers in Python have none
+    text = json.dumps(tokenizer.get_vocab(), sort_keys=True) if core is None else core.to_str()
+    template = getattr(tokenizer, "chat_template", None)
+    return {
+        "class": type(tokenizer).__name__,
+        "size": len(tokenizer),
+        "hash": hashlib.sha256(text.encode()).hexdigest(),
+        "chat_template_hash": None if not template else _text_hash(template),
+    }
+
+
+def _text_hash(template: Any) -> str:
+    text = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

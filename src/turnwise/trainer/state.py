@@ -1,4 +1,4 @@
-"""What a checkpoint holds: weights, the optimiser, every random generator, and how far it is.
+"""Checkpoints: weights, optimiser, every random generator, and the progress of the run.
 
 Weights and the optimiser's tensors are safetensors, the rest is JSON: nothing is unpickled.
 """
@@ -46,13 +46,13 @@ _WEIGHTS, _LEARNER, _STATE, _CONFIG = (
 def write_state(
     folder: Path, learner: Learner, config: ConfigStore, progress: Mapping[str, Any]
 ) -> None:
-    """Put all of a run into a folder. Weights that are not finite are refused."""
+    """Write the state of a run to a folder; raise if its weights are not finite."""
     weights = _weights(learner.model)
     broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise CheckpointError(
             f"the weights are not finite ({broken[0]} and {len(broken) - 1} more): not saved. "
-            "The checkpoint before it is whole; resume from it with a lower learning rate."
+            "The previous checkpoint is intact; resume from it with a lower learning rate."
         )
     save_file(weights, folder / _WEIGHTS)
     tensors = {name: x.contiguous() for name, x in learner.state_tensors().items()}
@@ -63,7 +63,7 @@ def write_state(
 
 
 def read_state(checkpoint: Checkpoint, learner: Learner) -> dict[str, Any]:
-    """Put a checkpoint into the learner and the generators; what `progress` was."""
+    """Restore the learner and the random generators from a checkpoint; return its `progress`."""
     _load_weights(learner.model, load_file(checkpoint.file(_WEIGHTS)), checkpoint)
     learner.optimizer.refresh_masters()
     tensors = load_file(checkpoint.file(_LEARNER))
@@ -76,12 +76,12 @@ def read_state(checkpoint: Checkpoint, learner: Learner) -> dict[str, Any]:
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> ConfigStore:
-    """The settings that a run had when it saved this checkpoint."""
+    """Return the settings that a run had when it saved this checkpoint."""
     return ConfigStore.load(checkpoint.file(_CONFIG))
 
 
 def find_checkpoint(path: str | Path, which: Literal["best", "last"] = "last") -> Checkpoint:
-    """The checkpoint in a run's folder, or the one that this folder is."""
+    """Return a checkpoint of a run's folder, or the one in this folder."""
     path = Path(path).expanduser()
     if (path / _STATE).is_file():
         return open_checkpoint(path)
@@ -105,14 +105,14 @@ def load_trained_model(
     trust_remote_code: bool = False,
     model: str | None = None,
 ) -> tuple[LoadedModel, ConfigStore]:
-    """The model that a run trained, adapters merged into its weights, and the run's settings.
+    """Return the model that a run trained, with merged adapters, and the run's settings.
 
-    `model` is the model that the weights belong to, where the settings cannot name it: a script
-    gave the trainer an object.
+    `model` names the model that the weights belong to, where the settings cannot: a script passed
+    an object to the trainer.
 
-    Python code that comes with the model is run if `trust_remote_code` allows it, or if you have
-    trained with the same model and `model.trust_remote_code` yourself. That the settings in the
-    folder say so is not enough: it may be another person's.
+    Python code that comes with the model is run if `trust_remote_code` is set, or if you have
+    trained with the same model and `model.trust_remote_code` yourself. The settings in the folder
+    are not enough, since the folder may come from somebody else.
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
@@ -135,8 +135,8 @@ def load_trained_model(
 
 
 def load_configured_model(config: ConfigStore) -> LoadedModel:
-    """The model that the settings name."""
-    model, place = config.model, _named_place(config)
+    """Load the model that the settings name."""
+    model, place = config.model, _checked_location(config)
     if model.trust_remote_code:
         require_model_code(place)
     return load_model(
@@ -148,27 +148,27 @@ def load_configured_model(config: ConfigStore) -> LoadedModel:
 
 
 def load_configured_tokenizer(config: ConfigStore) -> Any:
-    """The tokenizer of the model that the settings name; its code is run only if it is trusted."""
-    place = _named_place(config)
+    """Load the tokenizer of that model; its own code is run only if it is trusted."""
+    place = _checked_location(config)
     is_trusted = config.model.trust_remote_code and allows_model_code(place)
     return load_tokenizer(place, trust_remote_code=is_trusted)
 
 
 def use_model(config: ConfigStore, model: str) -> None:
-    """Name another model in the settings: a folder that is here, a built-in name, a hub's id."""
+    """Set the model of the settings: an existing folder, a built-in name or a Hugging Face id."""
     folder = Path(model).expanduser()
     config.model.model_name = model
     config.model.local_path = str(folder.absolute()) if folder.is_dir() else None
 
 
-def _named_place(config: ConfigStore) -> str:
+def _checked_location(config: ConfigStore) -> str:
     place = _location(config)
     folder = config.model.local_path
     if folder is not None and folder not in BUILT_IN and not Path(folder).expanduser().is_dir():
         raise ConfigError(
-            f"model.local_path names the folder {folder}, which is not there. Give --model or the "
-            "setting model.local_path: the folder of the model; model.model_name takes names and "
-            "Hugging Face ids."
+            f"model.local_path names the folder {folder}, which does not exist. Give "
+            "--model or the setting model.local_path: the folder of the model; model.model_name "
+            "takes names and Hugging Face ids."
         )
     kind, _, name = place.partition(":")
     if kind == "<object>":
@@ -189,7 +189,7 @@ def _weights(model: PolicyValueModel) -> dict[str, torch.Tensor]:
 
 
 def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]:
-    """What training may have changed: all of it, or the adapters and the critic."""
+    """Return the parameters that training may change: all, or only adapters and critic."""
     only_trained = has_adapters(model.policy)
     return {
         name: parameter
@@ -206,28 +206,28 @@ def _load_weights(
     if set(own) != set(weights):
         odd = sorted(set(own) ^ set(weights))
         raise CheckpointError(
-            f"{checkpoint.path} is of another model: {odd[0]} and {len(odd) - 1} more are not in "
-            "both. Load it with the settings that it was made with (its config.yaml)."
+            f"{checkpoint.path} belongs to another model: {odd[0]} and {len(odd) - 1} more are not "
+            "in both. Load it with the settings that it was made with (its config.yaml)."
         )
     for name, tensor in weights.items():
         if own[name].shape != tensor.shape:
             raise CheckpointError(
-                f"{checkpoint.path} is of another model: {name} is {tuple(tensor.shape)} in it, "
-                f"expected {tuple(own[name].shape)}"
+                f"{checkpoint.path} belongs to another model: {name} has shape "
+                f"{tuple(tensor.shape)} in it, expected {tuple(own[name].shape)}"
             )
         own[name].copy_(tensor)
 
 
 def seed_generators(seed: int) -> None:
-    """The process's own generators, for environments that draw from them."""
+    """Seed the global generators of this process, for environments that use them."""
     random.seed(derive_seed(seed, "python"))
     np.random.seed(derive_seed(seed, "numpy") % 2**32)
     torch.manual_seed(derive_seed(seed, "torch"))
 
 
 @contextlib.contextmanager
-def undone_if_interrupted() -> Iterator[None]:
-    """Work that is called off half-way leaves the random generators as they were before it."""
+def restore_generators_if_interrupted() -> Iterator[None]:
+    """Restore the global random generators if the block is interrupted, for an exact resume."""
     numbers, tensors = _random_state(), _random_tensors()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP while a run is in progress: it is saved, and the process ends."""
+"""Signals during a run (Ctrl-C, SIGTERM, SIGHUP): the run is saved, and the process ends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turnwise.episode.watchdog import where_thread_is
 from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.trainer.episode_thread import EpisodeThread
 
-_CLEANING_SECONDS = 2.0
-"""For what is called off to clean up after itself; what holds on longer is left behind."""
+_CLEANUP_SECONDS = 2.0
+"""For cancelled episodes to clean up; those that take longer are abandoned."""
 _REMINDER_SECONDS = 10.0
-"""Between two lines that say what a run that is to stop is still doing."""
+"""Between two reports of what a stopping run is still doing."""
 _EXIT_SECONDS = 10.0
-"""For a main thread to react to a second signal, and for a process to end that has left `fit`."""
+"""For the main thread to react to a second signal, and for the process to end after `fit`."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -31,67 +31,67 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """What was under way was called off; nothing of it counts."""
+    """Raised when work was cancelled by a stop request; its results are discarded."""
 
 
 class StopRequest:
-    """Whether somebody wants the run to end.
+    """A request to end the run, by a signal or by `request`.
 
-    The first signal asks for it: episodes under way are called off, an update under way is
-    finished, and the run is saved, however long that takes. A second signal leaves at once, without
-    that save; checkpoints are whole or not there. Before there is anything to save, the first one
-    leaves at once as well.
+    The first signal requests it: running episodes are cancelled, a running update is finished, and
+    the run is saved, however long that takes. A second signal exits at once, without saving;
+    checkpoints are written atomically. Before there is anything to save, the first one exits at
+    once as well.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self.is_wanted = False
+        self.is_requested = False
         self.can_save = False
-        """Whether the run has come so far that there is something to save."""
+        """Whether there is something to save yet."""
         self.thread: EpisodeThread | None = None
-        """Where episodes are played while this listens."""
-        self._heard: int | None = None
+        """The thread that plays episodes while this listens to signals."""
+        self._signal: int | None = None
         self._say = say
-        self._call_off: Callable[[], object] | None = None
+        self._on_request: Callable[[], object] | None = None
         self._later_signals: queue.SimpleQueue[int | None] = queue.SimpleQueue()
 
-    def ask(self) -> None:
-        """Ask for an end, as Ctrl-C does."""
-        self.is_wanted = True
-        if self._call_off is not None:
-            self._call_off()
+    def request(self) -> None:
+        """Request the end of the run, as Ctrl-C does."""
+        self.is_requested = True
+        if self._on_request is not None:
+            self._on_request()
 
-    def leave(self) -> None:
-        """Pass a signal on that was held back: the program, too, is to end."""
-        if self._heard is not None:
-            _raise_for(self._heard)
+    def raise_signal(self) -> None:
+        """Raise for a signal that was received, so that the whole program ends."""
+        if self._signal is not None:
+            _raise_for(self._signal)
 
     def say(self, text: str) -> None:
-        """Say it if that is possible: the terminal may be gone, or be written to right now."""
+        """Report a line, and ignore errors: the terminal may be closed or in use."""
         with contextlib.suppress(Exception):
             self._say(text)
 
     @contextlib.contextmanager
-    def calling_off(self, call_off: Callable[[], object]) -> Iterator[None]:
-        """While this lasts, a request calls `call_off`, which must be quick."""
-        self._call_off = call_off
+    def on_request(self, callback: Callable[[], object]) -> Iterator[None]:
+        """Call `callback`, which must be quick, if a stop is requested inside the block."""
+        self._on_request = callback
         try:
-            if self.is_wanted:
-                call_off()
+            if self.is_requested:
+                callback()
             yield
         finally:
-            self._call_off = None
+            self._on_request = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Take the process's signals; only the main thread can, elsewhere nothing is taken."""
+        """Handle the process's signals inside the block, if this is the main thread."""
         self.thread = EpisodeThread()
         before: dict[signal.Signals, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for kind in _SIGNALS:
-                # Under nohup a hangup is ignored, and stays so.
+                # Under nohup SIGHUP stays ignored.
                 if kind is signal.SIGHUP and signal.getsignal(kind) is signal.SIG_IGN:
                     continue
-                before[kind] = signal.signal(kind, self._hear)
+                before[kind] = signal.signal(kind, self._on_signal)
         try:
             yield
         finally:
@@ -100,11 +100,11 @@ class StopRequest:
             self._later_signals.put(None)
             self.thread.end()
             self.thread = None
-            if self._heard is not None:
-                _in_background(_end_process, 128 + self._heard, self.say)
+            if self._signal is not None:
+                _in_background(_end_process, 128 + self._signal, self.say)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        is_first, self._heard = self._heard is None, number
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first, self._signal = self._signal is None, number
         if number == signal.SIGINT and is_first:
             end_by_signal_if_uncaught()
         if not is_first:
@@ -112,17 +112,17 @@ class StopRequest:
         if not (is_first and self.can_save):
             _raise_for(number)
         self.say("stopping: saving the run first (Ctrl-C again leaves at once)")
-        _in_background(self._attend)
-        self.ask()
+        _in_background(self._report_until_stopped)
+        self.request()
 
-    def _attend(self) -> None:
-        """In a thread: say what takes so long, and end a process that does not react."""
+    def _report_until_stopped(self) -> None:
+        """In a thread: report what takes long, and end a process that does not react."""
         main = threading.main_thread().ident
         assert main is not None
         second: int | None = None
         while True:
             try:
-                heard = self._later_signals.get(timeout=_REMINDER_SECONDS)
+                number = self._later_signals.get(timeout=_REMINDER_SECONDS)
             except queue.Empty:
                 where = where_thread_is(main)
                 if second is None:
@@ -130,9 +130,9 @@ class StopRequest:
                     continue
                 self.say(f"the main thread does not react, and the process ends: {where}")
                 _exit_now(128 + second)
-            if heard is None:
+            if number is None:
                 return
-            second = heard
+            second = number
 
 
 def _raise_for(number: int) -> NoReturn:
@@ -147,9 +147,9 @@ def _in_background(function: Callable[..., None], *args: Any) -> None:
 
 
 def _end_process(code: int, say: Callable[[str], None]) -> None:
-    """In a thread: a process whose main thread has ended does not wait for ever for the others.
+    """In a thread: end the process some time after its main thread, whatever other threads do.
 
-    Threads that user code made, and those of `asyncio.to_thread`, would keep it.
+    Threads of user code, and those of `asyncio.to_thread`, would keep it alive.
     """
     threading.main_thread().join()
     time.sleep(_EXIT_SECONDS)
@@ -166,53 +166,53 @@ def _exit_now(code: int) -> NoReturn:
 
 
 def end_by_signal_if_uncaught() -> None:
-    """Let a KeyboardInterrupt that nobody catches end the process by SIGINT, as shells expect.
+    """Make an uncaught KeyboardInterrupt end the process by SIGINT, as shells expect.
 
-    Python does so by itself, unless a handler at exit evaluates a string, as torch's may: the note
-    that it was an interrupt is then lost, the exit code is 1, and a shell's loop goes on.
+    Python does so by itself, unless an exit handler evaluates a string, as torch's may: the exit
+    code is 1 then, and a shell's loop continues.
     """
     before = sys.excepthook
 
-    def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         if kind is not KeyboardInterrupt:
             return
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads it
+            with contextlib.suppress(OSError, ValueError):  # closed, or a broken pipe
                 stream.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
 
-    sys.excepthook = tell
+    sys.excepthook = hook
 
 
 def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> T:
-    """Run it to its end, in a thread; `Interrupted` if a stop is asked for before.
+    """Run a coroutine in the episode thread; raise `Interrupted` if a stop is requested before.
 
-    User code that blocks, or ignores that it is cancelled, is left behind.
+    User code that blocks or ignores its cancellation is abandoned.
     """
     thread = stop.thread or EpisodeThread()
-    release_openmp_threads()  # this thread computes nothing meanwhile
+    release_openmp_threads()  # this thread computes nothing while it waits
     call = thread.submit(coroutine)
     try:
-        with stop.calling_off(call.wake):
+        with stop.on_request(call.wake):
             call.wait()
         if call.is_over:
             return call.outcome.result()
         call.cancel()
-        if not call.wait_until_over(_CLEANING_SECONDS):
+        if not call.wait_until_over(_CLEANUP_SECONDS):
             where = where_thread_is(thread.ident)
-            stop.say(f"episodes do not end when called off, and are left behind: {where}")
+            stop.say(f"episodes do not end when cancelled, and are abandoned: {where}")
         raise Interrupted
-    except (KeyboardInterrupt, SystemExit):  # of this thread: a signal that nobody holds back
+    except (KeyboardInterrupt, SystemExit):  # of this thread: a signal that is not deferred
         call.cancel()
-        if not stop.is_wanted:
-            call.wait_until_over(_CLEANING_SECONDS)
+        if not stop.is_requested:
+            call.wait_until_over(_CLEANUP_SECONDS)
         raise
     finally:
         if thread is not stop.thread:
             thread.end()
-        elif not call.is_over:  # what comes next is not to wait for it
+        elif not call.is_over:  # the next call must not wait for it
             thread.end()
             stop.thread = EpisodeThread()

@@ -1,4 +1,4 @@
-"""Where a step's time goes."""
+"""The time that each phase of a step takes."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from turnwise.trainer.reporter import Metrics
 
 
 class Stopwatch:
-    """Seconds by part of a step."""
+    """Measures the seconds of each phase of a step."""
 
     def __init__(self) -> None:
         self.began = time.time()
-        """In seconds since 1970, as episodes say when they began."""
+        """Unix time, as in the records of episodes."""
         self.phases: list[Phase] = []
-        """The parts, one after the other."""
+        """Each phase with its start and end, in seconds since the step began."""
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def timing(self, part: str) -> Iterator[None]:
+    def timing(self, phase: str) -> Iterator[None]:
         started = time.perf_counter()
         try:
             yield
         finally:
             ended = time.perf_counter()
-            self._seconds[part] = self._seconds.get(part, 0.0) + ended - started
-            self.phases.append((part, started - self._started, ended - self._started))
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + ended - started
+            self.phases.append((phase, started - self._started, ended - self._started))
 
-    def figures(self, played: Collection) -> Metrics:
-        """All of them; playing is split into what episodes waited for."""
+    def metrics(self, played: Collection) -> Metrics:
+        """Return the `time/` metrics; playing is split by what episodes waited for."""
         total = time.perf_counter() - self._started
         sampled = sum(agent.num_sampled_tokens for r in played for agent in r.agents)
         rest = {f"time/{name}": s for name, s in self._seconds.items() if name != "play"}
@@ -47,12 +47,12 @@ class Stopwatch:
             **split_seconds(played, self._seconds.get("play", 0.0)),
             **rest,
             "time/tokens_per_second": sampled / total if total else 0.0,
-            "time/memory_gib": most_memory() / 2**30,
+            "time/memory_gib": peak_memory() / 2**30,
         }
 
 
-def most_memory() -> int:
-    """Bytes: the most that was held at once, on the GPU if one is used, else by the process."""
+def peak_memory() -> int:
+    """Return the peak memory in bytes: of the GPU if one is used, else of the process."""
     if uses_gpu():
         return torch.cuda.max_memory_allocated()
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,7 +1,7 @@
-"""Imitation before reinforcement: a model that has never seen the task learns how it is played.
+"""Warm start: imitation before reinforcement learning.
 
-The examples are episodes like any other, with the same token streams and masks; only who speaks
-is different: the environment's expert, chance, or a file of conversations.
+The examples are episodes like any other, with the same token streams and masks, but played by the
+environment's expert or at random, or read from a file of conversations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
 from turnwise.reward.function import RewardFunction
 from turnwise.trainer.assembly import RunComponents
-from turnwise.trainer.state import undone_if_interrupted
+from turnwise.trainer.state import restore_generators_if_interrupted
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
 PLAYERS = ("expert", "random")
@@ -31,50 +31,51 @@ PLAYERS = ("expert", "random")
 
 def played_streams(
     collector: EpisodeCollector,
-    who: str,
+    player: str,
     tasks: Sequence[EpisodeTask],
     stop: StopRequest,
 ) -> list[TokenStream]:
-    """Episodes that the expert or the random player played."""
+    """Return the token streams of episodes that the expert or the random player plays."""
 
     async def play() -> list[EpisodeResult]:
-        return [await _play_one(collector.part(task.part), who, task) for task in tasks]
+        return [await _play_one(collector.part(task.part), player, task) for task in tasks]
 
-    with undone_if_interrupted():
+    with restore_generators_if_interrupted():
         results = run_unless_stopped(play(), stop)
     for result in results:
         if result.status.is_error:
             where = f" in {result.part}" if result.part else ""
             raise ConfigError(
-                f"the {who} player's episode{where} with seed {result.seed} failed: {result.error}"
+                f"the {player} player's episode{where} with seed {result.seed} failed: "
+                f"{result.error}"
             )
-    _check_tools(results, who)
+    _check_tools(results, player)
     return [agent.stream for result in results for agent in result.agents if agent.turns]
 
 
-def _check_tools(results: Sequence[EpisodeResult], who: str) -> None:
-    """Refuse to imitate calls of which none works: the model would learn to make them."""
+def _check_tools(results: Sequence[EpisodeResult], player: str) -> None:
+    """Raise if every tool call failed: the model would learn to make such calls."""
     turns = [turn for result in results for agent in result.agents for turn in agent.turns]
     calls = [done for turn in turns for done in turn.tool_results]
     if calls and not any(call.success for call in calls):
         raise ConfigError(
-            f"each of the {len(calls)} tool calls of the {who} player failed, as the first one: "
+            f"each of the {len(calls)} tool calls of the {player} player failed, as the first one: "
             f"{calls[0].text.rstrip('.')}. Expected calls that work. Try one by hand, "
             "ToolRegistry([...]).execute_tool(name, ...), or let the player act without tools."
         )
 
 
-async def _play_one(collector: EpisodeCollector, who: str, task: EpisodeTask) -> EpisodeResult:
-    player = expert_player if who == "expert" else random_player(task.seed)
+async def _play_one(collector: EpisodeCollector, player: str, task: EpisodeTask) -> EpisodeResult:
+    act = expert_player if player == "expert" else random_player(task.seed)
     own = copy.copy(collector.setup)
-    own.reward = RewardFunction.of(None)  # nobody will ask, and a judge may be dear
-    result = await player_episode(own, collector.make_environment, player, task).run()
+    own.reward = RewardFunction.of(None)  # the reward is not used, and a judge may be expensive
+    result = await player_episode(own, collector.make_environment, act, task).run()
     result.part = task.part
     return result
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
-    """Conversations from a JSONL file, one `{"messages": [...]}` a line."""
+    """Read conversations from a JSONL file, one `{"messages": [...]}` per line."""
     if not path.is_file():
         raise ConfigError(
             f"training.warm_start got {str(path)!r}, expected 'expert', 'random', or a JSONL file "
@@ -96,20 +97,20 @@ def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:
 
 
 def conversation_stream(messages: Sequence[Message], chat: ChatFormat) -> TokenStream:
-    """A conversation as if the model had spoken the assistant's part."""
+    """Return the token stream of a conversation, as if the model had sampled its turns."""
     conversation: Conversation | None = None
-    heard: list[Message] = []
+    new: list[Message] = []
     for message in messages:
         if message["role"] != "assistant":
-            heard.append(message)
+            new.append(message)
             continue
         if conversation is None:
-            conversation = Conversation(chat, heard)
-        elif heard:
-            conversation.add(heard)
+            conversation = Conversation(chat, new)
+        elif new:
+            conversation.add(new)
         ids = chat.answer_ids(str(message["content"]))
         conversation.stream.add_turn(ids, [0.0] * len(ids))
-        heard = []
+        new = []
     assert conversation is not None
     return conversation.stream
 
@@ -144,7 +145,7 @@ def imitation_batches(
     seed: int,
     stop: StopRequest,
 ) -> Iterator[PPOBatch]:
-    """The batches of these steps; the same seed gives the same. Players play `tasks(step)`."""
+    """Yield the batches of these steps; players play `tasks(step)`."""
     if source in PLAYERS:
         for step in steps:
             yield PPOBatch.from_streams(played_streams(collector, source, tasks(step), stop))
@@ -163,7 +164,7 @@ def imitate(
     stop: StopRequest,
     on_step: Callable[[], None],
 ) -> float:
-    """Learn to play as the expert, or chance, or a file does; the loss of the last step."""
+    """Imitate the expert, a random player or a file; return the loss of the last step."""
     assert training.warm_start is not None
     batches = imitation_batches(
         training.warm_start,
@@ -175,13 +176,13 @@ def imitate(
         stop=stop,
     )
     for step, batch in zip(steps, batches, strict=True):
-        figures = components.learner.imitate(batch, training.warm_start_learning_rate)
+        metrics = components.learner.imitate(batch, training.warm_start_learning_rate)
         on_step()
-        if stop.is_wanted and step + 1 < steps.stop:
+        if stop.is_requested and step + 1 < steps.stop:
             raise Interrupted
-    if "policy_loss" not in figures:
+    if "policy_loss" not in metrics:
         raise TrainingStopped(
             "the loss of the warm start is not a finite number. Lower "
             "training.warm_start_learning_rate."
         )
-    return figures["policy_loss"]
+    return metrics["policy_loss"]

@@ -1,4 +1,4 @@
-"""Objects of the wrong type, refused with what was got, what is expected and how to write it."""
+"""Checks of the types of the trainer's arguments, with errors that say how to write them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import Any
 import torch
 
 from turnwise.errors import ConfigError
+from turnwise.runs.run_folder import Resume
 from turnwise.trainer.curriculum import Curriculum
 
 
-def check_curriculum(curriculum: Any) -> None:
-    """Refuse what cannot choose the tasks of a step."""
+def check_curriculum(curriculum: Any, *, is_mix: bool = False) -> None:
+    """Raise unless this is a curriculum or None; for a mix, unless it is None."""
+    if curriculum is not None and is_mix:
+        raise ConfigError(
+            "curriculum= and a mix are both given. A curriculum chooses the tasks of one "
+            "environment: environments=[{'environment': ..., 'curriculum': ...}]"
+        )
     if curriculum is None or (
         isinstance(curriculum, Curriculum) and not isinstance(curriculum, type)
     ):
@@ -30,7 +36,7 @@ def check_curriculum(curriculum: Any) -> None:
 
 
 def check_parser(parser: Any) -> None:
-    """Refuse what cannot find calls of tools in a turn; names are looked up elsewhere."""
+    """Raise unless this is a parser, a name or None; names are looked up elsewhere."""
     is_one = all(callable(getattr(parser, name, None)) for name in ("parse", "render"))
     if parser is None or isinstance(parser, str) or (is_one and not isinstance(parser, type)):
         return
@@ -44,21 +50,21 @@ def check_parser(parser: Any) -> None:
 
 
 def check_system_prompt(prompt: Any) -> None:
-    """Refuse a system prompt that is no text."""
+    """Raise unless this is a string or None."""
     if prompt is not None and not isinstance(prompt, str):
         raise ConfigError(
-            f"system_prompt got {_described(prompt)}, expected a text, which stands before the "
-            "environment's own system prompt."
+            f"system_prompt got {_described(prompt)}, expected a string, which is put "
+            "before the environment's own system prompt."
         )
 
 
 def check_model_and_tokenizer(model: Any, tokenizer: Any) -> None:
-    """Refuse objects that are neither; what is None is loaded by the settings."""
+    """Raise unless these are a model and a tokenizer, or None."""
     if model is not None and not isinstance(model, torch.nn.Module):
         raise ConfigError(
-            f"model got {_described(model)}, expected a Hugging Face model that is loaded, with "
-            "its tokenizer beside it. A model by name is a setting: model.model_name, or "
-            "model.local_path for a folder."
+            f"model got {_described(model)}, expected a loaded Hugging Face model, together with "
+            "its tokenizer. To name a model, use the setting model.model_name, or model.local_path "
+            "for a folder."
         )
     is_one = callable(getattr(tokenizer, "encode", None)) or isinstance(tokenizer, str)
     if tokenizer is not None and (not is_one or isinstance(tokenizer, type)):
@@ -68,11 +74,23 @@ def check_model_and_tokenizer(model: Any, tokenizer: Any) -> None:
         )
 
 
+def resume_mode(resume: Resume | bool) -> Resume:
+    """Return the mode for the argument `resume`, which may be a bool; raise for other values."""
+    if isinstance(resume, bool):
+        return "always" if resume else "never"
+    if resume not in ("auto", "always", "never"):
+        raise ConfigError(
+            f"resume got {resume!r}, expected True to continue a run, False for a new one, or "
+            "'auto': a run with the same settings that did not end is continued."
+        )
+    return resume
+
+
 _CURRICULUM = ("choose", "observe", "state_dict", "load_state_dict")
 
 
 def _described(value: Any) -> str:
-    """A value by its type; a short text or number as it is."""
+    """Return a value by its type, strings and numbers as they are."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, str | int | float):

@@ -67,7 +67,7 @@ class Ahead:
 
     def wait(self, stop: StopRequest) -> Collection:
         """Its episodes; `Interrupted` if a stop is asked for before they are over."""
-        with stop.calling_off(self._stop.ask):
+        with stop.on_request(self._stop.request):
             while self._thread.is_alive():
                 self._thread.join(0.2)  # so that signals are heard in between
         if self._failure:
@@ -76,5 +76,5 @@ class Ahead:
 
     def call_off(self) -> None:
         """Nobody wants it any more."""
-        self._stop.ask()
+        self._stop.request()
         self._thread.join(timeout=10.0)
