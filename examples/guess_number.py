@@ -1,13 +1,13 @@
-"""A built-in environment, two estimators, one picture: which of them finds the number sooner?
+"""Compares two advantage estimators on a built-in environment: GAE and GRPO.
 
-The agent has to find a number from 1 to 7 in four guesses; it is told higher or lower. GAE learns
-a critic beside the policy; GRPO plays each start several times and compares.
+The agent has to find a number from 1 to 7 in four guesses; each observation says higher or lower.
+GAE trains a critic; GRPO plays each start several times and compares the returns.
 
-    python examples/guess_number.py            some minutes on two cores
-    python examples/guess_number.py --quick    seconds: a few steps, to see that it runs
+    python examples/guess_number.py            a few minutes on two cores
+    python examples/guess_number.py --quick    a few steps in seconds, to see that it runs
 
-It prints the success of both on held-out numbers, and draws guess_number.png, one curve each
-(with matplotlib: pip install 'turnwise[plot]'). Chance finds the number in half of the games.
+It prints the success of both on held-out seeds, and plots both curves to guess_number.png
+(pip install 'turnwise[plot]'). Random play finds the number in half of the games.
 """
 
 import subprocess
@@ -23,7 +23,7 @@ def settings(estimator, quick):
     config.environment.max_steps = 4
     config.inference.max_tokens = 2  # a digit, and the end of the turn
     config.training.adv_estimator = estimator
-    config.training.warm_start = "random"  # it learns to write a guess, not which
+    config.training.warm_start = "random"  # teaches the format of a guess, not the right one
     config.training.warm_start_steps = 2 if quick else 30
     config.training.warm_start_learning_rate = 3e-3
     # The same number of episodes for both: GRPO plays each start eight times.

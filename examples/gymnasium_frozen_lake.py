@@ -1,17 +1,16 @@
-"""A Gymnasium environment, played in words: FrozenLake, with a reward of one's own.
+"""Trains on a Gymnasium environment as text: FrozenLake, with a custom reward.
 
-The adapter puts any registered environment into text: it tells the actions, describes what is
-observed, and reads the answer. Here its words are replaced by shorter ones, since the tiny model
-reads letter by letter, and the reward, which FrozenLake gives at the goal only, by one that also
-counts how near the agent came.
+The adapter turns any registered environment into text: it lists the actions, describes
+observations, and parses the reply. Here the texts are shorter, since a token of the tiny model is
+a byte, and the reward, which FrozenLake gives only at the goal, also counts progress towards it.
 
     pip install 'turnwise[gym]'
-    python examples/gymnasium_frozen_lake.py            some minutes on two cores
-    python examples/gymnasium_frozen_lake.py --quick    seconds: a few steps, to see that it runs
+    python examples/gymnasium_frozen_lake.py            a few minutes on two cores
+    python examples/gymnasium_frozen_lake.py --quick    a few steps in seconds, to see that it runs
 
-It first watches for a moment how the adapter's own solver walks, which brings it to the goal in
-about half of its walks. Reward makes it more as it tries things out, though not steadily; with
-the likeliest letters (eval/greedy) it arrives.
+The model first imitates the adapter's own solver for a few steps and then reaches the goal in
+about half of its episodes. Training raises this, though not steadily; greedy evaluation reaches
+the goal.
 """
 
 import re
@@ -24,18 +23,18 @@ SIZE = 4
 
 
 def lake(config=None):
-    """A factory: the trainer makes as many environments as it plays at once."""
+    """Makes one environment; the trainer calls it for each concurrent episode."""
     return GymnasiumEnvironment(
         "FrozenLake-v1",
         config,
-        is_slippery=False,  # what the adapter does not know goes to gymnasium.make
+        is_slippery=False,  # unknown parameters are passed to gymnasium.make
         task="Go to 4 4.",
         describe=lambda state: f"{state // SIZE + 1} {state % SIZE + 1}",
     )
 
 
 def nearness(trajectory):
-    """One number a turn: a tenth for each step nearer to the goal than ever before, 1 at it."""
+    """Returns a reward per turn: 0.1 for each new smallest distance to the goal, 1 at the goal."""
     nearest, rewards = 2 * (SIZE - 1), []
     for observation, earned in zip(trajectory.observations, trajectory.rewards, strict=True):
         row, column = map(int, re.findall(r"[1-9]", observation)[:2])
@@ -50,8 +49,8 @@ def settings(quick):
     config.environment.max_steps = 10
     config.inference.max_turns = 10
     config.inference.max_tokens = 6  # right, down, left, up, and the end of the turn
-    config.training.warm_start = "expert"  # the adapter solves the lake's table of transitions
-    config.training.warm_start_steps = 2 if quick else 8  # few: the rest it has to find out
+    config.training.warm_start = "expert"  # the adapter solves the transition table
+    config.training.warm_start_steps = 2 if quick else 8  # few: the rest is learned from rewards
     config.training.batch_size = 8 if quick else 48
     config.training.learning_rate = 3e-4
     config.training.lr_schedule = "linear"
@@ -65,7 +64,7 @@ def main(quick):
     with Trainer(settings(quick), lake, reward_fn=nearness) as trainer:
         history = trainer.fit()
         for name in ("success", "reward"):
-            print(f"{name} {history[0][name]:.2f} at first, {history[-1][name]:.2f} at last")
+            print(f"{name} {history[0][name]:.2f} -> {history[-1][name]:.2f} in the last")
 
 
 if __name__ == "__main__":

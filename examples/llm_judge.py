@@ -1,16 +1,15 @@
-"""A reward by a judge: another language model reads each episode and scores it by a rubric.
+"""Uses an LLM judge as the reward: another language model scores each episode by a rubric.
 
-The agent answers somebody at the door; the judge says how polite that was. Any server with OpenAI's
-chat interface can be the judge (vLLM, SGLang, llama.cpp, a paid one). Without one named, this file
-starts a stand-in on this machine that speaks the same interface and knows a few words by heart:
-the requests are real, the judgement is a table.
+The agent answers somebody at the door; the judge scores how polite the answer is. Any server with
+OpenAI's chat API can be the judge (vLLM, SGLang, llama.cpp, a paid service). Without --url this
+file starts a fake server that scores words by a table; the requests are real.
 
     vllm serve Qwen/Qwen3-4B &
     python examples/llm_judge.py --url http://localhost:8000/v1 --model Qwen/Qwen3-4B
-    python examples/llm_judge.py            the stand-in judges; some minutes on two cores
-    python examples/llm_judge.py --quick    seconds: a few steps, to see that it runs
+    python examples/llm_judge.py            the fake judge; a few minutes on two cores
+    python examples/llm_judge.py --quick    a few steps in seconds, to see that it runs
 
-The agent starts with what it says at random, and the judge's score (reward/judge) rises.
+The agent starts with random words, and the judge's score (reward/judge) rises.
 """
 
 import argparse
@@ -26,7 +25,7 @@ RUBRIC = "Was the agent polite to the person at the door? 10 is as polite as can
 
 
 class Door(BaseEnvironment):
-    """One turn: somebody knocks, the agent says something."""
+    """One turn: somebody knocks, the agent replies."""
 
     max_steps = 1
     quick = True
@@ -36,7 +35,7 @@ class Door(BaseEnvironment):
         self.name = self.rng.choice(["Ann", "Ben", "Cleo"])
         return f"{self.name} knocks."
 
-    def step(self, action):  # the environment itself rewards nothing
+    def step(self, action):  # the environment gives no reward
         self._done = True
         return "", 0.0, True, {}
 
@@ -48,7 +47,7 @@ class Door(BaseEnvironment):
 
 
 class StandIn(BaseHTTPRequestHandler):
-    """Answers as a judge would, from a table: POST /v1/chat/completions."""
+    """A fake judge: answers POST /v1/chat/completions from a table."""
 
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -88,7 +87,7 @@ def main(arguments):
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}/v1"
     judge = LLMJudge(openai_complete(url, arguments.model), rubric=RUBRIC)
-    reward = WeightedReward({"judge": (judge, 1.0)})  # beside it there could be others
+    reward = WeightedReward({"judge": (judge, 1.0)})  # more parts can be added
     with Trainer(settings(arguments.quick), Door, reward_fn=reward) as trainer:
         history = trainer.fit()
         print(f"the judge's score: {history[0]['reward']:.2f}, then {history[-1]['reward']:.2f}")
@@ -96,7 +95,7 @@ def main(arguments):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--url", help="a server with OpenAI's chat interface; ends in /v1")
-    parser.add_argument("--model", default="stand-in", help="the judge's name there")
+    parser.add_argument("--url", help="a server with OpenAI's chat API; ends in /v1")
+    parser.add_argument("--model", default="stand-in", help="the name of the judge's model")
     parser.add_argument("--quick", action="store_true")
     main(parser.parse_args())

