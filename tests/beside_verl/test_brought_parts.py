@@ -31,8 +31,8 @@ from turnwise import (
 )
 from turnwise.errors import RewardError
 from turnwise.reward import RewardBatch, batch_type
+from turnwise.scale.verl.arguments import VerlArguments, role_of
 from turnwise.scale.verl.batch_rewards import score_batch, scorer_of
-from turnwise.scale.verl.given import GivenParts, role_of
 
 SCRIPT = Path(__file__).parent / "brought_parts.py"
 
@@ -85,7 +85,7 @@ def test_workers_that_were_given_stand_in_for_verls() -> None:
         pass
 
     standard = {Role.ActorRolloutRef: "actor", Role.Critic: "critic"}
-    given = GivenParts({"ActorRollout": Own, Role.RewardModel: Own})
+    given = VerlArguments({"ActorRollout": Own, Role.RewardModel: Own})
     workers, judge = given.workers(standard)
     # The reference is played by the actor's worker here, under the name of both.
     assert set(workers) == {Role.ActorRolloutRef, Role.Critic}
@@ -93,17 +93,17 @@ def test_workers_that_were_given_stand_in_for_verls() -> None:
     assert workers[Role.ActorRolloutRef] != "actor"
     assert judge is not None
     assert given.scores_batches
-    assert not GivenParts({"Critic": Own}).scores_batches
+    assert not VerlArguments({"Critic": Own}).scores_batches
 
 
 def test_every_role_needs_a_pool() -> None:
     runner = SimpleNamespace(mapping={Role.ActorRollout: "global_pool"})
     runner.init_resource_pool_mgr = lambda config: dict(runner.mapping)
     manager = ResourcePoolManager({"p": [1]}, {Role.ActorRollout: "p"})
-    assert GivenParts({}, manager).pools(runner, None) is manager
+    assert VerlArguments({}, manager).pools(runner, None) is manager
     with pytest.raises(ConfigError, match="no pool for: RewardModel"):
-        GivenParts({Role.RewardModel: object}, manager).pools(runner, None)
-    pools = GivenParts({Role.RewardModel: object}).pools(runner, None)
+        VerlArguments({Role.RewardModel: object}, manager).pools(runner, None)
+    pools = VerlArguments({Role.RewardModel: object}).pools(runner, None)
     assert pools[Role.RewardModel] == "global_pool"
 
 

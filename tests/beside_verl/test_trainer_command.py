@@ -69,7 +69,7 @@ def test_the_config_that_is_printed_is_the_one_that_would_run(run: Any, tmp_path
     ("words", "message"),
     [
         (["trainer.nnode=2"], "trainer.nnode"),
-        (["training.resample=2"], "training.resample is 2, and VERL has no such thing"),
+        (["training.resample=2"], "training.resample is 2, and VERL has no such setting"),
         (["training.batch_sice=2"], "batch_size"),
         (["--json"], "--json"),
         (["--estimate"], "--estimate"),

@@ -12,10 +12,9 @@ from beside_verl.mapping import MODEL, ROOMY, mapped
 from turnwise import ConfigError, ConfigStore
 from turnwise.config import EnvironmentItem
 from turnwise.models import model_folder
-from turnwise.scale.verl.machine import find_machine
-from turnwise.scale.verl.names import PARTS
+from turnwise.scale.verl.resources import find_resources
 from turnwise.scale.verl.settings import to_verl_config
-from turnwise.scale.verl.targets import TARGETS
+from turnwise.scale.verl.targets import OWN_SECTION, TARGETS
 
 
 def all_fields() -> list[str]:
@@ -152,9 +151,9 @@ def test_there_is_another_value_for_every_setting() -> None:
 def test_every_setting_reaches_its_target_or_is_refused(name: str) -> None:
     other = {name.replace(".", "__"): OTHER_VALUES[name]}
     if name not in TARGETS:
-        with pytest.raises(ConfigError, match=rf"{name} is .*VERL has no such thing"):
+        with pytest.raises(ConfigError, match=rf"{name} is .*VERL has no such setting"):
             mapped(ROOMY, **other)
-    elif TARGETS[name] == PARTS or name in ALWAYS | BY_MACHINE:
+    elif TARGETS[name] == OWN_SECTION or name in ALWAYS | BY_MACHINE:
         assert mapped(ROOMY, **other) == mapped(ROOMY)
     else:
         target = TARGETS[name]
@@ -164,12 +163,12 @@ def test_every_setting_reaches_its_target_or_is_refused(name: str) -> None:
 
 def test_the_machine_brings_the_model_the_device_and_the_folder(tmp_path: Path) -> None:
     config = ConfigStore()
-    here = find_machine(config, tmp_path / "one")
+    here = find_resources(config, tmp_path / "one")
     assert here.model_path == model_folder("tiny")
     config.model.local_path = str(tmp_path / "copy")
     shutil.copytree(model_folder("tiny"), tmp_path / "copy")
     config.model.device = "cpu"
-    there = find_machine(config, tmp_path / "two")
+    there = find_resources(config, tmp_path / "two")
     assert there.on_cpu
     found = to_verl_config(config, there)
     assert found[f"{MODEL}.path"] == str(tmp_path / "copy")

@@ -31,8 +31,8 @@ from turnwise.episode import EpisodeLimits
 from turnwise.errors import EngineError, TrainingStopped
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.models import load_tokenizer
+from turnwise.scale.verl.episode_components import EpisodeComponents, pack, unpack
 from turnwise.scale.verl.loop_manager import leave_out
-from turnwise.scale.verl.parts import EpisodeParts, pack, unpack
 from turnwise.scale.verl.server_engine import ServerEngine
 
 
@@ -49,8 +49,8 @@ class Echo(BaseEnvironment):
         return "listening"
 
 
-def parts_with(factory: Any, reward_fn: Any = None) -> EpisodeParts:
-    return EpisodeParts(factory, reward_fn, None, "auto", None, EpisodeLimits(), "retry")
+def parts_with(factory: Any, reward_fn: Any = None) -> EpisodeComponents:
+    return EpisodeComponents(factory, reward_fn, None, "auto", None, EpisodeLimits(), "retry")
 
 
 # ---- what travels to the workers ----
@@ -69,10 +69,10 @@ def test_parts_of_a_users_file_arrive_where_the_file_is_not(tmp_path: Path) -> N
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from turnwise.env import environment_factory\n"
         "from turnwise.episode import EpisodeLimits\n"
-        "from turnwise.scale.verl.parts import EpisodeParts, pack\n"
+        "from turnwise.scale.verl.episode_components import EpisodeComponents, pack\n"
         "from my_world import World\n"
         "reward = lambda trajectory: 3 * trajectory.total_reward\n"
-        "parts = EpisodeParts(environment_factory(World), reward, None, 'auto', None,\n"
+        "parts = EpisodeComponents(environment_factory(World), reward, None, 'auto', None,\n"
         "                     EpisodeLimits(), 'retry')\n"
         "print(pack(parts))\n"
     )

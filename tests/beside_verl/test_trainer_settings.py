@@ -8,9 +8,8 @@ import pytest
 
 from beside_verl.mapping import ACTOR, CPU, GPU, HERE, MODEL, ROLLOUT, mapped
 from turnwise import ConfigError
-from turnwise.scale.verl.machine import Machine
-from turnwise.scale.verl.names import PARTS
-from turnwise.scale.verl.targets import ESTIMATORS, POLICY_LOSSES
+from turnwise.scale.verl.resources import Resources
+from turnwise.scale.verl.targets import ESTIMATORS, OWN_SECTION, POLICY_LOSSES
 
 
 @pytest.mark.parametrize(
@@ -112,7 +111,7 @@ def test_a_mini_batch_is_whole_groups() -> None:
     ],
 )
 def test_what_verl_cannot_do_is_said(
-    machine: Machine, settings: dict[str, Any], message: str
+    machine: Resources, settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         mapped(machine, **settings)
@@ -134,7 +133,7 @@ def test_every_target_is_in_verls_own_config() -> None:
     plain = compose({}, ["actor_rollout_ref.rollout.name=vllm"])
     everything = mapped(GPU, training__kl_target=0.5, training__lora_rank=8, ray__address="auto")
     for name in {**everything, **mapped(CPU)}:
-        if name.startswith(PARTS) or any(name.endswith(added) for added in ADDED):
+        if name.startswith(OWN_SECTION) or any(name.endswith(added) for added in ADDED):
             continue
         parent, _, last = name.rpartition(".")
         assert last in OmegaConf.select(plain, parent), f"VERL's config has no {name}"
@@ -152,7 +151,7 @@ def test_every_name_is_one_that_verl_has_registered() -> None:
 def test_overrides_stand_above_our_settings() -> None:
     from turnwise.scale.verl.compose import check, compose
 
-    settings = {**mapped(HERE), f"{PARTS}.drops_groups": False}
+    settings = {**mapped(HERE), f"{OWN_SECTION}.drops_groups": False}
     config = compose(settings, ["trainer.total_epochs=5", "algorithm.gamma=0.5"])
     assert config.trainer.total_epochs == 5
     assert config.algorithm.gamma == 0.5

@@ -102,7 +102,7 @@ def test_the_settings_of_the_run_name_the_mix_and_no_other_environment(turnwise,
     [
         (["environments.1.environment=coins.py:Tald"], "the environment told of the mix: "),
         (["environment.name=grid-world"], "environment and environments are both given"),
-        (["--engine", "verl"], "environments is a mix of 2, and VERL has no such thing"),
+        (["--engine", "verl"], "environments is a mix of 2, and VERL has no such setting"),
         (["--name", "Coins-told", "training.seed=3"], "may not change"),
     ],
 )

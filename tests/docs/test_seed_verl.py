@@ -16,7 +16,7 @@ from docs.seed_blocks import block, covers, only, put_modules, run
 from turnwise import ConfigStore, CustomRayPPOTrainer, RewardBatch, algo
 from turnwise.models import load_tokenizer
 from turnwise.scale.verl import to_verl_config
-from turnwise.scale.verl.machine import Machine
+from turnwise.scale.verl.resources import Resources
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_a_trainer_of_ones_own(source, tokenizer):
     game = turnwise.SimpleGameEnvironment()
     trainer = own(ConfigStore(), game, tokenizer, lambda trajectory: 1.0)
     assert isinstance(trainer, CustomRayPPOTrainer)
-    assert trainer._parts.environment is game  # the dataset's
+    assert trainer._user.environment is game  # the dataset's
     assert own.fit is not CustomRayPPOTrainer.fit
 
 
@@ -223,10 +223,10 @@ def test_a_conversations_engine(source, engine):
     names = {"config": ConfigStore(), "environment": turnwise.SimpleGameEnvironment}
     names |= {"CustomRayPPOTrainer": CustomRayPPOTrainer, "multi_turn": multi_turn}
     trainer = run(text, **names)["trainer"]
-    from turnwise.scale.verl.parts import parts_of
+    from turnwise.scale.verl.episode_components import components_of
 
-    parts = parts_of(trainer._parts, trainer.config, trainer._multi_turn)
-    assert (parts.limits.max_turns, parts.system_prompt) == (3, "Be brief.")
+    found = components_of(trainer._user, trainer.config, trainer._multi_turn)
+    assert (found.limits.max_turns, found.system_prompt) == (3, "Be brief.")
 
 
 @covers("verl_notes", 6, 7, 8)
@@ -235,7 +235,7 @@ def test_settings_roles_and_pools(source, tmp_path):
     names["environment"] = turnwise.SimpleGameEnvironment
     made = {number: run(block(source, "verl_notes", number), **names) for number in (6, 7, 8)}
     config = ConfigStore()
-    machine = Machine("tiny", 2048, 0, tmp_path)
+    machine = Resources("tiny", 2048, 0, tmp_path)
     found = to_verl_config(config, machine)
     sections = {name.split(".")[0] for name in found}
     assert {"trainer", "algorithm", "data", "actor_rollout_ref", "critic"} <= sections
@@ -245,5 +245,5 @@ def test_settings_roles_and_pools(source, tmp_path):
     trainer = CustomRayPPOTrainer(
         config, names["environment"], role_worker_mapping=roles, resource_pool_manager=pools
     )
-    assert trainer._given.scores_batches == (source == "ours")  # ours has a RewardModel
+    assert trainer._arguments.scores_batches == (source == "ours")  # ours has a RewardModel
     assert callable(made[6]["_create_verl_config"])

@@ -5,9 +5,9 @@ import logging
 import pytest
 
 from turnwise import CheckpointError, ConfigStore, EpisodeLimits
-from turnwise.scale.verl.machine import Machine
+from turnwise.scale.verl.files import newest_step, take_metrics
+from turnwise.scale.verl.resources import Resources
 from turnwise.scale.verl.settings import to_verl_config
-from turnwise.scale.verl.trainer import _logged, _saved_steps
 
 LENGTH = "data.max_response_length"
 SETTINGS = ("inference.max_turns=4", "inference.max_tokens=100")
@@ -15,7 +15,7 @@ SETTINGS = ("inference.max_turns=4", "inference.max_tokens=100")
 
 def response_length(tmp_path, *overrides, limits=None):
     config = ConfigStore.load(overrides=[*SETTINGS, *overrides])
-    return to_verl_config(config, Machine("tiny", 8192, 0, tmp_path), limits=limits)[LENGTH]
+    return to_verl_config(config, Resources("tiny", 8192, 0, tmp_path), limits=limits)[LENGTH]
 
 
 def test_the_length_of_a_response_follows_the_limits(tmp_path):
@@ -32,19 +32,19 @@ def test_a_half_line_of_verls_logger_is_left_out(tmp_path, caplog):
     lines = ['{"step": 1, "data": {"x": 2.0}}', "[]", '{"step": 2}', '{"step": 3, "da']
     path.write_text("\n".join(lines))
     with caplog.at_level(logging.WARNING, "turnwise"):
-        assert _logged(path) == [(1, {"x": 2.0})]
+        assert take_metrics(tmp_path) == [(1, {"x": 2.0})]
     assert len(caplog.records) == 3
     assert "line 4" in caplog.text
     assert not path.exists()
 
 
 def test_a_damaged_number_of_verls_newest_checkpoint_is_named(tmp_path):
-    assert _saved_steps(tmp_path) == 0
+    assert newest_step(tmp_path) == 0
     folder = tmp_path / "verl"
     folder.mkdir()
     file = folder / "latest_checkpointed_iteration.txt"
     file.write_text("12\n")
-    assert _saved_steps(tmp_path) == 12
+    assert newest_step(tmp_path) == 12
     file.write_bytes(b"1\xff")
     with pytest.raises(CheckpointError, match="expected the step of VERL's newest checkpoint"):
-        _saved_steps(tmp_path)
+        newest_step(tmp_path)

@@ -5,7 +5,8 @@ import json
 from trainer.runs import Listener
 from trainer.worlds import Echo
 from turnwise import ConfigStore
-from turnwise.scale.verl.trainer import _LOGGED, CustomRayPPOTrainer
+from turnwise.scale.verl.files import METRICS_LOG
+from turnwise.scale.verl.trainer import CustomRayPPOTrainer
 
 
 class WithoutVerl(CustomRayPPOTrainer):
@@ -22,7 +23,7 @@ class WithoutVerl(CustomRayPPOTrainer):
             }
             for n in range(1, 13)
         ]
-        (self.run_folder / _LOGGED).write_text("\n".join(map(json.dumps, lines)))
+        (self.run_folder / METRICS_LOG).write_text("\n".join(map(json.dumps, lines)))
 
 
 def trained(folder, monkeypatch, **options):

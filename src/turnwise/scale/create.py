@@ -34,8 +34,8 @@ def create_trainer(
     if engine == "verl":
         if options.get("environments") is not None:
             raise ConfigError(
-                "environments= is a mix, and VERL has no such thing: it is given one environment. "
-                "Train the mix with engine='local' or 'ray'."
+                "environments= is a mix, and VERL trains in one environment. Train the mix with "
+                "engine='local' or 'ray'."
             )
         return CustomRayPPOTrainer(config, environment, reward_fn, tokenizer=tokenizer, **options)
     if engine == "ray":

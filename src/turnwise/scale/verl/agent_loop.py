@@ -1,4 +1,4 @@
-"""Our episodes inside VERL's agent loop: its servers sample, our `Episode` does the rest."""
+"""Plays our episodes inside VERL's agent loop: VERL's servers sample, `Episode` does the rest."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from turnwise.episode.collector import EpisodeFailed
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.scale.verl.batch_rewards import TRAJECTORY
-from turnwise.scale.verl.names import PARTS
-from turnwise.scale.verl.parts import EpisodeParts, unpack
+from turnwise.scale.verl.episode_components import EpisodeComponents, unpack
 from turnwise.scale.verl.server_engine import ServerEngine
+from turnwise.scale.verl.targets import OWN_SECTION
 
 _LOG = logging.getLogger("turnwise")
 
@@ -32,10 +32,10 @@ FAILED = "failed_episode"
 
 
 class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no types
-    """What VERL takes, with each turn's reward where it was earned."""
+    """VERL's output, with each turn's reward on the token where it was earned."""
 
     def as_dict(self) -> dict[str, Any]:
-        """As VERL's newer trainer stores it."""
+        """Return it as VERL's V1 trainer stores it."""
         fields: dict[str, Any] = super().as_dict()
         rewards = fields["extra_fields"].pop(TOKEN_REWARDS)
         fields["rm_scores"] = torch.tensor(rewards, dtype=torch.float32)
@@ -43,12 +43,13 @@ class EpisodeOutput(AgentLoopOutput):  # type: ignore[misc]  # VERL ships no typ
 
 
 class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
-    """Plays one episode, again if it fails and the policy says so."""
+    """Plays one episode, again if it fails and `training.on_error` is retry."""
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> EpisodeOutput:
-        parts = unpack(self.config[PARTS].parts)
+        packed = self.config[OWN_SECTION].components
+        components = unpack(packed)
         row = kwargs["extra_info"]
-        for attempt in range(1, parts.num_tries + 1):
+        for attempt in range(1, components.num_tries + 1):
             engine = ServerEngine(
                 self.server_manager,
                 self.rollout_config.name,
@@ -56,26 +57,26 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 self.rollout_config.response_length,
                 self.tokenizer,
             )
-            setup = copy.copy(_setup(self.config[PARTS].parts, _Held(self.tokenizer)))
+            setup = copy.copy(_setup(packed, _ById(self.tokenizer)))
             setup.engine = engine
             setup.seed = row["sampling_seed"]
             setup.sampling = _sampling(sampling_params)
             task = EpisodeTask(
                 row["seed"], row["index"], int(kwargs.get("session_id", 0)), task=row["task"]
             )
-            result = await Episode(setup, parts.factory, task, attempt=attempt).run()
+            result = await Episode(setup, components.factory, task, attempt=attempt).run()
             if engine.refusal is not None:
                 raise engine.refusal
             if not result.status.is_error:
                 break
             _LOG.warning("%s", result)
         # VERL's V1 trainer continues without an episode that raises.
-        if result.status.is_error and (parts.on_error == "fail" or self.config.trainer.use_v1):
+        if result.status.is_error and (components.on_error == "fail" or self.config.trainer.use_v1):
             raise EpisodeFailed(
                 f"the episode with seed {result.seed} failed: {result.status}: {result.error}"
             )
         output = self._output(result)
-        if parts.keeps_trajectories:
+        if components.keeps_trajectories:
             output.extra_fields[TRAJECTORY] = result.trajectory
         return output
 
@@ -120,30 +121,30 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
 
-class _Held:
-    """A tokenizer as the key of a cache: the same object is the same key."""
+class _ById:
+    """A tokenizer as a cache key, compared by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Held) and other.value is self.value
+        return isinstance(other, _ById) and other.value is self.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
 @lru_cache(maxsize=4)
-def _setup(packed: str, tokenizer: _Held) -> Any:
-    """What all episodes of a process share; the chat format is found out once."""
-    parts: EpisodeParts = unpack(packed)
+def _setup(packed: str, tokenizer: _ById) -> Any:
+    """Return the setup that all episodes of a process share; the chat format is made once."""
+    components: EpisodeComponents = unpack(packed)
     return make_setup(
         ServerEngine(None, "", 0, 0, tokenizer.value),
-        limits=parts.limits,
-        tools=parts.tools,
-        parser=parts.parser,
-        system_prompt=parts.system_prompt,
-        reward_fn=parts.reward_fn,
+        limits=components.limits,
+        tools=components.tools,
+        parser=components.parser,
+        system_prompt=components.system_prompt,
+        reward_fn=components.reward_fn,
     )
 
 
@@ -154,7 +155,7 @@ def _sampling(params: dict[str, Any]) -> SamplingParams:
 
 
 def _nothing(tokenizer: Any, metrics: Any, result: EpisodeResult) -> EpisodeOutput:
-    """An episode that there is nothing to learn from: one token, which is not trained on."""
+    """Return the output of a failed episode: one token, which is not trained on."""
     return EpisodeOutput(
         prompt_ids=[tokenizer.eos_token_id],
         response_ids=[tokenizer.eos_token_id],

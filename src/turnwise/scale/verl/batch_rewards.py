@@ -1,4 +1,4 @@
-"""Rewards of VERL's batches by one call in the driver: a function of batches, or a reward model."""
+"""Scores VERL's batches in the driver process, by a function of batches or a reward model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BatchScorer = Callable[[Any], Any]
 
 
 def scorer_of(function: RewardFn) -> BatchScorer:
-    """A user's function, with the kind of batch that it asks for."""
+    """Return a scorer that calls a user's function with the type of batch that it asks for."""
     from verl.protocol import DataProto
 
     wants_ours = batch_type(function) is RewardBatch
@@ -36,7 +36,7 @@ def scorer_of(function: RewardFn) -> BatchScorer:
 
 
 def reward_model(worker: Any, config: Any, pools: Any, device_name: str | None) -> BatchScorer:
-    """A group of workers for the role RewardModel, in VERL's own way."""
+    """Return a scorer that asks VERL's workers of the role RewardModel."""
     from verl.protocol import DataProto
     from verl.single_controller.ray import RayClassWithInitArgs, RayWorkerGroup
     from verl.trainer.ppo.utils import Role
@@ -64,7 +64,7 @@ def reward_model(worker: Any, config: Any, pools: Any, device_name: str | None) 
 def score_batch(
     score: BatchScorer, output: Any, prompts: Any, failed: np.ndarray[Any, Any]
 ) -> None:
-    """Replace the rewards in a batch of episodes; those that failed are not shown to `score`."""
+    """Replace the rewards in a batch of episodes; failed episodes are not passed to `score`."""
     rows = np.flatnonzero([reason is None for reason in failed])
     trajectories = output.non_tensor_batch.pop(TRAJECTORY)
     if not len(rows):
@@ -89,7 +89,7 @@ def score_batch(
 
 
 def _token_scores(value: Any, response_mask: torch.Tensor) -> torch.Tensor:
-    """Rewards on their tokens [B, T]: an episode's own on its last sampled one."""
+    """Return rewards per token [B, T]; an episode's reward is on its last sampled token."""
     if isinstance(value, dict):
         value = value.get("reward_tensor", value)
     scores = torch.as_tensor(value, dtype=torch.float32).cpu()

@@ -1,4 +1,4 @@
-"""`CustomEnvironmentDataset`: an environment's starts as rows that VERL takes."""
+"""`CustomEnvironmentDataset`: the starts of episodes as rows that VERL takes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from turnwise.data.order import rows_for_step
 from turnwise.env.catalog import EnvironmentSource
 from turnwise.episode.seeds import derive_seed, training_seed
 from turnwise.errors import ConfigError
-from turnwise.scale.verl.names import AGENT_LOOP
+from turnwise.scale.verl.targets import AGENT_LOOP
+from turnwise.trainer.components import UserComponents
 from turnwise.trainer.evaluation import held_out_tasks
 from turnwise.trainer.rollout import Rows, seed_of
+
+TRAIN, HELD_OUT = "turnwise:train", "turnwise:held-out"
+
+_registered: dict[str, Dataset[dict[str, Any]]] = {}
 
 
 class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
     """Row i is where episode i starts: its seed and its task, as the local trainer has them.
 
-    Steps take `batch_size` rows, in order. With a tokenizer a row also has the opening's tokens
-    (`input_ids`, `attention_mask`); VERL needs none, since its agent loop opens the episode.
+    Steps take `batch_size` rows, in order. With a tokenizer a row also has the prompt's tokens
+    (`input_ids`, `attention_mask`); VERL needs none, since its agent loop renders the prompt.
     `rows` is a dataset whose rows are the tasks; without one an episode has a seed alone. With
     `in_order` row i is the dataset's row i, for samplers that choose among them.
     """
@@ -57,7 +62,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         self._name = name
 
     def without_tokens(self) -> CustomEnvironmentDataset:
-        """The same starts, without the tokens of their openings, which the agent loop makes."""
+        """Return the same starts without prompt tokens, which the agent loop makes."""
         other = copy.copy(self)
         other.tokenizer = None
         return other
@@ -69,7 +74,7 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
         place = range(self._size)[operator.index(index)]
         seed, sampling_seed, task = self._start(place)
         row: dict[str, Any] = {
-            "raw_prompt": [{"role": "user", "content": ""}],  # the episode writes its own opening
+            "raw_prompt": [{"role": "user", "content": ""}],  # the episode renders its own prompt
             "agent_name": AGENT_LOOP,
             "data_source": self._name,
             "reward_model": {"style": "environment", "ground_truth": None},
@@ -82,11 +87,12 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             "index": place,
         }
         if self.tokenizer is None:
-            return {**row, "dummy_tensor": torch.zeros(1, dtype=torch.uint8)}  # VERL counts by one
-        return {**row, **self._opening(seed)}
+            # VERL counts the rows of a batch by a tensor.
+            return {**row, "dummy_tensor": torch.zeros(1, dtype=torch.uint8)}
+        return {**row, **self._prompt(seed)}
 
     def _start(self, place: int) -> tuple[int, int, Any]:
-        """Seed, seed of the sampling, and task, as the local trainer has them."""
+        """Return the seed, the seed of the sampling and the task, as the local trainer has them."""
         if self._held_out is not None:
             task = self._held_out[place]
             return task.seed, self._seed, task.task
@@ -103,17 +109,76 @@ class CustomEnvironmentDataset(Dataset[dict[str, Any]]):
             sampling = derive_seed(self._seed, "sampling", step, 0)
         return seed_of(row, self._rows, seed), sampling, row
 
-    def _opening(self, seed: int) -> dict[str, Any]:
-        opening = InitialPrompts(self.environment, None, 1, seed)[0]["prompt"]
+    def _prompt(self, seed: int) -> dict[str, Any]:
+        prompt = InitialPrompts(self.environment, None, 1, seed)[0]["prompt"]
         encoded = self.tokenizer(
-            opening,
+            prompt,
             max_length=self._max_length,
             truncation=True,
             padding="max_length",
             return_tensors="pt",
         )
         return {
-            "raw_prompt": [{"role": "user", "content": opening}],
+            "raw_prompt": [{"role": "user", "content": prompt}],
             "input_ids": encoded["input_ids"][0],
             "attention_mask": encoded["attention_mask"][0],
         }
+
+
+def make_datasets(
+    user: UserComponents,
+    *,
+    name: str,
+    seed: int,
+    batch_size: int,
+    num_steps: int,
+    num_held_out: int,
+    has_sampler: bool,
+) -> tuple[CustomEnvironmentDataset, CustomEnvironmentDataset]:
+    """Return the training starts and the held-out starts of a run."""
+    assert user.environment is not None
+    train: Any = user.train_rows
+    held_out: Any = user.eval_rows
+    if isinstance(train, CustomEnvironmentDataset):
+        if user.eval_dataset is None:  # such a dataset makes the rows of evaluations itself
+            held_out = None
+        train = train.without_tokens()
+    else:
+        in_order = train is not None and has_sampler
+        train = CustomEnvironmentDataset(
+            user.environment,
+            # One step more than there is: VERL does not resume a loader that reached its end.
+            size=len(train) if in_order else (num_steps + 1) * batch_size,
+            rows=train,
+            batch_size=batch_size,
+            in_order=in_order,
+            seed=seed,
+            name=name,
+        )
+    if isinstance(held_out, CustomEnvironmentDataset):
+        return train, held_out.without_tokens()
+    return train, CustomEnvironmentDataset(
+        user.environment, size=num_held_out, rows=held_out, held_out=True, seed=seed, name=name
+    )
+
+
+def register_datasets(train: CustomEnvironmentDataset, held_out: CustomEnvironmentDataset) -> None:
+    """Set the datasets that `RegisteredDataset` finds by name in this process."""
+    _registered.update({TRAIN: train, HELD_OUT: held_out})
+
+
+class RegisteredDataset(Dataset[dict[str, Any]]):
+    """A dataset of `register_datasets`, for VERL's trainers that make theirs by a class name.
+
+    VERL passes the name as `data_files`.
+    """
+
+    def __init__(self, data_files: str, **_: Any) -> None:
+        self._dataset: Any = _registered[data_files]
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row: dict[str, Any] = self._dataset[index]
+        return row

@@ -1,4 +1,4 @@
-"""VERL's agent loop workers, with two things more: rewards on their tokens, failures left out."""
+"""VERL's agent loop manager and workers, which also place rewards and leave failed episodes out."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class EpisodeLoopWorker(AgentLoopWorker):  # type: ignore[misc]  # VERL ships no
 
 
 class EpisodeLoopManager(AgentLoopManager):  # type: ignore[misc]
-    """Tells the members of a group apart, and takes failed episodes out of what is learned."""
+    """Numbers the members of a group, and excludes failed episodes from the update."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(EpisodeLoopWorker)
         super().__init__(*args, **kwargs)
 
     score: BatchScorer | None = None
-    """Scores whole batches, in this process; None: the episodes have their rewards already."""
+    """Scores whole batches in this process; None: the episodes have their rewards already."""
 
     def generate_sequences(self, prompts: Any) -> Any:
         uids = prompts.non_tensor_batch["uid"]
@@ -49,7 +49,7 @@ class EpisodeLoopManager(AgentLoopManager):  # type: ignore[misc]
 
 
 def _count_within(uids: Any) -> Any:
-    """Which one of its group each row is."""
+    """Return the number of each row within its group."""
     seen: dict[str, int] = {}
     members = np.zeros(len(uids), dtype=np.int64)
     for row, uid in enumerate(uids):
@@ -59,10 +59,10 @@ def _count_within(uids: Any) -> Any:
 
 
 def leave_out(batch: Any, uids: Any, failed: Any, *, drops_groups: bool) -> None:
-    """Nothing is learned from episodes that failed, nor from their groups if these go too.
+    """Exclude failed episodes from the update, and with `drops_groups` their whole groups.
 
-    VERL wants every row it asked for. A failed one has no token that is trained on, and counts in
-    its group with the mean of the others: so it moves nobody's baseline.
+    VERL needs every row that it asked for. A failed row has no token that is trained on, and gets
+    the mean reward of the others in its group, so that it does not change the group's baseline.
     """
     is_failed = np.array([reason is not None for reason in failed])
     if not is_failed.any():

@@ -1,7 +1,7 @@
-"""Imported by VERL itself in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
+"""VERL imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`).
 
-It puts into VERL's registries what a run of ours asks for by name: the agent loop that plays our
-episodes, and on a CPU the platform, the rollout and its server.
+It registers what our runs ask VERL for by name: the agent loop that plays our episodes, and on a
+CPU the platform, the rollout and its server.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from turnwise.scale.verl.names import AGENT_LOOP, CPU_ROLLOUT
+from turnwise.scale.verl.targets import AGENT_LOOP, CPU_ROLLOUT
 
 
 def _load_replica() -> Any:
@@ -19,7 +19,7 @@ def _load_replica() -> Any:
 
 
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    # First of all: whatever VERL imports next asks for the platform, once.
+    # First: VERL's next imports ask for the platform, once.
     import turnwise.scale.verl.cpu.platform  # noqa: F401
 
 from verl.experimental.agent_loop import agent_loop  # noqa: E402

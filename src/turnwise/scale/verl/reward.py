@@ -1,4 +1,4 @@
-"""`EnvironmentRewardWrapper`: a reward function in the shapes that VERL calls."""
+"""`EnvironmentRewardWrapper`: a reward function with the signatures that VERL calls."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from turnwise.types import Trajectory
 
 
 class EnvironmentRewardWrapper:
-    """What the environment and `reward_fn` give for what VERL has sampled.
+    """Scores what VERL has sampled by an environment and `reward_fn`.
 
-    Called with a batch of VERL's it gives one reward a row: `reward_fn`'s for the episode that the
-    batch carries, or the one that it earned in the agent loop, or else, for a batch that some other
-    rollout made, what the environment says to the response as its first action. Responses are
-    texts, or token ids that `tokenizer` reads. `compute_score` is the same for one response, with
-    the arguments of VERL's custom reward functions; a single trajectory is scored by `reward_fn`,
-    so it can be a trainer's too.
+    Called with a batch of VERL's it returns one reward per row: `reward_fn`'s for the episode that
+    the batch carries, or the one earned in the agent loop, or else, for a batch of another rollout,
+    the environment's reward for the response as its first action. Responses are texts, or token
+    ids that `tokenizer` decodes. `compute_score` does the same for one response, with the arguments
+    of VERL's custom reward functions; a single trajectory is scored by `reward_fn`.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class EnvironmentRewardWrapper:
     def __call__(
         self, data: Any, environment: BaseEnvironment | None = None
     ) -> Reward | torch.Tensor:
-        """Rewards [B] of a `DataProto` or a `RewardBatch`; of one trajectory, its `Reward`."""
+        """Return the rewards [B] of a `DataProto` or `RewardBatch`, or a trajectory's `Reward`."""
         if isinstance(data, Trajectory):
             return compute_reward(data, environment, self._reward_fn)
         carried = carried_trajectories(data)
@@ -74,7 +73,7 @@ class EnvironmentRewardWrapper:
         extra_info: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> float:
-        """The reward of one response, as the first action of a fresh episode."""
+        """Return the reward of one response, as the first action of a new episode."""
         return run_sync(self._score(solution_str, extra_info or {}))
 
     async def _score(self, action: str, start: Mapping[str, Any]) -> float:

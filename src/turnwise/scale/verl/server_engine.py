@@ -1,4 +1,4 @@
-"""VERL's inference servers as the engine of one of our episodes: tokens in, tokens out."""
+"""`ServerEngine`: VERL's inference servers as the engine of an episode, tokens in, tokens out."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.scale.verl.names import CPU_ROLLOUT
+from turnwise.scale.verl.targets import CPU_ROLLOUT
 
-_STATED = (CPU_ROLLOUT, "vllm")
+_SEEDED = (CPU_ROLLOUT, "vllm")
 """Servers that take a seed for each request."""
 
 
 class ServerEngine:
     """The engine of one episode.
 
-    VERL keeps prompt and response in boxes of fixed length: what follows the opening has
-    `response_length` tokens, however short the opening was.
+    VERL stores prompt and response in tensors of fixed width: what follows the prompt has at most
+    `response_length` tokens, however short the prompt was.
     """
 
     def __init__(
@@ -31,19 +31,19 @@ class ServerEngine:
         self._backend = backend
         self._prompt_length = prompt_length
         self._response_length = response_length
-        self._opening: int | None = None
+        self._prompt_tokens: int | None = None
         self.refusal: ConfigError | None = None
-        """What is wrong with every episode, not with this one."""
+        """An error that every episode would have; the run ends with it."""
 
     @property
     def context_length(self) -> int:
-        opening = self._prompt_length if self._opening is None else self._opening
-        return opening + self._response_length
+        num_prompt = self._prompt_length if self._prompt_tokens is None else self._prompt_tokens
+        return num_prompt + self._response_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         length = len(request.prompt_ids)
         try:
-            if self._opening is None:
+            if self._prompt_tokens is None:
                 self._begin(length)
             self._check(request)
         except ConfigError as error:
@@ -62,17 +62,17 @@ class ServerEngine:
             )
         self.weight_version = int(output.extra_fields.get("global_steps") or 0)
         ids, log_probs = list(output.token_ids), list(output.log_probs)
-        reason = _why_ended(ids, output.stop_reason, request, most, room)
+        reason = _finish_reason(ids, output.stop_reason, request, most, room)
         return GenerationResult(ids, log_probs, reason, self.weight_version)
 
     def _begin(self, length: int) -> None:
         if length > self._prompt_length:
             raise ConfigError(
-                f"the opening of an episode has {length} tokens, and VERL was configured for at "
+                f"the prompt of an episode has {length} tokens, and VERL was configured for at "
                 f"most {self._prompt_length}. Set more: verl_overrides="
                 f"['data.max_prompt_length={length + length // 2}']"
             )
-        self._opening = length
+        self._prompt_tokens = length
 
     def _check(self, request: GenerationRequest) -> None:
         if request.stop_strings and self._backend != CPU_ROLLOUT:
@@ -94,7 +94,7 @@ class ServerEngine:
         }
         if self._backend == "sglang":
             params["max_new_tokens"] = params.pop("max_tokens")
-        if self._backend in _STATED:
+        if self._backend in _SEEDED:
             params["seed"] = request.seed
         if request.stop_strings:
             params["stop"] = list(request.stop_strings)
@@ -107,13 +107,13 @@ class ServerEngine:
         raise ConfigError("VERL updates the weights of its servers itself")
 
     def end_session(self, session: Hashable) -> None:
-        """VERL's servers forget by themselves."""
+        """VERL's servers free their sessions themselves."""
 
     def close(self) -> None:
-        """The servers are VERL's."""
+        """VERL owns the servers."""
 
 
-def _why_ended(
+def _finish_reason(
     ids: Sequence[int], stop_reason: str | None, request: GenerationRequest, most: int, room: int
 ) -> FinishReason:
     if stop_reason in ("aborted", "abort"):

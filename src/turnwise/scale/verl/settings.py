@@ -1,22 +1,23 @@
-"""Our settings in VERL's words. Nothing of VERL is imported: the mapping is plain data.
+"""`to_verl_config`: our settings as settings of VERL's, without importing VERL.
 
-A setting that VERL has no place for is an error, unless it has its default.
+A setting that VERL does not have is an error, unless it has its default.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.episode import EpisodeLimits
 from turnwise.errors import ConfigError
 from turnwise.learner.lora import default_alpha, refuse_lora_settings
-from turnwise.scale.verl.machine import Machine
-from turnwise.scale.verl.names import AGENT_LOOP, CPU_ROLLOUT, LOOP_MANAGER
+from turnwise.scale.verl.resources import Resources
 from turnwise.scale.verl.targets import (
     ACTOR,
+    AGENT_LOOP,
+    CPU_ROLLOUT,
     ESTIMATORS,
+    LOOP_MANAGER,
     MODEL,
     POLICY_LOSSES,
     REF,
@@ -28,56 +29,57 @@ from turnwise.trainer.rollout import group_size, limits_of
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _SINKS = ("tensorboard", "wandb", "mlflow", "trackio")
 
-_MOST_PROMPT = 2048
-_MICRO_BATCH_TOKENS = 16384  # VERL's own
-_OBSERVATION = 256
-"""Tokens that an observation is expected to have at most, where the context allows it."""
+_MAX_PROMPT = 2048
+_MICRO_BATCH_TOKENS = 16384  # VERL's default
+_MAX_OBSERVATION = 256
+"""Tokens reserved for an observation, where the context allows it."""
 
 
 def to_verl_config(
     config: ConfigStore,
-    machine: Machine,
+    resources: Resources,
     num_steps: int | None = None,
     per_epoch: int | None = None,
     limits: EpisodeLimits | None = None,
 ) -> dict[str, Any]:
-    """Every target in VERL's config by its dotted name, and its value.
+    """Return VERL's settings by their dotted names.
 
-    `num_steps` and `per_epoch` are the steps of the run and of an epoch, where a dataset says;
-    `limits` are those that Python gave, if they are not the settings' own.
+    `num_steps` and `per_epoch` are the steps of the run and of an epoch; by default those of the
+    settings. `limits` are those given in Python; by default those of the settings.
     """
     _refuse_what_verl_lacks(config)
     training = config.training
     per_epoch = per_epoch or training.steps_per_epoch
     num_steps = num_steps or training.num_epochs * per_epoch
-    rollout = _rollout(config, machine, limits or limits_of(config))
+    rollout = _rollout(config, resources, limits or limits_of(config))
     longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
     return {
-        **_model(config, machine),
+        **_model(config, resources),
         **rollout,
         **_algorithm(config),
-        **_update(config, machine, longest),
-        **_run(config, machine, num_steps, per_epoch),
-        **(_cpu() if machine.on_cpu else {}),
+        **_update(config, resources, longest),
+        **_run(config, resources, num_steps, per_epoch),
+        **(_cpu() if resources.on_cpu else {}),
     }
 
 
 def refuse_mix(config: ConfigStore) -> None:
-    """VERL's workers play in one environment."""
+    """Refuse a mix of environments: VERL's workers play in one."""
     if config.environments is not None:
         raise ConfigError(
-            f"environments is a mix of {len(config.environments)}, and VERL has no such thing: it "
-            "is given one environment. Train the mix with engine='local' or 'ray'."
+            f"environments is a mix of {len(config.environments)}, and VERL has no such setting: "
+            "it trains in one environment. Train the mix with engine='local' or 'ray'."
         )
 
 
 def _refuse_what_verl_lacks(config: ConfigStore) -> None:
     refuse_mix(config)
-    for name, value, default in _fields(config):
-        if name not in TARGETS and value != default:
+    defaults = dict(ConfigStore().settings())
+    for name, value in config.settings():
+        if name not in TARGETS and value != defaults[name]:
             raise ConfigError(
-                f"{name} is {value!r}, and VERL has no such thing. Leave it at {default!r}, or "
-                "train with engine='local'."
+                f"{name} is {value!r}, and VERL has no such setting. Leave it at "
+                f"{defaults[name]!r}, or train with engine='local'."
             )
     training = config.training
     for name, value, known in (
@@ -95,20 +97,14 @@ def _refuse_what_verl_lacks(config: ConfigStore) -> None:
         raise ConfigError("inference.temperature got 0: a greedy policy explores nothing.")
 
 
-def _fields(config: ConfigStore) -> Iterator[tuple[str, Any, Any]]:
-    """(dotted name, value, default) of every setting."""
-    defaults = dict(ConfigStore().settings())
-    yield from ((name, value, defaults[name]) for name, value in config.settings())
-
-
-def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
+def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
     model, training = config.model, config.training
     dtype = model.dtype
     if dtype == "auto":
-        dtype = "float32" if machine.on_cpu else "bfloat16"
-    if machine.on_cpu and dtype != "float32":
+        dtype = "float32" if resources.on_cpu else "bfloat16"
+    if resources.on_cpu and dtype != "float32":
         raise ConfigError(f"model.dtype got {dtype!r}. VERL on a CPU computes in float32.")
-    if machine.on_cpu and training.lora_rank:
+    if resources.on_cpu and training.lora_rank:
         raise ConfigError("training.lora_rank needs VERL's vLLM or SGLang rollout, on a GPU.")
     kept = {"param_dtype": _DTYPES[dtype], "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     found: dict[str, Any] = {
@@ -120,7 +116,7 @@ def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
     }
     for place in (MODEL, "critic.model"):
         found |= {
-            f"{place}.path": machine.model_path,
+            f"{place}.path": resources.model_path,
             f"{place}.trust_remote_code": model.trust_remote_code,
             f"{place}.enable_gradient_checkpointing": training.gradient_checkpointing,
         }
@@ -135,17 +131,17 @@ def _model(config: ConfigStore, machine: Machine) -> dict[str, Any]:
     return found
 
 
-def _rollout(config: ConfigStore, machine: Machine, limits: EpisodeLimits) -> dict[str, Any]:
+def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -> dict[str, Any]:
     inference = config.inference
     turns = limits.max_turns or inference.max_turns
-    prompt = min(_MOST_PROMPT, machine.context_length // 2)
+    prompt = min(_MAX_PROMPT, resources.context_length // 2)
     a_turn = limits.max_tokens_per_turn or inference.max_tokens
-    wanted = turns * a_turn + (turns - 1) * _OBSERVATION
+    wanted = turns * a_turn + (turns - 1) * _MAX_OBSERVATION
     if limits.max_tokens is not None:
         wanted = min(wanted, limits.max_tokens)
-    response = min(wanted, machine.context_length - prompt)
+    response = min(wanted, resources.context_length - prompt)
     return {
-        f"{ROLLOUT}.name": _backend(config, machine),
+        f"{ROLLOUT}.name": _backend(config, resources),
         f"{ROLLOUT}.mode": "async",
         f"{ROLLOUT}.temperature": inference.temperature,
         f"{ROLLOUT}.top_p": inference.top_p,
@@ -159,18 +155,18 @@ def _rollout(config: ConfigStore, machine: Machine, limits: EpisodeLimits) -> di
         f"{ROLLOUT}.agent.num_workers": config.ray.num_actors,
         "data.max_prompt_length": prompt,
         "data.max_response_length": response,
-        "reward.num_workers": 0,  # they would have nothing to do: the agent loop scores
+        "reward.num_workers": 0,  # the agent loop scores
     }
 
 
-def _backend(config: ConfigStore, machine: Machine) -> str:
+def _backend(config: ConfigStore, resources: Resources) -> str:
     backend = config.inference.backend
     if backend in ("transformers", "scripted"):
         raise ConfigError(
             f"inference.backend got {backend!r}. VERL samples with vllm or sglang on a GPU, and "
             "with local on a CPU."
         )
-    if machine.on_cpu:
+    if resources.on_cpu:
         if backend != "local":
             raise ConfigError(
                 f"inference.backend got {backend!r}, and this machine has no GPU that torch sees. "
@@ -215,7 +211,7 @@ def _algorithm(config: ConfigStore) -> dict[str, Any]:
     return found
 
 
-def _update(config: ConfigStore, machine: Machine, longest: int) -> dict[str, Any]:
+def _update(config: ConfigStore, resources: Resources, longest: int) -> dict[str, Any]:
     training = config.training
     # A micro-batch holds at least one whole episode.
     most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
@@ -232,7 +228,7 @@ def _update(config: ConfigStore, machine: Machine, longest: int) -> dict[str, An
             f"{place}.optim.weight_decay": training.weight_decay,
             f"{place}.optim.lr_warmup_steps": training.warmup_steps or -1,
             f"{place}.optim.lr_scheduler_type": training.lr_schedule,
-            # VERL always clips: a bound that no gradient reaches.
+            # VERL always clips: null becomes a bound that no gradient reaches.
             f"{place}.optim.clip_grad": training.max_grad_norm or 1e9,
             f"{place}.data_loader_seed": training.seed,
         }
@@ -240,7 +236,7 @@ def _update(config: ConfigStore, machine: Machine, longest: int) -> dict[str, An
 
 
 def _mini_batch(config: ConfigStore) -> int:
-    """VERL counts starts, each with its whole group; we count episodes."""
+    """Return the mini-batch size as VERL counts it: in starts, each with its whole group."""
     training, group = config.training, group_size(config)
     size = training.mini_batch_size
     if size is None:
@@ -253,27 +249,29 @@ def _mini_batch(config: ConfigStore) -> int:
     return size // group
 
 
-def _run(config: ConfigStore, machine: Machine, num_steps: int, per_epoch: int) -> dict[str, Any]:
+def _run(
+    config: ConfigStore, resources: Resources, num_steps: int, per_epoch: int
+) -> dict[str, Any]:
     training, checkpoint = config.training, config.checkpoint
     unknown = sorted(set(config.logging.sinks) - set(_SINKS))
     if unknown:
         raise ConfigError(f"logging.sinks got {unknown}. VERL has: {', '.join(_SINKS)}.")
     found = {
         "data.train_batch_size": training.batch_size,
-        "data.shuffle": False,  # the dataset has the order already
+        "data.shuffle": False,  # the dataset is in its order already
         "data.seed": training.seed,
         "data.dataloader_num_workers": 0,
         "data.return_raw_chat": True,
         "trainer.use_v1": False,
-        "trainer.device": "cpu" if machine.on_cpu else "cuda",
-        "trainer.nnodes": machine.num_nodes,
-        "trainer.n_gpus_per_node": _num_workers(config, machine),
-        "trainer.total_epochs": 1,  # each step has starts of its own: one pass over all of them
+        "trainer.device": "cpu" if resources.on_cpu else "cuda",
+        "trainer.nnodes": resources.num_nodes,
+        "trainer.n_gpus_per_node": _num_workers(config, resources),
+        "trainer.total_epochs": 1,  # each step has its own starts: one pass over all
         "trainer.total_training_steps": num_steps,
         "trainer.project_name": "turnwise",
-        "trainer.experiment_name": machine.run_folder.name,
+        "trainer.experiment_name": resources.run_folder.name,
         "trainer.logger": ["console", "file", *config.logging.sinks],
-        "trainer.default_local_dir": str(machine.run_folder / "verl"),
+        "trainer.default_local_dir": str(resources.run_folder / "verl"),
         "trainer.save_freq": checkpoint.save_interval * per_epoch,
         "trainer.max_actor_ckpt_to_keep": checkpoint.keep_last_n,
         "trainer.max_critic_ckpt_to_keep": checkpoint.keep_last_n,
@@ -288,25 +286,25 @@ def _run(config: ConfigStore, machine: Machine, num_steps: int, per_epoch: int) 
     return found
 
 
-def _num_workers(config: ConfigStore, machine: Machine) -> int:
-    """Learner workers on a machine; VERL gives each a GPU, and Ray counts a CPU's as such."""
+def _num_workers(config: ConfigStore, resources: Resources) -> int:
+    """Return the number of learner workers on a machine; VERL gives each a GPU."""
     if config.ray.gpus_per_worker not in (0, 1):
         raise ConfigError(
             f"ray.gpus_per_worker got {config.ray.gpus_per_worker}. VERL's workers have one each."
         )
     wanted = config.ray.num_learners
-    if machine.on_cpu:
+    if resources.on_cpu:
         return wanted
-    if wanted > machine.num_gpus:
+    if wanted > resources.num_gpus:
         raise ConfigError(
-            f"ray.num_learners got {wanted}, and torch sees {machine.num_gpus} GPUs: VERL's "
+            f"ray.num_learners got {wanted}, and torch sees {resources.num_gpus} GPUs: VERL's "
             "workers have one each."
         )
-    return machine.num_gpus if wanted == 1 else wanted
+    return resources.num_gpus if wanted == 1 else wanted
 
 
 def _cpu() -> dict[str, Any]:
-    """What VERL must not do where there is no GPU."""
+    """Return the settings that VERL needs on a machine without GPU."""
     found: dict[str, Any] = {
         f"{ROLLOUT}.free_cache_engine": False,
         f"{ROLLOUT}.load_format": "auto",

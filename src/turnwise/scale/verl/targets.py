@@ -1,13 +1,25 @@
-"""Where each of our settings goes in VERL's config, and what VERL calls the same algorithms."""
+"""Names in VERL's config and registries: where each setting goes, what VERL calls an algorithm.
+
+Importing this imports nothing of VERL.
+"""
 
 from __future__ import annotations
 
-from turnwise.scale.verl.names import PARTS
+AGENT_LOOP = "turnwise_episode"
+"""The agent loop that plays our episodes."""
+CPU_ROLLOUT = "turnwise"
+"""The rollout that samples on a CPU."""
+PLUGIN = "turnwise.scale.verl.plugin"
+"""The module that VERL imports in each of its processes."""
+LOOP_MANAGER = "turnwise.scale.verl.loop_manager.EpisodeLoopManager"
+"""The class that distributes the episodes, in VERL's RayPPOTrainer."""
+OWN_SECTION = "turnwise"
+"""The section of VERL's config that carries the user's components to the agent loops."""
 
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model"))
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
 REF = "actor_rollout_ref.ref"
 
-# The same algorithms, where VERL calls them otherwise.
+# VERL's names of the same algorithms.
 POLICY_LOSSES = {"ppo": "vanilla"} | {
     name: name
     for name in (
@@ -22,7 +34,7 @@ ESTIMATORS = {
     )
 } | {"dr_grpo": "grpo"}  # fmt: skip
 
-# What each of our settings becomes, or where it goes; the others must have their defaults.
+# Where each setting goes; the others must have their defaults.
 TARGETS: dict[str, str] = {
     "model.model_name": f"{MODEL}.path",
     "model.local_path": f"{MODEL}.path",
@@ -47,7 +59,7 @@ TARGETS: dict[str, str] = {
     "training.steps_per_epoch": "trainer.total_training_steps",
     "training.batch_size": "data.train_batch_size",
     "training.group_size": f"{ROLLOUT}.n",
-    "training.on_error": PARTS,
+    "training.on_error": OWN_SECTION,
     "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
     "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
     "training.kl_target": "algorithm.kl_ctrl.target_kl",
@@ -60,7 +72,7 @@ TARGETS: dict[str, str] = {
     "training.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
     "training.entropy_coef": f"{ACTOR}.entropy_coeff",
     "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
-    "training.critic": "critic.model.path",  # VERL's is always a model of its own
+    "training.critic": "critic.model.path",  # in VERL always a separate model
     "training.max_grad_norm": f"{ACTOR}.optim.clip_grad",
     "training.weight_decay": f"{ACTOR}.optim.weight_decay",
     "training.warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
@@ -75,32 +87,32 @@ TARGETS: dict[str, str] = {
     "checkpoint.run_name": "trainer.experiment_name",
     "checkpoint.save_interval": "trainer.save_freq",
     "checkpoint.keep_last_n": "trainer.max_actor_ckpt_to_keep",
-    "environment.name": PARTS,
-    "environment.max_steps": PARTS,
-    "environment.params": PARTS,
-    "environment.reward": PARTS,
-    "ray.use_ray": PARTS,  # VERL is always on Ray
+    "environment.name": OWN_SECTION,
+    "environment.max_steps": OWN_SECTION,
+    "environment.params": OWN_SECTION,
+    "environment.reward": OWN_SECTION,
+    "ray.use_ray": OWN_SECTION,  # VERL is always on Ray
     "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
     "ray.num_learners": "trainer.n_gpus_per_node",
     "ray.gpus_per_worker": "trainer.n_gpus_per_node",
     "ray.address": "ray_kwargs.ray_init.address",
-    "training.eval_fraction": PARTS,
-    "logging.level": PARTS,
+    "training.eval_fraction": OWN_SECTION,
+    "logging.level": OWN_SECTION,
     "logging.sinks": "trainer.logger",
-    "logging.episodes_gb": PARTS,  # no episodes are kept there
-    "reward": PARTS,
-    "tools": PARTS,
-    "parser": PARTS,
-    "system_prompt": PARTS,
+    "logging.episodes_gb": OWN_SECTION,  # VERL keeps no episodes
+    "reward": OWN_SECTION,
+    "tools": OWN_SECTION,
+    "parser": OWN_SECTION,
+    "system_prompt": OWN_SECTION,
     "limits.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
     "limits.max_tokens_per_turn": "data.max_response_length",
     "limits.max_tokens": "data.max_response_length",
 } | {
-    f"{section}.{name}": PARTS
+    f"{section}.{name}": OWN_SECTION
     for section in ("dataset", "eval_dataset")
     for name in ("path", "split", "prompt_key", "columns", "max_rows")
 } | {
-    f"limits.{name}": PARTS
+    f"limits.{name}": OWN_SECTION
     for name in (
         "max_tool_calls", "max_seconds", "max_observation", "reset_timeout", "step_timeout",
         "tool_timeout", "generation_timeout", "reward_timeout", "close_timeout",

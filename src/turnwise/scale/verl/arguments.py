@@ -1,4 +1,4 @@
-"""What a user hands to VERL's own trainer: roles, resource pools, a sampler and so on."""
+"""`VerlArguments`: the arguments that a user passes on to VERL's own trainer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from turnwise.errors import ConfigError, did_you_mean
 from turnwise.reward import RewardFn
 
 _ALIASES = {"CriticValue": "Critic"}
-"""Names of roles that older texts about VERL have."""
+"""Names of roles in older texts about VERL."""
 _ACTORS = ("ActorRollout", "ActorRolloutRef")
 _POOL = "global_pool"
 
 
 @dataclass(frozen=True)
-class GivenParts:
-    """Parts of VERL's trainer that a user brings; what is None is made as VERL's command does."""
+class VerlArguments:
+    """Worker classes, resource pools, sampler and so on; None: made as VERL's command does."""
 
     role_worker_mapping: Mapping[Any, type] = field(default_factory=dict)
-    """Worker classes by role (`Role.Critic`) or its name; roles that are not there keep VERL's.
+    """Worker classes by role (`Role.Critic`) or its name; missing roles keep VERL's.
     A worker of the role RewardModel scores every batch by its `compute_rm_score(data)`."""
     resource_pool_manager: Any = None
     collate_fn: Callable[[list[Any]], Mapping[str, Any]] | None = None
@@ -35,19 +35,19 @@ class GivenParts:
 
     @property
     def names(self) -> list[str]:
-        """The arguments that were given."""
-        every = ("role_worker_mapping", "resource_pool_manager", "collate_fn", "train_sampler")
-        found = [name for name in every if getattr(self, name)]
+        """The names of the arguments that were given."""
+        names = ("role_worker_mapping", "resource_pool_manager", "collate_fn", "train_sampler")
+        found = [name for name in names if getattr(self, name)]
         return [*found, *(["a reward_fn of batches"] if self.reward_fn else [])]
 
     @property
     def scores_batches(self) -> bool:
-        """Whether the driver scores whole batches, and the episodes need no reward of their own."""
-        judges = [key for key in self.role_worker_mapping if _name_of(key) == "RewardModel"]
-        return bool(judges) or self.reward_fn is not None
+        """Whether the driver scores whole batches; the episodes then have no rewards."""
+        reward_models = [key for key in self.role_worker_mapping if _name_of(key) == "RewardModel"]
+        return bool(reward_models) or self.reward_fn is not None
 
     def workers(self, standard: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any]:
-        """The worker classes of all roles, and that of the reward model, if there is one."""
+        """Return the worker classes of all roles, and that of the reward model, if there is one."""
         import ray
         from verl.trainer.ppo.utils import Role
 
@@ -55,13 +55,13 @@ class GivenParts:
         actor = next(role for role in standard if role.name in _ACTORS)
         for key, worker in self.role_worker_mapping.items():
             role = role_of(key)
-            # The reference may be played by the worker of the actor, which then has another name.
+            # The actor's worker may hold the reference too; its role then has another name.
             place = actor if role.name in _ACTORS else role
             found[place] = ray.remote(worker) if isinstance(worker, type) else worker
         return found, found.pop(Role.RewardModel, None)
 
     def pools(self, runner: Any, config: Any) -> Any:
-        """VERL's resource pools: the ones that were given, or all roles in one."""
+        """Return VERL's resource pools: the given ones, or one for all roles."""
         roles = [role_of(key) for key in self.role_worker_mapping]
         if self.resource_pool_manager is None:
             for role in roles:
@@ -77,7 +77,7 @@ class GivenParts:
         return manager
 
     def collate(self, standard: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-        """What makes batches of rows; lists become what VERL takes."""
+        """Return the function that makes batches of rows; its lists become what VERL takes."""
         if self.collate_fn is None:
             return standard
         given = self.collate_fn
@@ -89,7 +89,7 @@ def _name_of(key: Any) -> str:
 
 
 def role_of(key: Any) -> Any:
-    """A role of VERL's, by itself or by its name."""
+    """Return a role of VERL's, given itself or its name."""
     from verl.trainer.ppo.utils import Role
 
     if isinstance(key, Role):

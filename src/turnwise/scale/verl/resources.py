@@ -1,4 +1,4 @@
-"""Where VERL will run, and with what."""
+"""`Resources`: the model folder, the GPUs and the run folder that VERL runs with."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from turnwise.errors import ConfigError
 from turnwise.models import model_folder
 from turnwise.user_code import require_model_code, require_use
 
-_USUAL_CONTEXT = 4096
+_DEFAULT_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What the settings alone do not say."""
+class Resources:
+    """What VERL runs with, and the settings alone do not tell."""
 
     model_path: str
     """A folder or a Hugging Face id."""
     context_length: int
     num_gpus: int
-    """On this machine; 0: on its CPU."""
+    """On this machine; 0: VERL runs on its CPU."""
     run_folder: Path
     num_nodes: int = 1
 
@@ -30,8 +30,8 @@ class Machine:
         return self.num_gpus == 0
 
 
-def find_machine(config: ConfigStore, run_folder: Path) -> Machine:
-    """This machine, for the model that the settings name."""
+def find_resources(config: ConfigStore, run_folder: Path) -> Resources:
+    """Return the resources of this machine, for the model that the settings name."""
     import torch
     from transformers import AutoConfig
 
@@ -46,6 +46,6 @@ def find_machine(config: ConfigStore, run_folder: Path) -> Machine:
         require_model_code(model.local_path or model.model_name)
     path = model_folder(model.local_path or model.model_name)
     found = AutoConfig.from_pretrained(path, trust_remote_code=model.trust_remote_code)
-    length = getattr(found.get_text_config(), "max_position_embeddings", _USUAL_CONTEXT)
+    length = getattr(found.get_text_config(), "max_position_embeddings", _DEFAULT_CONTEXT)
     number = 0 if model.device == "cpu" else num_gpus
-    return Machine(path, int(length), number, run_folder.absolute())
+    return Resources(path, int(length), number, run_folder.absolute())

@@ -1,11 +1,10 @@
-"""A user's environment, reward and tools, on their way to VERL's workers."""
+"""`EpisodeComponents`: a user's environment, reward and tools, sent to VERL's workers."""
 
 from __future__ import annotations
 
 import base64
 import dataclasses
 import sys
-import sysconfig
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +22,12 @@ from turnwise.errors import ConfigError, import_extra
 from turnwise.reward import RewardFn
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.rollout import limits_of
+from turnwise.user_code import is_installed
 
 
 @dataclass(frozen=True)
-class EpisodeParts:
-    """What an episode needs, wherever it is played."""
+class EpisodeComponents:
+    """What a worker needs to play episodes."""
 
     factory: EnvironmentFactory
     reward_fn: RewardFn | None
@@ -38,29 +38,29 @@ class EpisodeParts:
     on_error: ErrorPolicy
     num_tries: int = 3
     keeps_trajectories: bool = False
-    """Whether the driver wants the episodes themselves, to score whole batches of them."""
+    """Whether episodes are returned to the driver, which scores whole batches of them."""
 
 
-def parts_of(
-    parts: UserComponents,
+def components_of(
+    user: UserComponents,
     config: ConfigStore,
     engine: MultiTurnInferenceEngine | None = None,
     *,
     scores_batches: bool = False,
-) -> EpisodeParts:
-    """What a user gave, and what a multi-turn engine of theirs says about a conversation."""
-    limits = parts.limits or limits_of(config)
-    tools: Any = parts.registry(config)
-    parser, system_prompt = parts.parser or "auto", parts.system_prompt
+) -> EpisodeComponents:
+    """Return the components that a user gave, with the turns and tools of a multi-turn engine."""
+    limits = user.limits or limits_of(config)
+    tools: Any = user.registry(config)
+    parser, system_prompt = user.parser or "auto", user.system_prompt
     if engine is not None:
         limits = dataclasses.replace(limits, max_turns=engine.max_turns)
         system_prompt = system_prompt or engine._setup.system_prompt or None
         if tools is None and engine._manager is not None:
             tools, parser = engine._manager.registry, engine._manager.parser
     on_error = config.training.on_error
-    return EpisodeParts(
-        parts.factory(config),
-        None if scores_batches else parts.reward_fn,
+    return EpisodeComponents(
+        user.factory(config),
+        None if scores_batches else user.reward_fn,
         tools,
         parser,
         system_prompt,
@@ -71,16 +71,16 @@ def parts_of(
     )
 
 
-def pack(parts: EpisodeParts) -> str:
-    """As text, so that it can travel inside VERL's config.
+def pack(components: EpisodeComponents) -> str:
+    """Return them as text that fits into VERL's config.
 
-    What was defined in a script, a notebook or a file beside it goes by value: the workers have
-    never seen those.
+    Code of a script, a notebook or a file next to it is pickled by value: the workers cannot
+    import it.
     """
     cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
     try:
         with _by_value(cloudpickle):
-            data = cloudpickle.dumps(parts)
+            data = cloudpickle.dumps(components)
     except Exception as error:  # whatever a user's object raises when it is pickled
         raise ConfigError(
             "the environment, the reward or a tool cannot be sent to VERL's workers: "
@@ -91,15 +91,16 @@ def pack(parts: EpisodeParts) -> str:
 
 
 @lru_cache(maxsize=4)  # each process plays many episodes of one run
-def unpack(text: str) -> EpisodeParts:
+def unpack(text: str) -> EpisodeComponents:
+    """Return what `pack` made a text of."""
     cloudpickle: Any = import_extra("ray.cloudpickle", "verl")
-    parts: EpisodeParts = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
-    return parts
+    components: EpisodeComponents = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
+    return components
 
 
 @contextmanager
 def _by_value(cloudpickle: Any) -> Iterator[None]:
-    """Meanwhile, what is in modules that nobody installed is pickled with its code."""
+    """Pickle the code of modules that are not installed by value inside the block."""
     modules = [module for module in list(sys.modules.values()) if _is_users(module)]
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -115,8 +116,4 @@ def _is_users(module: ModuleType | None) -> bool:
     name = getattr(module, "__name__", "__main__")
     if file is None or name == "__main__" or name.split(".")[0] == "turnwise":
         return False
-    if sys.modules.get(name) is not module:
-        return False
-    installed = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib")}
-    path = Path(file).resolve()
-    return not any(path.is_relative_to(Path(folder).resolve()) for folder in installed if folder)
+    return sys.modules.get(name) is module and not is_installed(Path(file))
