@@ -110,6 +110,7 @@ OTHER_VALUES: dict[str, Any] = {
     "logging.sinks": ["wandb"],
     "logging.episodes_gb": 0.5,
     "inference.stall_timeout": 5.0,
+    "inference.start_timeout": 5.0,
     "reward": "rewards.py:mine",
     "tools": ["calculator"],
     "parser": "react",

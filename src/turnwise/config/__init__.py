@@ -5,20 +5,22 @@
 >>> config.validate().training.learning_rate
 3e-05
 
-A misspelt name is an error when it is written, not a setting that silently does nothing. Each
-section has the file of its name; `store.py` reads and writes them together.
+A misspelt name is an error when it is set, not a setting that silently does nothing. `sections.py`,
+`training.py` and `environment.py` define the sections, `store.py` reads and writes them.
 """
 
-from turnwise.config.checkpoint import CheckpointConfig
-from turnwise.config.dataset import DatasetConfig
 from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
 from turnwise.config.fields import Positive, Probability, Seconds, Section, setting
-from turnwise.config.inference import InferenceConfig
-from turnwise.config.limits import LimitsConfig
-from turnwise.config.logging import LoggingConfig
 from turnwise.config.mix import part_names
-from turnwise.config.model import ModelConfig
-from turnwise.config.ray import RayConfig
+from turnwise.config.sections import (
+    CheckpointConfig,
+    DatasetConfig,
+    InferenceConfig,
+    LimitsConfig,
+    LoggingConfig,
+    ModelConfig,
+    RayConfig,
+)
 from turnwise.config.store import RUN, ConfigStore, find_config, setting_types
 from turnwise.config.training import LossAggregation, TrainingConfig
 

@@ -19,7 +19,7 @@ Store = TypeVar("Store", bound=Section)
 
 @cache
 def _adapter(store: type[Any]) -> Any:
-    # Imported here: pydantic costs more than all the rest of this module, and only checks need it.
+    # Imported here: pydantic takes long to import, and only checks need it.
     from pydantic import TypeAdapter
 
     return TypeAdapter(store)
@@ -28,9 +28,9 @@ def _adapter(store: type[Any]) -> Any:
 def checked(
     store: type[Store], data: dict[str, Any], source: str, overrides: Mapping[str, str]
 ) -> Store:
-    """Return the settings that nested mappings in full hold.
+    """Return the settings of nested mappings without short forms.
 
-    The one error names every problem and its place: an override, or a line of the file.
+    The error names every problem and its place: an override, or a line of the file.
     """
     from pydantic import ValidationError
 
@@ -47,7 +47,7 @@ def checked(
 
 
 def _place(where: Sequence[Any], source: str, overrides: Mapping[str, str]) -> str:
-    """Who is to blame for a bad value."""
+    """Return where a bad value was given: in an override, or in a line of a file."""
     for depth in (2, 1):
         name = ".".join(map(str, where[:depth]))
         if name in overrides:
@@ -57,12 +57,12 @@ def _place(where: Sequence[Any], source: str, overrides: Mapping[str, str]) -> s
 
 
 def _explain(problem: Any, data: Mapping[str, Any], known: SettingTypes) -> str:
-    """One line about one bad value: the field, what it got, what it takes."""
+    """Return one line about a bad value: the field, what it got, what it takes."""
     where = [str(part) for part in problem["loc"]]
     name = ".".join(where[:2])
     if where[0] == "environments" and len(where) > 2:
         return _explain_item(problem)
-    if where[0] in known:  # a union has a problem for each of its types: the help says it better
+    if where[0] in known:  # pydantic reports each type of a union: the help is clearer
         return f"{where[0]} got {data[where[0]]!r}. Expected: {known[where[0]][0]}"
     if problem["type"] in {"unexpected_keyword_argument", "extra_forbidden"}:
         kind = "section" if len(where) == 1 else "setting"
@@ -73,7 +73,7 @@ def _explain(problem: Any, data: Mapping[str, Any], known: SettingTypes) -> str:
 
 
 def _near(where: Sequence[str], known: SettingTypes) -> str:
-    """The nearest section, or the nearest setting of a section."""
+    """Return a hint at the nearest section, or the nearest setting of a section."""
     names = [full.split(".") for full in known]
     if len(where) == 1:
         return did_you_mean(where[0], {name[0]: None for name in names})
@@ -81,7 +81,7 @@ def _near(where: Sequence[str], known: SettingTypes) -> str:
 
 
 def _explain_item(problem: Any) -> str:
-    """One line about an environment of a mix."""
+    """Return one line about a bad value in an environment of a mix."""
     _, index, setting_name, *rest = (str(part) for part in problem["loc"])
     where = f"environments[{index}].{setting_name}"
     known = {f.name: f.metadata["help"] for f in dataclasses.fields(EnvironmentItem)}
@@ -91,6 +91,6 @@ def _explain_item(problem: Any) -> str:
         return f"{where} is missing. Expected: {known[setting_name]}"
     if rest and setting_name in SHORT_SECTIONS:
         return f"{where}.{rest[0]} got {problem['input']!r:.200}. {problem['msg']}."
-    if rest:  # a union has a problem for each of its types: the help says it better
+    if rest:  # pydantic reports each type of a union: the help is clearer
         return f"{where} got a value of another kind. Expected: {known[setting_name]}"
     return f"{where} got {problem['input']!r:.200}. {problem['msg']}."

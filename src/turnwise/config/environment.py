@@ -9,27 +9,29 @@ from typing import Annotated, Any
 
 from annotated_types import Gt
 
-from turnwise.config.dataset import DatasetConfig
 from turnwise.config.fields import Positive, Section, setting
+from turnwise.config.sections import DatasetConfig
 from turnwise.errors import ConfigError, did_you_mean
 
 
 @dataclass
 class EnvironmentConfig(Section):
-    """Which environment, and what it is given.
+    """The environment, and its settings.
 
     An environment may read its settings as attributes or as from a dict: `config.max_steps`,
     `config.get("size", 4)`, `config["size"]`. What is not a field is looked up in `params`.
     """
 
     name: str = setting("guess-number", "A name (see `turnwise envs`) or path.py:Class.")
-    max_steps: Positive | None = setting(None, "Most actions; null: the environment's own limit.")
+    max_steps: Positive | None = setting(
+        None, "Maximum actions; null: the environment's own limit."
+    )
     params: dict[str, Any] = setting({}, "The environment's own settings.")
-    reward: str | None = setting(None, "The former place of the setting `reward`.")
+    reward: str | None = setting(None, "The earlier place of the setting `reward`.")
 
     @classmethod
     def of(cls, config: EnvironmentConfig | Mapping[str, Any] | None) -> EnvironmentConfig:
-        """From whatever an environment is given: a config, a plain dict, or nothing."""
+        """Return a config from what an environment is given: a config, a plain dict, or None."""
         if config is None:
             return cls()
         if isinstance(config, EnvironmentConfig):
@@ -45,7 +47,7 @@ class EnvironmentConfig(Section):
         return cls(**own, params={**config.get("params", {}), **params})
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A setting by name, as from a dict; a field that is None counts as not given."""
+        """Return a setting by name, as a dict does; a field that is None counts as missing."""
         if key in self.params:
             return self.params[key]
         value = getattr(self, key, None)
@@ -71,12 +73,14 @@ class RewardItem(Section):
 
 @dataclass
 class EnvironmentItem(Section):
-    """One environment of a mix: its share of the groups, and what it has of its own."""
+    """One environment of a mix: its share of the groups, and its own settings."""
 
     environment: str = field(metadata={"help": "A name (see `turnwise envs`) or path.py:Class."})
     weight: Annotated[float, Gt(0)] = setting(1.0, "Its share of the groups, relative to others.")
     name: str | None = setting(None, "Its name in the metrics; null: the environment's.")
-    max_steps: Positive | None = setting(None, "Most actions; null: the environment's own limit.")
+    max_steps: Positive | None = setting(
+        None, "Maximum actions; null: the environment's own limit."
+    )
     params: dict[str, Any] = setting({}, "The environment's own settings.")
     dataset: DatasetConfig = field(
         default_factory=DatasetConfig, metadata={"help": "The rows that are its tasks."}

@@ -1,4 +1,4 @@
-"""What every section is made of: settings with a default and one line of help, and their types."""
+"""`Section` and `setting`: settings with a default, a type and one line of help."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SettingTypes = Mapping[str, tuple[str, Any]]
 
 
 def setting(default: Any, help: str) -> Any:
-    """A field with its default and its one line of help."""
+    """Return a dataclass field with its default and its line of help."""
     if isinstance(default, dict | list):
         return field(default_factory=lambda: type(default)(default), metadata={"help": help})
     return field(default=default, metadata={"help": help})
 
 
 class Section:
-    """Base of the sections: an unknown name is an error at once, with the nearest real one."""
+    """Base of the sections: setting an unknown name is an error that suggests the nearest one."""
 
-    # Read by pydantic, which does the type checks: nothing unknown, nothing infinite.
+    # For pydantic, which checks the types: no unknown names, no infinite numbers.
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid", "allow_inf_nan": False}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -43,7 +43,7 @@ class Section:
 
 
 def setting_types_of(store: type[Section]) -> SettingTypes:
-    """Every setting of a class whose fields are sections and single settings."""
+    """Return every setting of a class whose fields are sections and single settings."""
     found: dict[str, tuple[str, Any]] = {}
     kinds = typing.get_type_hints(store)
     for item in dataclasses.fields(store):  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A mix of environments: the name of each in the metrics, and what a mix may not hold."""
+"""Checks of a mix of environments, and the name of each in the metrics."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from turnwise.config.dataset import DatasetConfig
 from turnwise.config.environment import EnvironmentConfig, EnvironmentItem
+from turnwise.config.sections import DatasetConfig
 from turnwise.errors import ConfigError
 
 _PART_NAME = re.compile(r"[\w.-]+")
 _METRICS_OF_RUNS = frozenset(
     {"eval", "time", "greedy", "sampled", "reward", "truncated", "errors", "tool_calls"}
 )
-"""Words that stand before a slash in the metrics already."""
+"""Prefixes that metrics have already."""
 
 
 def part_names(items: Sequence[EnvironmentItem]) -> list[str]:
-    """The name of each environment of a mix; `Maze` of `games.py:Maze`, a second one `Maze-2`.
+    """Return the name of each environment of a mix: `Maze` for `games.py:Maze`, then `Maze-2`.
 
     >>> part_names([EnvironmentItem("games.py:Maze"), EnvironmentItem("games.py:Maze")])
     ['Maze', 'Maze-2']
@@ -43,8 +43,7 @@ def check_mix(
     data: Mapping[str, Any],
     source: str,
 ) -> None:
-    """Refuse a mix that is empty, names that cannot stand in the metrics, and what only one
-    environment can have."""
+    """Refuse an empty mix, names that metrics cannot have, and settings of a single environment."""
 
     def refuse(problem: str) -> NoReturn:
         raise ConfigError(f"{source}: {problem}")

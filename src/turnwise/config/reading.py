@@ -1,4 +1,4 @@
-"""What a YAML file and overrides may write: short forms, and `section.name=value`."""
+"""Short forms in YAML files, and overrides `section.name=value`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHORT_SECTIONS = ("dataset", "eval_dataset")
 
 
 def full_section(name: str, value: Any, is_single: bool = False) -> Any:
-    """What a YAML file says of a section: nothing, or a short form of it."""
+    """Return a section of a YAML file in full; it may be empty or in a short form."""
     if name in SHORT_SECTIONS and isinstance(value, str | list):
         return {"path": value}
     if name == "environments" and isinstance(value, list):
@@ -24,7 +24,7 @@ def full_section(name: str, value: Any, is_single: bool = False) -> Any:
 
 
 def full_item(item: Any) -> Any:
-    """An environment of a mix in full: it may be written as its name alone, its rows as a path."""
+    """Return an environment of a mix in full; it may be its name alone, its dataset a path."""
     if isinstance(item, str):
         return {"environment": item}
     if not isinstance(item, dict):
@@ -34,7 +34,7 @@ def full_item(item: Any) -> Any:
 
 
 def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> str:
-    """Put one `section.name=value` into the nested mapping; the name that it sets."""
+    """Put one `section.name=value` into the nested mapping, and return the name that it sets."""
     key, equals, raw = override.partition("=")
     path = key.strip().lstrip("+").split(".")
     may_be_alone = path[0] in known or path[0] in SHORT_SECTIONS
@@ -66,7 +66,7 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
 def _item_of(
     data: dict[str, Any], path: list[str], override: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The environment of a mix that `environments.0.weight` means, and what of it."""
+    """Return the environment that `environments.0.weight` means, and the path inside it."""
     items = data.get("environments")
     number = len(items) if isinstance(items, list) else 0
     if len(path) < 3 or not path[1].isdecimal() or int(path[1]) >= number:
@@ -80,7 +80,7 @@ def _item_of(
 
 
 def _takes_text_for(value: Any, kind: Any) -> bool:
-    """Whether a type takes text and not what the text looks like: a number, a list."""
+    """Return whether a type takes text but not the number or list that the text looks like."""
     is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
     kinds = typing.get_args(kind) if is_union else (kind,)
     takes_lists = any(typing.get_origin(one) is list for one in kinds)

@@ -11,34 +11,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from turnwise.config.checkpoint import CheckpointConfig
 from turnwise.config.checks import checked
-from turnwise.config.dataset import DatasetConfig
 from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
 from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
-from turnwise.config.inference import InferenceConfig
-from turnwise.config.limits import LimitsConfig
-from turnwise.config.logging import LoggingConfig
 from turnwise.config.mix import check_mix, part_names
-from turnwise.config.model import ModelConfig
-from turnwise.config.ray import RayConfig
 from turnwise.config.reading import apply_override, full_section
+from turnwise.config.sections import (
+    CheckpointConfig,
+    DatasetConfig,
+    InferenceConfig,
+    LimitsConfig,
+    LoggingConfig,
+    ModelConfig,
+    RayConfig,
+)
 from turnwise.config.training import TrainingConfig
-from turnwise.config.writing import yaml_lines
 from turnwise.errors import ConfigError
 from turnwise.whole_files import write_whole
-from turnwise.yaml_files import read_yaml
+from turnwise.yaml_files import dump, read_yaml
 
 RUN = "<run>"
-"""In the settings of a run: its own folder, as in `<run>/dataset.jsonl`."""
+"""Stands for the run's own folder in its settings, as in `<run>/dataset.jsonl`."""
 _OF_ONE_ENVIRONMENT = ("environment", "dataset", "eval_dataset")
-"""Sections that a run with a mix does not have: each part has its own."""
+"""Sections that a mix does not have: each of its environments has its own."""
 _MOST_NAMES = 4
+_DEFAULT_ITEM = EnvironmentItem("")
 
 
 @dataclass
 class ConfigStore(Section):
-    """Every setting of a run. As it stands it trains the tiny model on a CPU, offline."""
+    """Every setting of a run. The defaults train the tiny model on a CPU, offline."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
@@ -59,8 +61,8 @@ class ConfigStore(Section):
         "Tools of the agent: calculator, python, path.py:name, {mcp: command or URL}; "
         "{tool: name, option: value} sets options.",
     )
-    parser: str = setting("auto", "How tool calls are written; auto: as the chat template has it.")
-    system_prompt: str | None = setting(None, "Put before the environment's own system prompt.")
+    parser: str = setting("auto", "The format of tool calls; auto: that of the chat template.")
+    system_prompt: str | None = setting(None, "System prompt, before the environment's own.")
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     eval_dataset: DatasetConfig = field(default_factory=DatasetConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
@@ -68,7 +70,7 @@ class ConfigStore(Section):
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
     def validate(self) -> Self:
-        """Check every value, turn near misses into the right type ("3e-5"), return self."""
+        """Check every value, convert it to its type (such as "3e-5"), and return self."""
         right = _read(dataclasses.asdict(self), source="config")
         for section in dataclasses.fields(right):
             setattr(self, section.name, getattr(right, section.name))
@@ -76,8 +78,11 @@ class ConfigStore(Section):
 
     @classmethod
     def of(cls, config: Any) -> ConfigStore:
-        """Return checked settings from whatever a trainer is given: settings, nested dicts such as
-        `{"training": {"batch_size": 8}}`, a YAML file, or nothing."""
+        """Return checked settings from what a trainer is given.
+
+        That is settings, nested dicts such as `{"training": {"batch_size": 8}}`, the path of a YAML
+        file, or None.
+        """
         if config is None:
             return cls()
         if isinstance(config, ConfigStore):
@@ -104,7 +109,7 @@ class ConfigStore(Section):
 
     @classmethod
     def from_args(cls, argv: Sequence[str] | None = None) -> ConfigStore:
-        """The settings that a script's command line asks for.
+        """Return the settings of a script's command line.
 
         `main.py --config-path=config --config-name=test training.batch_size=8`
         """
@@ -116,26 +121,26 @@ class ConfigStore(Section):
         return cls.load(find_config(args.config_path, args.config_name), args.overrides)
 
     def save(self, path: str | Path) -> None:
-        """Write a YAML file with each setting's help beside it; the file is whole or not there."""
+        """Write a YAML file with each setting's help; the file is written whole or not at all."""
         path = Path(path)
         content = self.to_yaml().encode()
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)
 
     def to_yaml(self) -> str:
-        """The settings as YAML, each under its line of help."""
+        """Return the settings as YAML, each under its line of help."""
         self.validate()
         lines: list[str] = []
         for section in dataclasses.fields(self):
             if self.environments is not None and section.name in _OF_ONE_ENVIRONMENT:
                 continue
             values = getattr(self, section.name)
-            if "help" in section.metadata:  # a setting of its own
-                lines += [*yaml_lines(section, values), ""]
+            if "help" in section.metadata:  # a single setting
+                lines += [*_yaml_lines(section, values), ""]
                 continue
             lines += [f"# {(type(values).__doc__ or '').splitlines()[0]}", f"{section.name}:"]
             for item in dataclasses.fields(values):
-                shown = yaml_lines(item, getattr(values, item.name))
+                shown = _yaml_lines(item, getattr(values, item.name))
                 lines += [f"  {line}" if line else "" for line in shown]
             lines.append("")
         return "\n".join(lines)
@@ -149,10 +154,10 @@ class ConfigStore(Section):
             return {"": self}
         names = part_names(self.environments)
         items = zip(names, self.environments, strict=True)
-        return {name: _alone(item, self) for name, item in items}
+        return {name: _settings_of_item(item, self) for name, item in items}
 
     def datasets(self) -> Iterator[tuple[str, DatasetConfig]]:
-        """Each dataset of the run with a name, `eval_dataset` or `dataset-maze` of a mix."""
+        """Yield each dataset of the run with a name: `eval_dataset`, or `dataset-maze` of a mix."""
         owners: list[tuple[str, ConfigStore | EnvironmentItem]] = [("", self)]
         if self.environments is not None:
             names = [re.sub(r"[^\w.]+", "-", name) for name in part_names(self.environments)]
@@ -163,7 +168,7 @@ class ConfigStore(Section):
 
     @property
     def environment_name(self) -> str:
-        """What the run plays: the name of its environment, or the names of a mix."""
+        """The name of the run's environment, or the joined names of a mix."""
         if self.environments is None:
             return self.environment.name
         names = part_names(self.environments)
@@ -172,7 +177,7 @@ class ConfigStore(Section):
         return "+".join(names)
 
     def settings(self) -> Iterator[tuple[str, Any]]:
-        """Every setting by its dotted name, `training.gamma` or `parser`, with its value."""
+        """Yield every setting by its dotted name, `training.gamma` or `parser`, with its value."""
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if "help" in item.metadata:
@@ -184,14 +189,14 @@ class ConfigStore(Section):
                 )
 
 
-@functools.cache  # each override asks, and to resolve the annotations takes milliseconds
+@functools.cache  # used for each override; resolving the annotations takes milliseconds
 def setting_types() -> SettingTypes:
-    """Every setting by its dotted name: its line of help, and its type."""
+    """Return every setting by its dotted name, with its line of help and its type."""
     return setting_types_of(ConfigStore)
 
 
 def find_config(folder: str | Path | None, name: str | None) -> Path | None:
-    """The file that `--config-path` and `--config-name` mean; None if neither is given."""
+    """Return the file that `--config-path` and `--config-name` name; None if neither is given."""
     if folder is None and name is None:
         return None
     path = Path(folder or ".") / (name or "config")
@@ -201,7 +206,7 @@ def find_config(folder: str | Path | None, name: str | None) -> Path | None:
 def _read(
     data: dict[str, Any], source: str, overrides: Mapping[str, str] | None = None
 ) -> ConfigStore:
-    """Settings from nested mappings as a YAML file has them, short forms included."""
+    """Return settings from nested mappings as a YAML file has them, short forms included."""
     single = {item.name for item in dataclasses.fields(ConfigStore) if "help" in item.metadata}
     full = {name: full_section(name, given, name in single) for name, given in data.items()}
     store = checked(ConfigStore, full, source, overrides or {})
@@ -211,8 +216,8 @@ def _read(
     return store
 
 
-def _alone(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:
-    """The settings of a run in which this environment of its mix is the only one."""
+def _settings_of_item(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:
+    """Return the settings of a run with this environment of the mix alone."""
     return dataclasses.replace(
         run,
         environments=None,
@@ -226,8 +231,41 @@ def _alone(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:
 
 
 def _find_own_files(config: ConfigStore, folder: Path) -> None:
-    """Put the run's folder where `<run>` stands; the settings may be those of a checkpoint."""
+    """Replace `<run>` by the run's folder; the settings may be those of a checkpoint."""
     run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     for _, dataset in config.datasets():
         if any(path.startswith(RUN) for path in dataset.paths):
             dataset.path = [path.replace(RUN, str(run), 1) for path in dataset.paths]
+
+
+def _yaml_lines(item: dataclasses.Field[Any], value: Any) -> list[str]:
+    """Return the YAML lines of one setting, under its line of help."""
+    if isinstance(value, list):
+        value = [_plain(entry) for entry in value]
+    is_plain = isinstance(value, str | bool | int | None)
+    text = _line(item.name, value) if is_plain else dump({item.name: value})
+    return [f"# {item.metadata['help']}", *text.rstrip("\n").split("\n")]
+
+
+# A run writes its settings with every checkpoint, and nearly all stay the same.
+@functools.lru_cache(maxsize=1024, typed=True)
+def _line(name: str, value: str | bool | int | None) -> str:
+    return dump({name: value})
+
+
+def _plain(entry: Any) -> Any:
+    """Return an entry of a list for YAML; of an environment, what is not the default."""
+    if isinstance(entry, EnvironmentItem | DatasetConfig):
+        kept = {f.name: getattr(entry, f.name) for f in dataclasses.fields(entry)}
+        defaults = dataclasses.asdict(
+            DatasetConfig() if isinstance(entry, DatasetConfig) else _DEFAULT_ITEM
+        )
+        plain = {name: _plain(value) for name, value in kept.items()}
+        return {
+            name: value
+            for name, value in plain.items()
+            if value != defaults[name] and not (name.endswith("dataset") and not value)
+        }
+    if isinstance(entry, list):
+        return [_plain(inner) for inner in entry]
+    return dataclasses.asdict(entry) if dataclasses.is_dataclass(entry) else entry  # type: ignore[arg-type]

@@ -23,76 +23,72 @@ KLLossType = Literal["k1", "k2", "k3", "abs", "k1+", "k2+", "k3+", "abs+"]
 
 @dataclass
 class TrainingConfig(Section):
-    """The learning algorithm and its numbers."""
+    """The learning algorithm and its hyperparameters."""
 
     adv_estimator: str = setting(
-        "gae", "Advantage estimator: gae, grpo, rloo ..., or one of your own: file.py:name."
+        "gae", "Advantage estimator: gae, grpo, rloo ..., or your own: file.py:name."
     )
     adv_options: dict[str, Any] = setting(
         {}, "Options of the advantage estimator, for example {norm_by_std: false} of grpo."
     )
     learning_rate: Annotated[float, Gt(0)] = setting(1e-4, "Learning rate.")
-    gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount per token of the policy.")
+    gamma: Annotated[float, Ge(0), Le(1)] = setting(1.0, "Discount factor per sampled token.")
     lam: Annotated[float, Ge(0), Le(1)] = setting(0.95, "Lambda of GAE.")
     clip_ratio: Annotated[float, Gt(0), Lt(1)] = setting(0.2, "PPO's clip range.")
     clip_ratio_low: Annotated[float, Ge(0)] | None = setting(
-        None, "The clip range below 1, where it differs; null: clip_ratio."
+        None, "Lower clip range, where it differs; null: clip_ratio."
     )
     clip_ratio_high: Annotated[float, Ge(0)] | None = setting(
-        None, "The clip range above 1, where it differs (clip-higher); null: clip_ratio."
+        None, "Upper clip range, where it differs (clip-higher); null: clip_ratio."
     )
-    num_epochs: Positive = setting(10, "How many epochs `fit` runs.")
+    num_epochs: Positive = setting(10, "Epochs of a run.")
     steps_per_epoch: Positive = setting(
-        10, "Training steps in an epoch, where no dataset says how many there are."
+        10, "Training steps of an epoch, where there is no dataset."
     )
     batch_size: Positive = setting(
         32,
         "Starts (seeds, or rows of a dataset) in one training step, each played group_size times.",
     )
     group_size: Positive | None = setting(
-        None, "Episodes from the same start; null: 8 for estimators that compare them, else 1."
+        None, "Episodes per start; null: 8 for estimators that compare a group, else 1."
     )
     resample: Annotated[int, Ge(0)] = setting(
         0,
-        "Rounds in which zero-variance groups (every episode earned the same) are replaced by "
+        "Rounds of replacing zero-variance groups, whose episodes all have the same reward, by "
         "others.",
     )
     on_error: Literal["retry", "drop_group", "fail"] = setting(
-        "retry", "What to do about an episode that failed; retry: three tries, then without it."
+        "retry", "How to treat a failed episode; retry: up to three tries, then without it."
     )
     use_kl_in_reward: bool = setting(False, "Subtract a KL penalty from the rewards.")
     kl_coef: Annotated[float, Ge(0)] = setting(0.01, "Weight of the KL penalty.")
     kl_target: Annotated[float, Gt(0)] | None = setting(
-        None, "The KL that the penalty's weight is steered towards; null keeps the weight constant."
+        None, "Target KL of an adaptive kl_coef; null keeps kl_coef constant."
     )
-    kl_horizon: Positive = setting(
-        10_000, "Episodes over which the penalty's weight adapts to kl_target."
-    )
-    kl_penalty: KLEstimate = setting(
-        "k1", "How the KL in the rewards is estimated: k1, k2, k3 or abs."
-    )
+    kl_horizon: Positive = setting(10_000, "Episodes over which kl_coef adapts to kl_target.")
+    kl_penalty: KLEstimate = setting("k1", "Estimator of the KL in the rewards.")
     update_epochs: Positive = setting(1, "Passes over each batch of episodes.")
     mini_batch_size: Positive | None = setting(
-        None, "Episodes in one step of the optimiser; null: the whole batch."
+        None, "Episodes per optimizer step; null: the whole batch."
     )
     micro_batch_tokens: Positive | None = setting(
         None,
-        "Tokens computed at once: memory and speed depend on it, the result does not; null: 4,096 "
-        "on a CPU, what a fifth of its memory takes on a GPU.",
+        "Tokens per forward pass: memory and speed depend on it, the result does not; null: 4,096 "
+        "on a CPU, as many as fit into a fifth of the memory on a GPU.",
     )
     policy_loss: str = setting(
-        "ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., or one of your own: file.py:name."
+        "ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., or your own: file.py:name."
     )
     policy_loss_options: dict[str, Any] = setting(
         {}, "Options of the policy loss, for example {tau_neg: 1.1} of sapo."
     )
     loss_agg_mode: LossAggregation | None = setting(
-        None, "How token losses become one number; null: the policy loss's own default."
+        None, "Aggregation of token losses; null keeps the policy loss's default."
     )
     entropy_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of the entropy bonus.")
     kl_loss_coef: Annotated[float, Ge(0)] = setting(0.0, "Weight of a KL term in the loss.")
     kl_loss_type: KLLossType = setting(
-        "k3+", "How the KL in the loss is estimated; with + its gradient is that of the KL itself."
+        "k3+", "Estimator of the KL in the loss; with + its gradient is that of the KL itself."
     )
     target_kl: Annotated[float, Gt(0)] | None = setting(
         None, "An update ends early when the policy's KL exceeds 1.5 times this; null disables it."
@@ -104,8 +100,8 @@ class TrainingConfig(Section):
     )
     importance_bounds: Annotated[float, Gt(0)] | list[float] = setting(
         2.0,
-        "Larger ratios are cut to this bound; [lower, upper]: tokens with ratios outside are left "
-        "out.",
+        "Larger ratios are clipped to this bound; with [lower, upper], tokens whose ratio is "
+        "outside are left out.",
     )
     max_log_prob_gap: Annotated[float, Gt(0)] | Literal["auto"] | None = setting(
         "auto",
@@ -114,11 +110,11 @@ class TrainingConfig(Section):
         "(auto: 0.5); null disables the check.",
     )
     critic: Literal["shared", "separate"] = setting(
-        "shared", "Where the value head sits, if one is needed: the policy's trunk or a copy."
+        "shared", "The trunk of the value head, if one is needed: the policy's own, or a copy."
     )
     value_coef: Annotated[float, Ge(0)] = setting(0.5, "Weight of the value loss.")
     value_clip: Annotated[float, Gt(0)] | None = setting(
-        0.2, "How far a value may move from its old one in an update; null disables the clip."
+        0.2, "Clip range of the values around the old ones; null disables it."
     )
     max_grad_norm: Annotated[float, Gt(0)] | None = setting(
         1.0, "Larger gradients are scaled down to this norm; null disables it."
@@ -126,11 +122,11 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Ge(0)] = setting(0.0, "Weight decay of AdamW.")
     adam_betas: list[float] = setting([0.9, 0.95], "The two betas of AdamW.")
     adam_epsilon: Annotated[float, Gt(0)] = setting(1e-8, "The epsilon of AdamW.")
-    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps over which the learning rate rises.")
+    warmup_steps: Annotated[int, Ge(0)] = setting(0, "Steps of linear learning-rate warmup.")
     lr_schedule: Literal["constant", "linear", "cosine"] = setting(
-        "constant", "The learning rate afterwards; linear and cosine decay it to 0."
+        "constant", "Learning-rate schedule after the warmup; linear and cosine decay to 0."
     )
-    lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0: train all weights.")
+    lora_rank: Annotated[int, Ge(0)] = setting(0, "Rank of LoRA adapters; 0 trains all weights.")
     lora_alpha: Positive | None = setting(
         None, "LoRA's alpha: an update is scaled by alpha / rank; null: twice the rank."
     )
@@ -146,7 +142,7 @@ class TrainingConfig(Section):
         False, "Rank-stabilised LoRA: an update is scaled by alpha / sqrt(rank)."
     )
     gradient_checkpointing: bool = setting(
-        False, "Compute layers again for the gradient: less memory, a third more time."
+        False, "Recompute activations in the backward pass: less memory, a third more time."
     )
     warm_start: str | None = setting(
         None,
@@ -165,4 +161,4 @@ class TrainingConfig(Section):
         "Share of the dataset's rows that is held out for evaluation, where eval_dataset names no "
         "others: at least 16 rows, none of fewer than 64 different ones; null holds none out.",
     )
-    seed: Annotated[int, Ge(0)] = setting(0, "Seed of everything random in the run.")
+    seed: Annotated[int, Ge(0)] = setting(0, "Seed for reproducible runs.")

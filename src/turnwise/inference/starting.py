@@ -24,7 +24,7 @@ def wait_for_start(future: Future[T], seconds: float | None, what: str) -> T:
         return future.result()
     fix = (
         "Its own log, above, says how far it came. If the model is large or the disk slow, give "
-        "the engine more time: start_timeout=SECONDS, and None for no limit."
+        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
     )
     return result_within(future, seconds, f"starting {what}", fix)
 

@@ -56,7 +56,7 @@ MAY_CHANGE = frozenset(
         *("model.device", "model.tensor_parallel_size", "model.trust_remote_code"),
         *("inference.backend", "inference.max_tokens", "inference.temperature"),
         *("inference.top_p", "inference.multi_turn", "inference.max_turns"),
-        "inference.stall_timeout",
+        *("inference.start_timeout", "inference.stall_timeout"),
         *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
         *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
         *("training.group_size", "training.resample", "training.on_error"),

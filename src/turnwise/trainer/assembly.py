@@ -116,6 +116,7 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
         "dtype": config.model.dtype,
         "tensor_parallel_size": config.model.tensor_parallel_size,
         "trust_remote_code": config.model.trust_remote_code,
+        "start_timeout": config.inference.start_timeout,
     }
     return create_inference_engine(path, backend, options, tokenizer=tokenizer)
 
