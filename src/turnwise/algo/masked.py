@@ -69,7 +69,7 @@ def masked_whiten(
     that differ by rounding alone become 0. Where x is a difference, `minuends` [B, T] are what was
     subtracted from, 0 on masked tokens: the rounding of x is as large as theirs.
     """
-    if not is_plain("algo.masking"):
+    if not (is_plain("algo.masking") or mask.is_cuda):
         return masking.whiten(x.clone(), mask, minuends)
     kept = torch.where(mask, x, 0.0).double()
     count = mask.sum().clamp(min=1)

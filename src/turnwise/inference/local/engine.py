@@ -75,7 +75,9 @@ class LocalEngine(WorkerEngine):
             on_finished=self._on_finished,
         )
         self._max_batch_size = max_batch_size
-        self._graphs = None if on_cpu or is_plain("engine.decode") else self._make_graphs()
+        # A captured graph attends and samples by kernels.
+        needed = ("engine.decode", "engine.attention", "engine.sampling")
+        self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
         self._ended_sessions: deque[Hashable] = deque()
         self._outcomes: dict[ResultQueue, list[Outcome]] = {}
 
