@@ -40,7 +40,7 @@ from turnwise.inference import SamplingParams
 from turnwise.learner import PPOBatch, make_learner
 from turnwise.models import load_model
 from turnwise.scale.ray.arrays import to_arrays
-from turnwise.scale.ray.cluster import Cluster, importable_there
+from turnwise.scale.ray.cluster import Cluster, exported_python_path
 from turnwise.scale.ray.episode_pool import EpisodePool
 from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource, Weights
 from turnwise.scale.ray.failures import Failures
@@ -89,7 +89,7 @@ def one_cluster(num_places: int) -> Iterator[None]:
     """Starts one Ray cluster for all measurements: starting takes longer than most of them."""
     os.environ.setdefault("RAY_worker_niceness", "0")
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
-        with importable_there():
+        with exported_python_path():
             ray.init(
                 address="local",
                 num_cpus=num_places,

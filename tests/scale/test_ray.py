@@ -26,7 +26,7 @@ from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Echo, Memory, small_trainer
 from turnwise import Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
-from turnwise.scale.ray.cluster import importable_there
+from turnwise.scale.ray.cluster import exported_python_path
 
 ray = import_extra("ray", "ray")
 
@@ -43,7 +43,7 @@ def cluster():
 
 
 def running(folder):
-    with importable_there():
+    with exported_python_path():
         ray.init(
             address="local",
             num_cpus=4,
@@ -397,6 +397,6 @@ def test_a_users_file_is_imported_at_most_once_by_each_process(tmp_path, monkeyp
 
 
 def test_too_few_gpus_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("turnwise.scale.ray.cluster._SECONDS_FOR_ROOM", 1.0)
+    monkeypatch.setattr("turnwise.scale.ray.cluster._PLACEMENT_SECONDS", 1.0)
     with pytest.raises(ConfigError, match="2 workers need 2 CPUs and 4 GPUs, and it has 4 CPUs"):
         train(tmp_path, Memory, "ray.use_ray=true", "ray.gpus_per_worker=2")

@@ -1,7 +1,7 @@
-"""The trainer on a Ray cluster: episodes and learning in processes of their own.
+"""The trainer on a Ray cluster: episodes and updates run in worker processes.
 
-The loop, the files and the user's code are those of one process. Here are stand-ins for the
-collector, the engine and the learner, and the workers behind them.
+The loop, the files and the user's code are those of one process. This package has proxies of the
+collector, the engine and the learner, and the workers that they call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner import make_learner
 from turnwise.reward import batch_type
-from turnwise.scale.ray.ahead import AheadRollout
 from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.collector import RemoteCollector, RemoteEngine
 from turnwise.scale.ray.episode_pool import EpisodePool
@@ -24,6 +23,7 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
+from turnwise.scale.ray.one_step_off import OneStepOffRollout
 from turnwise.trainer.assembly import (
     RunComponents,
     check_settings,
@@ -41,7 +41,7 @@ __all__ = ["assemble"]
 def assemble(
     config: ConfigStore, user: UserComponents, total_steps: int | None = None
 ) -> RunComponents:
-    """Start the workers, and build what stands for them in this process."""
+    """Start the workers, and build their proxies in this process."""
     check_settings(config)
     check_components(user)
     if config.ray.address is not None:
@@ -66,9 +66,9 @@ def assemble(
         cluster = Cluster(config.ray, num_bytes)
         stack.callback(cluster.close)
         failures = Failures(config.ray.max_failures)
-        played_with = _without_batch_reward(EpisodeKind(factory, options)).options
-        parts_there = {name: _without_batch_reward(kind) for name, kind in kinds.items()}
-        spec = EpisodeSpec(source.config, source, tokenizer, factory, played_with, parts_there)
+        worker_options = _without_batch_reward(EpisodeKind(factory, options)).options
+        worker_kinds = {name: _without_batch_reward(kind) for name, kind in kinds.items()}
+        spec = EpisodeSpec(source.config, source, tokenizer, factory, worker_options, worker_kinds)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, algorithm, failures)
         make = functools.partial(RemoteLearner, group=group)
@@ -83,13 +83,13 @@ def assemble(
         is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
         estimator = algorithm.estimator
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
-        rollout = Rollout if config.ray.mode == "sync" else AheadRollout
-        engine.when_closed(stack.pop_all().close)
+        rollout = Rollout if config.ray.mode == "sync" else OneStepOffRollout
+        engine.on_close(stack.pop_all().close)
         return RunComponents(tokenizer, learner, engine, collector, advantages, True, rollout)
 
 
 def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:
-    """A reward function of batches is called here, with the episodes of all workers."""
+    """Drop a reward function of batches: the driver calls it, with the episodes of all workers."""
     if batch_type(kind.options.reward_fn) is None:
         return kind
     options = dataclasses.replace(kind.options, reward_fn=None)
@@ -97,7 +97,7 @@ def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:
 
 
 def _placed(config: ConfigStore, device: str) -> ConfigStore:
-    """The model on this device; its precision is that of the workers, also where it is mirrored."""
+    """Return settings with the model on `device`, in the precision of the workers."""
     model = dataclasses.replace(config.model, device=device)
     if model.dtype == "auto":
         model.dtype = "bfloat16" if config.ray.gpus_per_worker else "float32"

@@ -1,4 +1,4 @@
-"""Tensors as the object store likes them: plain bytes that a node's processes read in place."""
+"""Tensors as NumPy bytes, which the processes of a node read from the object store in place."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 Arrays: TypeAlias = dict[str, tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.uint8]]]]
-"""Name, then the type, the shape and the bytes: NumPy does not know all of torch's types."""
+"""By name: dtype, shape and bytes. NumPy does not have all of torch's dtypes."""
 
 
 def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
-    """The same memory where it is a CPU's; Ray copies it into the store.
+    """Return views of CPU tensors, copies of others; Ray copies them into the store.
 
     >>> from_arrays(to_arrays({"w": torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)}))
     {'w': tensor([[1.5000, 2.0000]], dtype=torch.bfloat16)}
@@ -27,11 +27,11 @@ def to_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
 
 
 def from_arrays(arrays: Arrays) -> dict[str, torch.Tensor]:
-    """Tensors of one's own: what lies in the store is for reading only."""
+    """Return new tensors: arrays in the store are read-only."""
     tensors = {}
     for name, (kind, shape, data) in arrays.items():
         tensor = torch.empty(shape, dtype=getattr(torch, kind))
-        if data.size:  # what is empty comes back without a stride
+        if data.size:  # an empty array comes back without a stride
             np.copyto(tensor.view(-1).view(torch.uint8).numpy(), data)
         tensors[name] = tensor
     return tensors

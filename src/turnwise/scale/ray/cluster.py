@@ -1,4 +1,4 @@
-"""The cluster: one that is there, or one of our own for as long as the run lasts."""
+"""`Cluster`: an existing Ray cluster, or one that is started for the run."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from turnwise.user_code import imported_files
 
 ray = import_extra("ray", "ray")
 
-_SECONDS_FOR_ROOM = 120.0
+_PLACEMENT_SECONDS = 120.0
 _SMALLEST_STORE = 256 * 2**20
 _COPIES = 12
-"""Of the weights, in the object store: weights, moments and masters of two versions, and room."""
+"""Copies of the weights for which the object store has space: two versions with optimizer state."""
 
 
 class Cluster:
-    """Holds the workers' places. `close` gives back what was taken, and may be called twice."""
+    """Owns the placement group of the workers. `close` releases it, and may be called twice."""
 
     def __init__(self, settings: RayConfig, weight_bytes: int) -> None:
         self._settings = settings
         self._folder: SessionFolder | None = None
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
-        for module in imported_files():  # workers are sent the code: they import no user's file
+        for module in imported_files():  # workers receive the code: they import no user file
             ray.cloudpickle.register_pickle_by_value(module)
-        # For a program that does not say when it is done with the trainer.
+        # For a program that does not call the trainer's `cleanup`.
         atexit.register(self.close)
         try:
             if self._is_ours:
                 self._start(weight_bytes)
-            self._group = self._take_places()
+            self._group = self._reserve()
         except BaseException:
             self.close()
             raise
 
     @property
     def num_nodes(self) -> int:
-        """Machines that are alive."""
+        """The number of machines that are alive."""
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
-    def options(self, place: int) -> dict[str, Any]:
-        """How the actor at one of the places is started. Ray is not to restart it: we do."""
+    def options(self, bundle: int) -> dict[str, Any]:
+        """Return the Ray options of the actor in a bundle. Ray must not restart it: we do."""
         strategy = import_extra("ray.util.scheduling_strategies", "ray")
         return {
             "num_cpus": 1,
             "num_gpus": self._settings.gpus_per_worker,
             "max_restarts": 0,
             "scheduling_strategy": strategy.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=place
+                self._group, placement_group_bundle_index=bundle
             ),
         }
 
@@ -72,7 +72,7 @@ class Cluster:
                 self._folder.remove()
 
     @property
-    def _num_places(self) -> int:
+    def _num_workers(self) -> int:
         return self._settings.num_actors + self._settings.num_learners
 
     def _start(self, weight_bytes: int) -> None:
@@ -80,7 +80,7 @@ class Cluster:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is not None and address.startswith("ray://"):
             raise ConfigError(
-                f"ray.address got {address!r}: Ray's client cannot hand over episodes one by one. "
+                f"ray.address got {address!r}: Ray's client cannot stream episodes one by one. "
                 "Run the script on the cluster (`ray job submit -- python train.py`) with auto."
             )
         if address is not None:
@@ -91,36 +91,35 @@ class Cluster:
                     "It asks for a token: RAY_AUTH_TOKEN or ~/.ray/auth_token must be the one of "
                     "the machine that started it."
                     if "auth" in str(error).lower()
-                    else "Start one with `ray start --head`, or leave ray.address empty for one of "
-                    "our own."
+                    else "Start one with `ray start --head`, or set ray.address to null."
                 )
                 raise ConfigError(
                     f"ray.address got {address!r}, and that cluster cannot be used: {error}. {fix}"
                 ) from error
             return
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # The workers do all of the work: on a machine of one's own nothing goes before them.
+        # The workers do all the work: on a cluster of our own nothing has priority over them.
         os.environ.setdefault("RAY_worker_niceness", "0")
         self._folder = SessionFolder()
-        with importable_there():
+        with exported_python_path():
             ray.init(
                 address="local",
-                # Places are for waiting as well as for computing: more than cores is fine.
-                num_cpus=max(self._num_places, os.cpu_count() or 1),
+                # Workers mostly wait: there may be more of them than cores.
+                num_cpus=max(self._num_workers, os.cpu_count() or 1),
                 object_store_memory=max(_SMALLEST_STORE, _COPIES * weight_bytes),
                 include_dashboard=False,
                 _temp_dir=str(self._folder.path),
                 **quiet,
             )
 
-    def _take_places(self) -> Any:
-        """One place a worker, all of them or none: half a crew would wait for ever."""
+    def _reserve(self) -> Any:
+        """Reserve one bundle per worker, all or none: a part of the workers would wait for ever."""
         gpus = self._settings.gpus_per_worker
-        bundle = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-        number = self._num_places
-        group = ray.util.placement_group([bundle] * number, strategy="PACK")
+        resources = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
+        number = self._num_workers
+        group = ray.util.placement_group([resources] * number, strategy="PACK")
         try:
-            ray.get(group.ready(), timeout=_SECONDS_FOR_ROOM)
+            ray.get(group.ready(), timeout=_PLACEMENT_SECONDS)
         except ray.exceptions.GetTimeoutError:
             ray.util.remove_placement_group(group)
             there = ray.cluster_resources()
@@ -134,8 +133,8 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def importable_there() -> Iterator[None]:
-    """Processes that are started meanwhile find the modules that this one finds."""
+def exported_python_path() -> Iterator[None]:
+    """Let processes that are started inside the block import what this one can import."""
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(path) for path in sys.path)
     try:

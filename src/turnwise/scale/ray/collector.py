@@ -1,4 +1,4 @@
-"""The trainer's collector and engine, where episodes are played elsewhere."""
+"""Proxies of the engine and the collector: the workers sample and play the episodes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ ray = import_extra("ray", "ray")
 
 
 class RemoteEngine(BaseInferenceEngine):
-    """The engines of all workers as one. New weights wait in the object store until a worker is
-    asked for something: it fetches them then, if it does not have them."""
+    """The engines of all workers.
+
+    New weights stay in the object store until a worker is called: it fetches them then.
+    """
 
     def __init__(
         self, pool: EpisodePool, tokenizer: Any, newest: Callable[[], tuple[Any, ...]]
@@ -30,34 +32,34 @@ class RemoteEngine(BaseInferenceEngine):
         self.pool = pool
         self._newest = newest
         self._close: Callable[[], None] = pool.close
-        self._where: tuple[Any, ...] = newest()
+        self._objects: tuple[Any, ...] = newest()
         self._context_length = pool.context_length()
 
     @property
     def weights(self) -> Weights:
-        """What is to be sampled from now."""
-        return Weights(self.weight_version, self._where)
+        """The weights to sample from."""
+        return Weights(self.weight_version, self._objects)
 
     @property
     def context_length(self) -> int:
         return self._context_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        result: GenerationResult = await self.pool.ask("sample", request, self.weights)
+        result: GenerationResult = await self.pool.call_first("sample", request, self.weights)
         return result
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        scores: list[float] = await self.pool.ask("score", list(ids), start, self.weights)
+        scores: list[float] = await self.pool.call_first("score", list(ids), start, self.weights)
         return scores
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        """From now on these; None: the learners' newest, which never pass through this process."""
-        self._where = self._newest() if weights is None else (ray.put(to_arrays(weights)),)
+        """Sample from these weights; None: from the learners' newest, which skip this process."""
+        self._objects = self._newest() if weights is None else (ray.put(to_arrays(weights)),)
         self.weight_version += 1
         return self.weight_version
 
-    def when_closed(self, close: Callable[[], None]) -> None:
-        """What closing is to do: all of the cluster hangs on the engine."""
+    def on_close(self, close: Callable[[], None]) -> None:
+        """Set what `close` does: the engine owns the cluster."""
         self._close = close
 
     def close(self) -> None:
@@ -65,15 +67,15 @@ class RemoteEngine(BaseInferenceEngine):
 
 
 class RemoteCollector(EpisodeCollector):
-    """Has its episodes played by the workers. What it is told about sampling goes with them."""
+    """Lets the workers play its episodes, with its sampling parameters and seed."""
 
     def __init__(self, engine: RemoteEngine, *args: Any, **options: Any) -> None:
         super().__init__(engine, *args, **options)
         self._remote = engine
         self._weights: Weights | None = None
 
-    def with_weights_of_now(self) -> RemoteCollector:
-        """The same; newer weights do not reach it."""
+    def with_current_weights(self) -> RemoteCollector:
+        """Return a copy that keeps sampling from the current weights."""
         other = copy.copy(self)
         other._weights = self._remote.weights
         return other

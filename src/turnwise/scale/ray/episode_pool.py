@@ -1,4 +1,5 @@
-"""The workers that play episodes, seen from the trainer: who dies is replaced, nothing is lost."""
+"""`EpisodePool`: the workers that play episodes. A worker that dies is replaced, and its episodes
+are played again."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ OnResult = Callable[[EpisodeResult], None]
 
 
 class EpisodePool:
-    """Splits episodes over the workers. Which one plays an episode does not matter to it."""
+    """Splits episodes over the workers. An episode is the same on any of them."""
 
     def __init__(
         self, cluster: Cluster, num_workers: int, spec: EpisodeSpec, failures: Failures
@@ -40,7 +41,7 @@ class EpisodePool:
         self._cluster = cluster
         self._spec = ray.put(spec)
         self._failures = failures
-        self._one_at_a_time = threading.Lock()
+        self._lock = threading.Lock()
         self._actors: list[Any] = []
         self._prepared: list[Any] = []
         for number in range(num_workers):
@@ -49,18 +50,18 @@ class EpisodePool:
             self._prepared.append(prepared)
 
     def context_length(self) -> int:
-        """Wait until the workers are there; how many tokens a context holds."""
+        """Wait until the workers are ready, and return their context length in tokens."""
         try:
             found: list[int] = ray.get(self._prepared, timeout=SECONDS_TO_ANSWER)
         except Exception as error:
             cause = own_error(error)
             if cause is not error:
-                raise cause from None  # a user's mistake: it would fail in one process, too
+                raise cause from None  # a user's mistake, which would fail in one process too
             raise EngineError(f"an episode worker did not start: {brief(error)}") from error
         return min(found)
 
     def pids(self) -> list[int]:
-        """The processes of the workers."""
+        """Return the process ids of the workers."""
         found: list[int] = ray.get(
             [actor.ping.remote() for actor in self._actors], timeout=SECONDS_TO_ANSWER
         )
@@ -74,7 +75,7 @@ class EpisodePool:
         weights: Weights,
         on_result: OnResult | None = None,
     ) -> list[EpisodeResult]:
-        """Play them all. One call at a time: another may come with other weights."""
+        """Play all tasks, in their order. Calls are serialized: another may have other weights."""
         results: dict[int, EpisodeResult] = {}
 
         def keep(place: int, result: EpisodeResult) -> None:
@@ -83,14 +84,14 @@ class EpisodePool:
                 if on_result is not None:
                     on_result(result)
 
-        async with self._alone():
+        async with self._exclusive():
             shares = split_evenly(len(tasks), len(self._actors))
             how = (sampling, seed, weights)
             await together(
                 self._play_share(number, places, tasks, how, results, keep)
                 for number, places in enumerate(shares)
             )
-        self._failures.wipe()
+        self._failures.reset()
         return [results[place] for place in range(len(tasks))]
 
     async def _play_share(
@@ -102,14 +103,14 @@ class EpisodePool:
         results: dict[int, EpisodeResult],
         keep: Callable[[int, EpisodeResult], None],
     ) -> None:
-        """One worker's episodes, and again by its successor what it did not hand over."""
+        """Play one worker's share; if the worker is lost, its successor plays what is missing."""
         while missing := [place for place in places if place not in results]:
             actor = self._actors[number]
-            watch = asyncio.create_task(_watch(actor))
+            watch = asyncio.create_task(_check_liveness(actor))
             try:
                 await self._prepared[number]
-                handed_over = actor.play.remote(missing, [tasks[p] for p in missing], *how)
-                async for reference in handed_over:
+                episodes = actor.play.remote(missing, [tasks[p] for p in missing], *how)
+                async for reference in episodes:
                     played, lines = await reference
                     log_for(f"episode worker {number}", lines)
                     for place, result in played:
@@ -120,14 +121,14 @@ class EpisodePool:
             except Exception as error:
                 if not is_loss(error):
                     raise own_error(error) from None
-                self._failures.note(f"episode worker {number}", error)
+                self._failures.record(f"episode worker {number}", error)
                 ray.kill(actor)
                 self._actors[number], self._prepared[number] = self._started(number)
             finally:
                 watch.cancel()
 
-    async def ask(self, method: str, *arguments: Any) -> Any:
-        """Have the first worker answer."""
+    async def call_first(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the first worker."""
         await self._prepared[0]
         return await getattr(self._actors[0], method).remote(*arguments)
 
@@ -143,38 +144,35 @@ class EpisodePool:
         return actor, actor.prepare.remote(self._spec)
 
     @contextlib.asynccontextmanager
-    async def _alone(self) -> AsyncIterator[None]:
-        """Each caller has an event loop of its own, so this is a thread's lock."""
-        while not self._one_at_a_time.acquire(blocking=False):
+    async def _exclusive(self) -> AsyncIterator[None]:
+        """Hold a thread lock: each caller has its own event loop."""
+        while not self._lock.acquire(blocking=False):
             await asyncio.sleep(0.01)
         try:
             yield
         finally:
-            self._one_at_a_time.release()
+            self._lock.release()
 
 
-async def _watch(actor: Any) -> None:
-    """End a process that does not answer any more; its episodes then count as lost."""
+async def _check_liveness(actor: Any) -> None:
+    """Kill a worker that no longer answers, so that its episodes count as lost."""
     while True:
         try:
-            await asyncio.wait_for(_answer(actor), SECONDS_TO_ANSWER)
+            async with asyncio.timeout(SECONDS_TO_ANSWER):
+                await actor.ping.remote()
         except TimeoutError:
             ray.kill(actor)
             return
-        except Exception:  # it is dead, and whoever waits for its episodes hears of it
+        except Exception:  # it is dead, which raises where its episodes are awaited
             return
         await asyncio.sleep(SECONDS_BETWEEN_CALLS)
 
 
-async def _answer(actor: Any) -> None:
-    await actor.ping.remote()
-
-
-def split_evenly(number: int, num_parts: int) -> list[range]:
-    """So many things in order, cut into parts that differ by one at most.
+def split_evenly(number: int, num_ranges: int) -> list[range]:
+    """Split a number of items, in order, into ranges whose lengths differ by at most one.
 
     >>> split_evenly(5, 3)
     [range(0, 1), range(1, 3), range(3, 5)]
     """
-    cuts = [number * part // num_parts for part in range(num_parts + 1)]
+    cuts = [number * i // num_ranges for i in range(num_ranges + 1)]
     return [range(start, end) for start, end in itertools.pairwise(cuts)]

@@ -1,4 +1,4 @@
-"""A process that plays episodes with an engine and a model of its own."""
+"""`EpisodeWorker`: a process that plays episodes with its own engine and model."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from turnwise.trainer.components import EpisodeKind
 from turnwise.trainer.state import load_configured_model, seed_generators
 
 Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], Lines]
-"""Episodes with their places among those that were asked for, and what was logged meanwhile."""
+"""Episodes with their positions among the requested ones, and the log lines of that time."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Which weights to sample from: a version, and where in the object store its parts lie.
+    """A version of the weights, and the object references of its shards.
 
-    The references are in a tuple so that only who needs the weights fetches them.
+    The references are in a tuple so that Ray does not fetch them with every call.
     """
 
     version: int
-    where: tuple[Any, ...]
+    objects: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """How a worker comes to its model: the one that a user made, or the settings'."""
+    """The model that a worker loads: a user's own, or that of the settings."""
 
     config: ConfigStore
     model: Any = None
 
     def load(self) -> Any:
-        """A model on the device that this process has."""
+        """Return the model on the device of this process."""
         if self.model is None:
             return load_configured_model(self.config).model
         import torch
@@ -55,31 +55,31 @@ class ModelSource:
 
 @dataclass(frozen=True)
 class EpisodeSpec:
-    """All that a worker needs to play."""
+    """What a worker needs to play episodes."""
 
     config: ConfigStore
     source: ModelSource
     tokenizer: Any
     factory: EnvironmentFactory
     options: CollectorOptions
-    parts: Mapping[str, EpisodeKind] = field(default_factory=dict)
+    kinds: Mapping[str, EpisodeKind] = field(default_factory=dict)
     """The environments of a mix."""
 
 
 class EpisodeWorker:
-    """Ray runs its methods on one event loop, so that it answers while episodes are played."""
+    """A Ray actor whose methods share one event loop: it answers while episodes are played."""
 
     def __init__(self, number: int) -> None:
         self._number = number
-        self._where: tuple[Any, ...] = ()
+        self._objects: tuple[Any, ...] = ()
         self._playing: asyncio.Task[Any] | None = None
 
     async def ping(self) -> int:
-        """The process's id."""
+        """Return the process id."""
         return os.getpid()
 
     async def prepare(self, spec: EpisodeSpec) -> int:
-        """Build model, engine and collector; how many tokens the context holds."""
+        """Build model, engine and collector, and return the context length in tokens."""
         return await asyncio.to_thread(self._prepare, spec)
 
     def _prepare(self, spec: EpisodeSpec) -> int:
@@ -88,9 +88,9 @@ class EpisodeWorker:
         shares = spec.config.inference.backend in SHARED_MODEL_BACKENDS
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.config, model, spec.tokenizer)
-        # Groups may be spread over workers: who sees all of them drops them.
+        # Groups may be spread over workers: the driver, which sees all of them, drops groups.
         self._collector = make_collector(
-            EpisodeCollector, self._engine, spec.factory, spec.options, spec.parts
+            EpisodeCollector, self._engine, spec.factory, spec.options, spec.kinds
         )
         return self._engine.context_length
 
@@ -102,8 +102,8 @@ class EpisodeWorker:
         seed: int,
         weights: Weights,
     ) -> AsyncIterator[Played]:
-        """Play these episodes with these weights; each is handed over soon after it ends."""
-        await self._take(weights)
+        """Play these episodes with these weights; yields each soon after it ends."""
+        await self._fetch(weights)
         collector = self._collector.sampling_with(sampling)
         collector.setup.seed = seed
         ended = asyncio.Queue[EpisodeResult | None]()
@@ -117,7 +117,7 @@ class EpisodeWorker:
             is_over = False
             while not is_over:
                 found = [await ended.get()]
-                while not ended.empty():  # what ended meanwhile travels along
+                while not ended.empty():  # those that ended at the same time
                     found.append(ended.get_nowait())
                 is_over = found[-1] is None
                 results = [result for result in found if result is not None]
@@ -129,26 +129,26 @@ class EpisodeWorker:
             playing.cancel()
 
     async def stop(self) -> None:
-        """Call off the episodes under way."""
+        """Cancel the running episodes."""
         if self._playing is not None:
             self._playing.cancel()
             with contextlib.suppress(BaseException):
                 await self._playing
 
     async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
-        await self._take(weights)
+        await self._fetch(weights)
         return await self._engine.sample(request)
 
     async def score(self, ids: Sequence[int], start: int, weights: Weights) -> list[float]:
-        await self._take(weights)
+        await self._fetch(weights)
         return await self._engine.score(ids, start)
 
-    async def _take(self, weights: Weights) -> None:
-        if weights.where != self._where:
-            parts = await asyncio.gather(*weights.where)
-            await asyncio.to_thread(self._put_together, parts)
-            self._where = weights.where
+    async def _fetch(self, weights: Weights) -> None:
+        if weights.objects != self._objects:
+            shards = await asyncio.gather(*weights.objects)
+            await asyncio.to_thread(self._load, shards)
+            self._objects = weights.objects
         self._engine.weight_version = weights.version
 
-    def _put_together(self, parts: Sequence[Arrays]) -> None:
-        self._engine.update_weights(join_shards([from_arrays(part) for part in parts]))
+    def _load(self, shards: Sequence[Arrays]) -> None:
+        self._engine.update_weights(join_shards([from_arrays(shard) for shard in shards]))

@@ -1,4 +1,4 @@
-"""Workers that die: which errors mean it, and how often it may happen."""
+"""Lost workers: which errors mean a loss, and how many losses a run survives."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ ray = import_extra("ray", "ray")
 _LOG = logging.getLogger("turnwise")
 
 SECONDS_TO_ANSWER = 300.0
-"""A worker that says nothing for so long counts as lost; it may be starting, so it is generous."""
+"""A worker that does not answer for so long counts as lost; starting may take minutes."""
 SECONDS_BETWEEN_CALLS = 10.0
-"""How often a worker that is at work is asked whether it is there."""
+"""The interval between two liveness checks of a worker."""
 
 
 class WorkerLost(Exception):
@@ -21,40 +21,40 @@ class WorkerLost(Exception):
 
 
 class Failures:
-    """Counts lost workers. What gets done between two of them wipes the slate clean."""
+    """Counts lost workers; the count restarts when work was completed in between."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._max_in_a_row = most
         self._num_in_a_row = 0
         self.num_lost = 0
-        """In the whole run."""
+        """Workers lost in the whole run."""
 
-    def note(self, who: str, why: BaseException) -> None:
-        """One more is lost; the last one is too many."""
+    def record(self, who: str, why: BaseException) -> None:
+        """Count a lost worker; raises `TrainingStopped` after too many."""
         self.num_lost += 1
         self._num_in_a_row += 1
         reason = brief(why)
         _LOG.warning("%s was lost and is replaced: %s", who, reason)
-        if self._num_in_a_row > self._most:
+        if self._num_in_a_row > self._max_in_a_row:
             raise TrainingStopped(
                 f"{self._num_in_a_row} workers were lost in one step, and ray.max_failures is "
-                f"{self._most}. The last one was {who}: {reason}"
+                f"{self._max_in_a_row}. The last one was {who}: {reason}"
             )
 
-    def wipe(self) -> None:
-        """Something was done to its end."""
+    def reset(self) -> None:
+        """Restart the count: work was completed."""
         self._num_in_a_row = 0
 
 
 def is_loss(error: BaseException) -> bool:
-    """Whether an error says that a worker is gone, and not that its work failed."""
+    """Return whether an error means that a worker is gone, not that its work failed."""
     kinds = ray.exceptions
     lost = (WorkerLost, kinds.RayActorError, kinds.WorkerCrashedError, kinds.ObjectLostError)
     return isinstance(error, lost)
 
 
 def own_error(error: BaseException) -> BaseException:
-    """The error that a worker raised, without Ray's wrapping."""
+    """Return the error that a worker raised, without Ray's wrapper."""
     cause = getattr(error, "cause", None)
     if not isinstance(cause, BaseException):
         return error
@@ -64,6 +64,6 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def brief(error: BaseException) -> str:
-    """Its first lines: Ray explains at length."""
+    """Return the first lines of an error: Ray's messages are long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return "; ".join(lines[:3])[:300] or type(error).__name__

@@ -1,4 +1,4 @@
-"""The trainer's learner, where the learning is done elsewhere."""
+"""`RemoteLearner`: a proxy of the learner whose updates run in a group of workers."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ ray = import_extra("ray", "ray")
 
 
 class RemoteLearner(Learner):
-    """Does what `Learner` does, by a group of workers.
+    """Does what `Learner` does, in a group of workers.
 
-    Its own model is a mirror, on the CPU: brought up to date when somebody looks at it, to save
-    it say, and handed to the workers when a checkpoint was loaded into it.
+    Its own model is a copy on the CPU. It is fetched from the workers when it is read, for example
+    to save it, and sent to them after a checkpoint was loaded into it.
     """
 
     def __init__(self, *arguments: Any, group: LearnerGroup, **options: Any) -> None:
         self.group = group
-        self._is_behind = False
-        """Whether the workers have learned since the mirror was brought up to date."""
-        self._is_ahead = True
-        """Whether the workers have yet to be told what is in the mirror."""
+        self._is_stale = False
+        """Whether the workers have updated since the copy was fetched."""
+        self._must_send = True
+        """Whether the copy has not been sent to the workers yet."""
         self._policy: tuple[Any, ...] | None = None
         super().__init__(*arguments, **options)
 
     @property
     def model(self) -> PolicyValueModel:
-        """The mirror, as new as the workers' own."""
+        """The copy, fetched from the workers if they have updated."""
         self._fetch_state()
-        return self._mirror
+        return self._copy
 
     @model.setter
     def model(self, model: PolicyValueModel) -> None:
-        self._mirror = model
+        self._copy = model
 
     def policy_objects(self) -> tuple[Any, ...]:
-        """Where in the object store the parts of the policy's weights lie."""
+        """Return the object references of the shards of the policy's weights."""
         if self._policy is None:
             self._policy = (ray.put(to_arrays(policy_weights(self))),)
         return self._policy
 
     def score(self, batch: PPOBatch) -> Outputs:
-        parts = self._on_parts("score", batch)
-        grids = [_joined(part) for part in zip(*parts, strict=True)]
-        log_probs, entropy, values, last_values = grids
+        shares = self._on_shares("score", batch)
+        columns = [_joined(column) for column in zip(*shares, strict=True)]
+        log_probs, entropy, values, last_values = columns
         assert log_probs is not None
         assert entropy is not None
         return Outputs(log_probs, entropy, values, last_values)
 
     def reference_log_probs(self, batch: PPOBatch) -> torch.Tensor:
-        return torch.cat(self._on_parts("reference_log_probs", batch))
+        return torch.cat(self._on_shares("reference_log_probs", batch))
 
     def sum_pi_squared(self, batch: PPOBatch) -> torch.Tensor:
-        return torch.cat(self._on_parts("sum_pi_squared", batch))
+        return torch.cat(self._on_shares("sum_pi_squared", batch))
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
         shared = ray.put(batch)
@@ -84,7 +84,7 @@ class RemoteLearner(Learner):
     def restart(self) -> None:
         self._fetch_state()
         super().restart()
-        self._is_ahead = True
+        self._must_send = True
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
         self._fetch_state()
@@ -92,47 +92,49 @@ class RemoteLearner(Learner):
 
     def load_state_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().load_state_tensors(tensors)
-        self._is_ahead = True
+        self._must_send = True
         self._policy = None
 
     def close(self) -> None:
         self.group.close()
 
     def _learn(self, ask: Callable[[Any, int], Any]) -> dict[str, float]:
-        self._hand_over()
+        self._send_state()
         references = self.group.learn(ask)
-        told = ray.get([reference for reference, _ in references])
+        outputs = ray.get([reference for reference, _ in references])
         self._policy = tuple(policy for _, policy in references)
-        self._is_behind = True
+        self._is_stale = True
         self.num_updates += 1
-        for rank, (_, _, lines) in enumerate(told):
+        for rank, (_, _, lines) in enumerate(outputs):
             log_for(f"learner {rank}", lines)
-        # The workers agree on all figures: they are those of the whole batch.
-        figures, seen, _ = told[0]
-        self.log_probs_before_update = torch.from_numpy(seen)
-        whole: dict[str, float] = figures
-        return whole
+        # All workers report the same metrics: those of the whole batch.
+        metrics, log_probs, _ = outputs[0]
+        self.log_probs_before_update = torch.from_numpy(log_probs)
+        found: dict[str, float] = metrics
+        return found
 
-    def _on_parts(self, method: str, batch: PPOBatch) -> list[Any]:
-        """Each worker computes some of the episodes."""
-        self._hand_over()
+    def _on_shares(self, method: str, batch: PPOBatch) -> list[Any]:
+        """Call a method of every worker with its share of the episodes."""
+        self._send_state()
         shares = split_evenly(len(batch), self.group.num_workers)
-        parts = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
-        found = self.group.call(lambda actor, rank: getattr(actor, method).remote(parts[rank]))
+        batches = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
+        found = self.group.call_all(
+            lambda actor, rank: getattr(actor, method).remote(batches[rank])
+        )
         outcome: list[Any] = ray.get(found)
         return outcome
 
     def _fetch_state(self) -> None:
-        """Bring the mirror up to date if the workers have learned since."""
-        if self._is_behind:
-            self._is_behind = False
+        """Fetch the copy if the workers have updated since."""
+        if self._is_stale:
+            self._is_stale = False
             policy = self._policy
             load_learner_state(self, ray.get(self.group.states()))
-            self._policy, self._is_ahead = policy, False
+            self._policy, self._must_send = policy, False
 
-    def _hand_over(self) -> None:
-        if self._is_ahead:
-            self._is_ahead = False
+    def _send_state(self) -> None:
+        if self._must_send:
+            self._must_send = False
             self.group.load([ray.put(x) for x in learner_states(self, self.group.num_workers)])
 
 

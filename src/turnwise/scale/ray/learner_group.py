@@ -1,4 +1,4 @@
-"""The learners, seen from the trainer: one dies, and all begin again from the last step."""
+"""`LearnerGroup`: the learner workers. If one dies, all restart from their last state."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from turnwise.scale.ray.learner_worker import LearnerWorker
 
 ray = import_extra("ray", "ray")
 
-Ask: TypeAlias = Callable[[Any, int], Any]
-"""Asks a worker, of this rank, for something."""
+RemoteCall: TypeAlias = Callable[[Any, int], Any]
+"""Calls a method of an actor that has this rank."""
 
 _SECONDS_TO_DIE = 20.0
-"""The neighbours of a dead learner notice it before Ray does."""
-_MOST_TO_REPEAT = 10
-"""Updates that are done again at most. A state is several times as large as the weights, and to
-hand it over can take longer than an update; what it is computed from is small."""
+"""Until Ray reports a dead learner, which its peers notice earlier."""
+_MAX_REPLAYED = 10
+"""Updates that are repeated at most after a loss. A state is several times as large as the weights,
+and sending it can take longer than an update; the batches are small."""
 
 
 class LearnerGroup:
-    """Learner workers that meet in a torch.distributed group.
+    """Learner workers that form a torch.distributed group.
 
-    A group with a dead member cannot go on: all are replaced and given the last states, which lie
-    in the object store; they repeat what was learned since, and do again what was under way.
+    A group with a dead member cannot continue: all workers are replaced and load the last states
+    from the object store; they repeat the updates since, and the call that was interrupted.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class LearnerGroup:
     ) -> None:
         self.num_workers = settings.ray.num_learners
         self._states: Sequence[Any] | None = None
-        """What a new group begins from: a part for each."""
-        self._learned: list[Ask] = []
-        """What was asked of it since."""
+        """The states from which a new group starts, a shard for each worker."""
+        self._updates: list[RemoteCall] = []
+        """The updates since those states."""
         self._cluster = cluster
         self._settings = settings
         self._source = ray.put(source)
@@ -61,43 +61,43 @@ class LearnerGroup:
         self._actors: list[Any] = []
 
     def pids(self) -> list[int]:
-        """The processes of the workers."""
-        found: list[int] = ray.get(self._asked_to_answer(), timeout=SECONDS_TO_ANSWER)
+        """Return the process ids of the workers."""
+        found: list[int] = ray.get(self._pings(), timeout=SECONDS_TO_ANSWER)
         return found
 
     def load(self, states: Sequence[Any]) -> None:
-        """Each becomes the learner with its part of a state."""
-        self._states, self._learned = states, []
-        self.call(lambda actor, rank: actor.load.remote(states[rank]))
+        """Load a state, a shard into each worker."""
+        self._states, self._updates = states, []
+        self.call_all(lambda actor, rank: actor.load.remote(states[rank]))
 
-    def learn(self, ask: Ask) -> list[Any]:
-        """Ask for something that changes them."""
-        references = self.call(ask)
-        self._learned.append(ask)
-        if len(self._learned) >= _MOST_TO_REPEAT:
+    def learn(self, call: RemoteCall) -> list[Any]:
+        """Run an update on every worker, and remember it for a replacement."""
+        references = self.call_all(call)
+        self._updates.append(call)
+        if len(self._updates) >= _MAX_REPLAYED:
             self.states()
         return references
 
     def states(self) -> Sequence[Any]:
-        """Where their states lie now, a part of each."""
-        if self._states is None or self._learned:
-            self._states = self.call(lambda actor, rank: actor.state.remote())
-            self._learned = []
+        """Return the object references of their states, a shard of each."""
+        if self._states is None or self._updates:
+            self._states = self.call_all(lambda actor, rank: actor.state.remote())
+            self._updates = []
         return self._states
 
-    def call(self, ask: Ask) -> list[Any]:
-        """Ask every worker; their references, when all of them are done."""
+    def call_all(self, call: RemoteCall) -> list[Any]:
+        """Call every worker, and return the result references when all are done."""
         while True:
             try:
                 if not self._actors:
                     self._start()
-                references = [ask(actor, rank) for rank, actor in enumerate(self._actors)]
+                references = [call(actor, rank) for rank, actor in enumerate(self._actors)]
                 self._wait(references)
             except WorkerLost as loss:
-                self._failures.note("a learner", loss)
+                self._failures.record("a learner", loss)
                 self.close()
             else:
-                self._failures.wipe()
+                self._failures.reset()
                 return references
 
     def close(self) -> None:
@@ -107,8 +107,8 @@ class LearnerGroup:
         self._actors = []
 
     def _start(self) -> None:
-        # Who asks whether it is there is not to wait until an update is done.
-        make = ray.remote(concurrency_groups={"beside": 1})(LearnerWorker)
+        # A liveness check must not wait for an update.
+        make = ray.remote(concurrency_groups={"liveness": 1})(LearnerWorker)
         first = self._settings.ray.num_actors
         for rank in range(self.num_workers):
             options = self._cluster.options(first + rank)
@@ -126,11 +126,11 @@ class LearnerGroup:
         if self._states is not None:
             pairs = zip(self._actors, self._states, strict=True)
             self._wait([actor.load.remote(state) for actor, state in pairs])
-        for ask in self._learned:
-            self._wait([ask(actor, rank) for rank, actor in enumerate(self._actors)])
+        for call in self._updates:
+            self._wait([call(actor, rank) for rank, actor in enumerate(self._actors)])
 
     def _wait(self, references: Sequence[Any]) -> None:
-        """Until all are done, or one of the workers is gone or does not answer."""
+        """Wait until all are done; raises `WorkerLost` if a worker is gone or does not answer."""
         flat = [r[0] if isinstance(r, list) else r for r in references]
         waiting = list(flat)
         while waiting:
@@ -141,16 +141,16 @@ class LearnerGroup:
                 except Exception as error:
                     if is_loss(error):
                         raise WorkerLost(str(error)) from error
-                    self._look_for_the_dead(_SECONDS_TO_DIE)
+                    self._check_liveness(_SECONDS_TO_DIE)
                     raise own_error(error) from None
             if not done:
-                self._look_for_the_dead(SECONDS_TO_ANSWER)
+                self._check_liveness(SECONDS_TO_ANSWER)
 
-    def _look_for_the_dead(self, seconds: float) -> None:
+    def _check_liveness(self, seconds: float) -> None:
         try:
-            ray.get(self._asked_to_answer(), timeout=seconds)
+            ray.get(self._pings(), timeout=seconds)
         except Exception as error:
             raise WorkerLost(f"it is gone or does not answer: {error}") from error
 
-    def _asked_to_answer(self) -> list[Any]:
-        return [actor.ping.options(concurrency_group="beside").remote() for actor in self._actors]
+    def _pings(self) -> list[Any]:
+        return [actor.ping.options(concurrency_group="liveness").remote() for actor in self._actors]

@@ -1,4 +1,4 @@
-"""A process that learns: a part of the model, and its share of every minibatch."""
+"""`LearnerWorker`: a process with a shard of the model, and its share of each update."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from turnwise.trainer.state import seed_generators, trained_parameters
 
 ray = import_extra("ray", "ray")
 
-_LONGEST_MEETING = timedelta(minutes=30)
+_GROUP_TIMEOUT = timedelta(minutes=30)
 
 State: TypeAlias = tuple[Arrays, Arrays]
-"""Weights, and the optimiser with all the rest: what a checkpoint holds of a learner."""
+"""The weights, and the other tensors that a checkpoint holds of a learner."""
 
 
 class LearnerWorker:
-    """One of the learners. Its calls come in order; `ping` is answered beside them."""
+    """A Ray actor. Its calls run in order; `ping` runs concurrently."""
 
     def __init__(self, rank: int, num_workers: int) -> None:
         self._rank = rank
         self._num_workers = num_workers
 
     def ping(self) -> int:
-        """The process's id."""
+        """Return the process id."""
         return os.getpid()
 
     def open(self) -> tuple[str, int]:
-        """Where the others meet: an address of this process."""
+        """Open the rendezvous store of the group, and return its address."""
         self._store = TCPStore(
             "0.0.0.0", 0, self._num_workers, is_master=True, wait_for_workers=False
         )
@@ -56,7 +56,7 @@ class LearnerWorker:
         source: ModelSource,
         algorithm: Algorithm,
     ) -> None:
-        """Meet the others, and build the learner."""
+        """Join the process group, and build the learner."""
         self._log = WorkerLog(config.logging.level)
         seed_generators(derive_seed(config.training.seed, "learner", self._rank))
         model = source.load()
@@ -75,33 +75,32 @@ class LearnerWorker:
                 store=store,
                 rank=self._rank,
                 world_size=self._num_workers,
-                timeout=_LONGEST_MEETING,
+                timeout=_GROUP_TIMEOUT,
             )
             make = ShardedLearner
         self._learner = make_learner(config, model, algorithm=algorithm, make=make)
 
     def load(self, state: State) -> None:
-        """Become the learner that gave this state: the part of it that is this one's."""
+        """Load this worker's shard of a state."""
         load_learner_state(self._learner, [state])
 
     def update(self, batch: PPOBatch, options: LearnerOptions) -> Any:
-        """Figures, seen log-probs and the log; this one's part of the policy."""
+        """Update; returns (metrics, log-probs, log lines), and a shard of the policy."""
         self._learner.options = options
-        figures = self._learner.update(batch)
-        return self._outcome(figures)
+        return self._outcome(self._learner.update(batch))
 
     def imitate(self, batch: PPOBatch, options: LearnerOptions, learning_rate: float | None) -> Any:
         self._learner.options = options
         return self._outcome(self._learner.imitate(batch, learning_rate))
 
-    def _outcome(self, figures: dict[str, float]) -> Any:
+    def _outcome(self, metrics: dict[str, float]) -> Any:
         learner = self._learner
         assert learner.log_probs_before_update is not None
-        told = (figures, learner.log_probs_before_update.cpu().numpy(), self._log.take())
-        return told, to_arrays(local_shards(policy_weights(learner)))
+        report = (metrics, learner.log_probs_before_update.cpu().numpy(), self._log.take())
+        return report, to_arrays(local_shards(policy_weights(learner)))
 
     def state(self) -> State:
-        """This one's part of all that there is to know of the learner."""
+        """Return this worker's shard of the learner's state."""
         (state,) = learner_states(self._learner, 1)
         return state
 
@@ -117,20 +116,20 @@ class LearnerWorker:
         return self._learner.sum_pi_squared(batch).cpu()
 
 
-def learner_states(learner: Learner, num_parts: int) -> list[State]:
-    """What a learner holds, or its own part of it, cut further into so many."""
+def learner_states(learner: Learner, num_shards: int) -> list[State]:
+    """Return the state of a learner, or its own shard of it, split into `num_shards`."""
     own_weights = local_shards(trained_parameters(learner.model))
-    # What the optimiser keeps of a model in parts are parts already.
+    # The optimizer state of a sharded model is sharded already.
     own_rest = {name: local_shard(x.detach()) for name, x in learner.state_tensors().items()}
-    weights, rest = split_shards(own_weights, num_parts), split_shards(own_rest, num_parts)
+    weights, rest = split_shards(own_weights, num_shards), split_shards(own_rest, num_shards)
     return [(to_arrays(w), to_arrays(r)) for w, r in zip(weights, rest, strict=True)]
 
 
 @torch.no_grad()
-def load_learner_state(learner: Learner, parts: Sequence[State]) -> None:
-    """Put together what the parts say, and take it."""
+def load_learner_state(learner: Learner, shards: Sequence[State]) -> None:
+    """Join the shards of a state, and load it."""
     weights, rest = (
-        join_shards([from_arrays(arrays) for arrays in kind]) for kind in zip(*parts, strict=True)
+        join_shards([from_arrays(arrays) for arrays in kind]) for kind in zip(*shards, strict=True)
     )
     own = trained_parameters(learner.model)
     for name, tensor in weights.items():

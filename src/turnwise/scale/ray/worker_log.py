@@ -1,4 +1,4 @@
-"""What workers log, into the log of the run."""
+"""Passes the log lines of workers on to the log of the run."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 Lines: TypeAlias = list[tuple[int, str]]
-"""Level and text of each."""
+"""Level and text of each line."""
 
 _LOG = logging.getLogger("turnwise")
-_MOST_LINES = 1000
+_MAX_LINES = 1000
 
 
 class WorkerLog(logging.Handler):
-    """Keeps what turnwise logs in this process until it is handed over, the newest lines of it."""
+    """Keeps the newest log lines of this process until they are sent to the driver."""
 
     def __init__(self, level: str) -> None:
         super().__init__()
-        self._lines = deque[tuple[int, str]](maxlen=_MOST_LINES)
+        self._lines = deque[tuple[int, str]](maxlen=_MAX_LINES)
         _LOG.addHandler(self)
         _LOG.setLevel(level.upper())
 
@@ -27,7 +27,7 @@ class WorkerLog(logging.Handler):
         self._lines.append((record.levelno, record.getMessage()))
 
     def take(self) -> Lines:
-        """What was not handed over yet."""
+        """Return the lines that were not taken yet."""
         lines = []
         while self._lines:
             lines.append(self._lines.popleft())
@@ -35,6 +35,6 @@ class WorkerLog(logging.Handler):
 
 
 def log_for(worker: str, lines: Iterable[tuple[int, str]]) -> None:
-    """Log what a worker has handed over."""
+    """Log the lines of a worker."""
     for level, text in lines:
         _LOG.log(level, "%s: %s", worker, text)

@@ -1,4 +1,4 @@
-"""One step off: the next step's episodes are played while this one's are learned from."""
+"""`OneStepOffRollout`: plays the next step's episodes while the learners update on this one's."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from turnwise.trainer.rollout import OnEpisode, Rollout
 from turnwise.trainer.stopping import StopRequest
 
 
-class AheadRollout(Rollout):
-    """Episodes come from weights that are one update old at most; never from older ones.
+class OneStepOffRollout(Rollout):
+    """Plays episodes with weights that are at most one update old.
 
-    The first step of a run and the first after a save are played with the weights of the moment:
-    so a run that is resumed from there does what one that was never stopped does.
+    The first step of a run and the first after a checkpoint are played with the current weights,
+    so that a run resumed from there does what an uninterrupted one does.
     """
 
-    _ahead: Ahead | None = None
+    _next: BackgroundStep | None = None
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or ahead.step != step:
-            if ahead is not None:
-                ahead.call_off()
+        background, self._next = self._next, None
+        if background is None or background.step != step:
+            if background is not None:
+                background.cancel()
             played = super().play(step, stop, on_episode)
         else:
-            played = ahead.wait(stop)
-            self.num_resampled = ahead.rollout.num_resampled
-            self.zero_variance = ahead.rollout.zero_variance
-            self._starts = ahead.rollout._starts
-        # Nobody plays ahead across a checkpoint, so that resuming from it is exact.
+            played = background.wait(stop)
+            self.num_resampled = background.rollout.num_resampled
+            self.zero_variance = background.rollout.zero_variance
+            self._starts = background.rollout._starts
+        # No step is played ahead across a checkpoint, so that resuming from it is exact.
         plan, next_step = self.plan, step + 1
         if plan is not None and next_step < plan.num_steps and not plan.is_saved_after(next_step):
             assert isinstance(self.collector, RemoteCollector)
-            snapshot = self.snapshot(self.collector.with_weights_of_now())
-            self._ahead = Ahead(snapshot, next_step)
+            snapshot = self.snapshot(self.collector.with_current_weights())
+            self._next = BackgroundStep(snapshot, next_step)
         return played
 
     def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.call_off()
-            self._ahead = None
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None
 
 
-class Ahead:
-    """A step that is being played in a thread."""
+class BackgroundStep:
+    """A step whose episodes are played in a thread of their own."""
 
     def __init__(self, rollout: Rollout, step: int) -> None:
         self.rollout = rollout
@@ -66,15 +66,15 @@ class Ahead:
             self._failure.append(error)
 
     def wait(self, stop: StopRequest) -> Collection:
-        """Its episodes; `Interrupted` if a stop is asked for before they are over."""
+        """Return its episodes; raises `Interrupted` if a stop is requested before they end."""
         with stop.on_request(self._stop.request):
             while self._thread.is_alive():
-                self._thread.join(0.2)  # so that signals are heard in between
+                self._thread.join(0.2)  # so that signal handlers run in between
         if self._failure:
             raise self._failure[0]
         return self._outcome[0]
 
-    def call_off(self) -> None:
-        """Nobody wants it any more."""
+    def cancel(self) -> None:
+        """End the episodes; their results are dropped."""
         self._stop.request()
         self._thread.join(timeout=10.0)
