@@ -66,7 +66,7 @@ def measure_critic(batch: PPOBatch, workers: SingleProcess, metrics: MetricAccum
         return
     values, returns, mask = batch.values, batch.returns, batch.response_mask
     if workers.splits_batch:
-        parts = workers.gather((values[mask].cpu(), returns[mask].cpu()))
-        values, returns = (torch.cat(column) for column in zip(*parts, strict=True))
+        gathered = workers.gather((values[mask].cpu(), returns[mask].cpu()))
+        values, returns = (torch.cat(column) for column in zip(*gathered, strict=True))
         mask = torch.ones_like(values, dtype=torch.bool)
     metrics.average("explained_variance", explained_variance(values, returns, mask))

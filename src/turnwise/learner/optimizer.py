@@ -71,13 +71,13 @@ class MasterAdamW:
         self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
-            part = local_shard(parameter.detach())
+            shard = local_shard(parameter.detach())
             if parameter.dtype in (torch.bfloat16, torch.float16):
                 self._half.append(name)
-                self._masters[name] = nn.Parameter(part.float())
+                self._masters[name] = nn.Parameter(shard.float())
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             elif is_sharded(parameter):
-                self._masters[name] = nn.Parameter(part)
+                self._masters[name] = nn.Parameter(shard)
                 hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
             else:
                 self._masters[name] = parameter

@@ -74,7 +74,7 @@ class Evaluator:
         self._reporter = reporter
 
     def after_epoch(self, step: int, records: Records, stop: StopRequest) -> Metrics:
-        """Evaluate greedily and as sampled, if the settings say so; keep the episodes."""
+        """Evaluate greedily and as sampled, if the settings enable it; keep the episodes."""
         number = self._training.eval_episodes
         if not number:
             return {}

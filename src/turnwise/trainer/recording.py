@@ -205,8 +205,8 @@ def _is_remade(environment: BaseEnvironment) -> bool:
 def _reward(function: RewardFn) -> str | list[RewardItem]:
     if isinstance(function, WeightedReward):
         return [
-            RewardItem(None if part is step_rewards else callable_label(part), weight, name)
-            for name, (part, weight) in function.functions.items()
+            RewardItem(None if fn is step_rewards else callable_label(fn), weight, name)
+            for name, (fn, weight) in function.functions.items()
         ]
     return callable_label(function)
 

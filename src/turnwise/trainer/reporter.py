@@ -137,10 +137,10 @@ def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
     >>> step_line({"step": 3, "reward": 0.5, "grad_norm": 0.1, "time/tokens_per_second": 99.0}, 9)
     'step 3/9  reward 0.5  grad_norm 0.1  99 tok/s'
     """
-    parts = [f"step {metrics['step']:.0f}/{num_steps}"]
+    words = [f"step {metrics['step']:.0f}/{num_steps}"]
     names = (*_SHOWN, *policy_movement(metrics))
-    parts += [f"{name} {metrics[name]:.3g}" for name in names if name in metrics]
+    words += [f"{name} {metrics[name]:.3g}" for name in names if name in metrics]
     speed = metrics.get("time/tokens_per_second")
     if speed is not None:
-        parts.append(f"{speed:,.0f} tok/s")
-    return "  ".join(parts)
+        words.append(f"{speed:,.0f} tok/s")
+    return "  ".join(words)

@@ -15,7 +15,7 @@ import torch
 
 from turnwise.config import RUN, ConfigStore, DatasetConfig
 from turnwise.data.held_out import shared_rows
-from turnwise.env.catalog import EnvironmentSource, source_by_name
+from turnwise.env.catalog import source_by_name
 from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import describe_base, named_modules, with_recorded_names
@@ -151,7 +151,8 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
         return {part.name: _code(part.components, settings[part.name]) for part in user.mix}
     found: dict[str, Any] = {}
     if user.environment is not None:
-        source = _source_of(user.environment)
+        source: Any = user.environment
+        source = source_by_name(source) if isinstance(source, str) else source
         found["environment"] = _code_facts(config.environment.name, source)
     names = _reward_names(config)
     if isinstance(user.reward_fn, WeightedReward):
@@ -159,8 +160,8 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
         if len(names) != len(functions):  # one name for the whole
             names = [None] * len(functions)
         found["reward"] = [
-            {"part": part, "weight": weight, **_code_facts(name or callable_label(fn), fn)}
-            for name, (part, (fn, weight)) in zip(names, functions.items(), strict=True)
+            {"part": component, "weight": weight, **_code_facts(name or callable_label(fn), fn)}
+            for name, (component, (fn, weight)) in zip(names, functions.items(), strict=True)
         ]
     elif user.reward_fn is not None:
         name = names[0] if names else None
@@ -183,10 +184,6 @@ def _code_facts(name: str, value: object) -> dict[str, str]:
         "defined_in": reference_to(value).origin,
         "hash": fingerprint(value),
     }
-
-
-def _source_of(environment: EnvironmentSource) -> Any:
-    return source_by_name(environment) if isinstance(environment, str) else environment
 
 
 def _unrecorded(config: ConfigStore) -> dict[str, str]:

@@ -112,7 +112,7 @@ def load_trained_model(
 
     Python code that comes with the model is run if `trust_remote_code` is set, or if you have
     trained with the same model and `model.trust_remote_code` yourself. The settings in the folder
-    are not enough, since the folder may come from somebody else.
+    are not enough, since the folder may come from another person.
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)

@@ -42,7 +42,7 @@ def compute_gae_advantage_return(
     """
     mask = as_mask(response_mask)
     rewards, values = wide(token_level_rewards), wide(values)
-    if not is_plain("algo.gae"):
+    if lam >= fast.MIN_LAMBDA and not is_plain("algo.gae"):
         return fast.gae(rewards, values, mask, gamma, lam, bootstrap_values, whiten)
     advantages = torch.zeros_like(values)
     # In float64: over thousands of tokens float32 would lose digits.

@@ -49,9 +49,8 @@ def compute_grpo_advantage(
     Returns:
         advantages, returns: [B, T], the same tensor.
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
-    relative = _groups(index, scores, token_level_rewards).relative(scores, norm_by_std, epsilon)
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
+    relative = groups.relative(scores, norm_by_std, epsilon)
     return _on_tokens(relative, mask, token_level_rewards)
 
 
@@ -80,9 +79,7 @@ def compute_grpo_passk_advantage(
 
     Of equal bests the first counts; its margin is 0 then anyway.
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
-    groups = _groups(index, scores, token_level_rewards)
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
     if bool(groups.is_alone.any()):
         raise ConfigError("grpo_passk needs at least 2 episodes in each group, got a group of 1")
     best, second = groups.best_two(scores)
@@ -128,8 +125,8 @@ def compute_gdpo_advantage(
         )
     groups = Groups.of(index, reward_parts, precision)
     total = torch.zeros_like(reward_parts[:, 0])
-    for part, weight in zip(reward_parts.unbind(1), weights, strict=True):
-        total += weight * groups.relative(part, norm_by_std, epsilon)
+    for component, weight in zip(reward_parts.unbind(1), weights, strict=True):
+        total += weight * groups.relative(component, norm_by_std, epsilon)
     return _whitened_on_tokens(total, mask, token_level_rewards)
 
 
@@ -143,9 +140,7 @@ def compute_rloo_advantage(
 
     The baseline does not depend on the episode itself, so the gradient is unbiased.
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
-    groups = _groups(index, scores, token_level_rewards)
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
     scale = groups.sizes.double() / (groups.sizes - 1).clamp(min=1)
     return _on_tokens(groups.centred(scores) * scale, mask, token_level_rewards)
 
@@ -160,9 +155,7 @@ def compute_opo_advantage(
 
     the variance-minimising baseline if each token's gradient has the same norm.
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
-    groups = _groups(index, scores, token_level_rewards)
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
     lengths = mask.sum(1).cpu()
     baseline = groups.sum(lengths * scores) / groups.sum(lengths).clamp(min=1)
     relative = groups.without_rounding(scores - baseline, scores)
@@ -181,10 +174,8 @@ def compute_gpg_advantage(
 
     A_i = (B / #{j : s_j ≠ 0}) · (s_i − mean_group(s)) / f_norm
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
     alpha = len(scores) / torch.count_nonzero(scores).clamp(min=1).double()
-    groups = _groups(index, scores, token_level_rewards)
     return _on_tokens(alpha * groups.centred(scores) / f_norm, mask, token_level_rewards)
 
 
@@ -209,11 +200,8 @@ def compute_reinforce_plus_plus_baseline_advantage(
 
     A = whiten over the batch of (s_i − mean_group(s))
     """
-    mask = as_mask(response_mask)
-    scores = _scores(token_level_rewards, mask)
-    return _whitened_on_tokens(
-        _groups(index, scores, token_level_rewards).centred(scores), mask, token_level_rewards
-    )
+    mask, scores, groups = _grouped(token_level_rewards, response_mask, index)
+    return _whitened_on_tokens(groups.centred(scores), mask, token_level_rewards)
 
 
 @torch.no_grad()
@@ -245,9 +233,13 @@ def _scores(token_level_rewards: torch.Tensor, mask: torch.Tensor) -> torch.Tens
     return masked_row_sum(token_level_rewards, mask).double().cpu()
 
 
-def _groups(index: GroupIndex, scores: torch.Tensor, rewards: torch.Tensor) -> Groups:
-    """Return the groups of episodes whose scores are sums of these rewards."""
-    return Groups.of(index, scores, rewards.dtype)
+def _grouped(
+    token_level_rewards: torch.Tensor, response_mask: torch.Tensor, index: GroupIndex
+) -> tuple[torch.Tensor, torch.Tensor, Groups]:
+    """Return the mask as bool, the score of each episode, and the groups of the episodes."""
+    mask = as_mask(response_mask)
+    scores = _scores(token_level_rewards, mask)
+    return mask, scores, Groups.of(index, scores, token_level_rewards.dtype)
 
 
 def _on_tokens(

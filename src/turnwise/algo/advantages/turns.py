@@ -129,8 +129,8 @@ def compute_turn_grpo_advantage(
         A_ik = G_ik − mean_(j ≠ i) G_j,min(k, K_j)
 
     The obvious form, (r_ik − mean_i r_ik) per turn index k summed over the later turns, subtracts
-    one mean for each turn that the episode goes on. How many that are depends on the action (to
-    stop or to go on), so it is no baseline: where all episodes earn the same in the end it still
+    one mean for each turn that follows. How many these are depends on the action (to stop or to
+    continue), so it is no baseline: where all episodes earn the same in the end it still
     pushes towards more, or fewer, turns. Here an action's baseline comes from the other episodes
     alone, so its expected push is zero: an episode that ended before k stands there at its last
     turn. If only last turns pay, this is RLOO.
@@ -190,7 +190,7 @@ def compute_gigpo_advantage(
             `get_state_description` said (`Trajectory.states`).
         gamma: Discount per turn.
         step_weight: ω.
-        norm_by_std: Divide both parts by their groups' standard deviations.
+        norm_by_std: Divide both terms by their groups' standard deviations.
 
     Returns:
         advantages, returns: [B, T].

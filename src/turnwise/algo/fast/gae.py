@@ -9,7 +9,7 @@ from turnwise.algo.fast.recurrence import suffix_sum_tile
 from turnwise.algo.fast.tiles import row_tiles
 
 # Below this lambda the rearranged sum would lose digits to 1 / lambda.
-_SMALL_LAMBDA = 0.1
+MIN_LAMBDA = 0.1
 
 
 def gae(
@@ -21,7 +21,10 @@ def gae(
     bootstrap_values: torch.Tensor | None,
     whiten: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return advantages and returns [B, T]; rewards and values are float32 or wider."""
+    """Return advantages and returns [B, T]; rewards and values are float32 or wider.
+
+    `lam` is at least `MIN_LAMBDA`.
+    """
     if bootstrap_values is not None:
         rewards = _with_bootstrap(rewards, mask, gamma * bootstrap_values.to(rewards.dtype))
     dtype = values.dtype
@@ -30,7 +33,7 @@ def gae(
     for rows in row_tiles(values):
         tile = RowMask(mask[rows], dtype)
         inputs = rewards[rows].to(dtype), values[rows]
-        kept = tile.keep_(_gae_tile(*inputs, mask[rows], tile, gamma, lam, advantages[rows]))
+        kept = tile.keep_(_gae_tile(*inputs, tile, gamma, lam, advantages[rows]))
         tile.keep_(torch.add(kept, inputs[1], out=returns[rows]))
         if whiten:
             # An advantage is a difference of return and value, and rounded as these are.
@@ -43,16 +46,12 @@ def gae(
 def _gae_tile(
     rewards: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
     tile: RowMask,
     gamma: float,
     lam: float,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Advantages of a few rows, written to `out`; those of masked tokens are anything."""
-    if lam < _SMALL_LAMBDA:
-        errors = rewards + gamma * _next_values(values, mask) - values
-        return out.copy_(suffix_sum_tile(tile.keep_(errors), tile, gamma * lam))
+    """Advantages of a few rows, written to `out`; those of masked tokens are undefined."""
     # The values telescope: A_t = Σ_k (γλ)^k (r + (1/λ − 1) V)_(t+k) − V_t / λ, which needs no
     # look-up of the next policy token's value.
     terms = tile.keep_(torch.add(rewards, values, alpha=1.0 / lam - 1.0))
@@ -64,13 +63,3 @@ def _with_bootstrap(rewards: torch.Tensor, mask: torch.Tensor, extra: torch.Tens
     """The rewards with `extra` [B] added on each row's last policy token."""
     is_last = mask & (mask.cumsum(1) == mask.sum(1, keepdim=True))
     return rewards + torch.where(is_last, extra[:, None], 0.0)
-
-
-def _next_values(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The value at the next policy token after each token; 0 after the last one."""
-    length = values.shape[1]
-    position = torch.arange(length, device=values.device)
-    here_or_later = torch.where(mask, position, length).flip(1).cummin(1).values.flip(1)
-    later = torch.cat([here_or_later[:, 1:], here_or_later.new_full((len(values), 1), length)], 1)
-    padded = torch.cat([values, values.new_zeros(len(values), 1)], 1)
-    return padded.gather(1, later)

@@ -40,8 +40,8 @@ def sum_squared_probs(hidden: torch.Tensor, head: Head, temperature: float) -> t
     chunk = default_chunk_tokens(len(head.weight), hidden.device)
     sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
     for start in range(0, len(hidden), chunk):
-        part = slice(start, start + chunk)
-        sums[part] = head.logits(hidden[part], temperature).softmax(1).square_().sum(1)
+        rows = slice(start, start + chunk)
+        sums[rows] = head.logits(hidden[rows], temperature).softmax(1).square_().sum(1)
     return sums
 
 
@@ -65,13 +65,13 @@ class _ChosenLogProbs(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
         for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = head.logits(hidden[part], temperature)
-            totals[part] = logits.logsumexp(1)
-            chosen[part] = logits.gather(1, targets[part, None]).squeeze(1) - totals[part]
+            rows = slice(start, start + chunk)
+            logits = head.logits(hidden[rows], temperature)
+            totals[rows] = logits.logsumexp(1)
+            chosen[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - totals[rows]
             if with_entropy:
-                log_probs = _log_probs_(logits, totals[part])
-                entropy[part] = -(log_probs.exp().mul_(log_probs)).sum(1)
+                log_probs = _log_probs_(logits, totals[rows])
+                entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
         ctx.settings = (head.scale, head.softcap, temperature, chunk)
         # An entropy that is only logged has no gradient, and then costs none.
@@ -92,24 +92,24 @@ class _ChosenLogProbs(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         grad_bias = torch.zeros_like(bias) if wants_bias else None
         for start in range(0, len(hidden), chunk):
-            part = slice(start, start + chunk)
-            logits = head.logits(hidden[part], temperature)
+            rows = slice(start, start + chunk)
+            logits = head.logits(hidden[rows], temperature)
             inner = _softcap_slope(logits, head, temperature)
-            log_probs = _log_probs_(logits, totals[part])
-            slopes = grad_chosen[part, None].neg()
+            log_probs = _log_probs_(logits, totals[rows])
+            slopes = grad_chosen[rows, None].neg()
             if grad_entropy is not None:
                 # dH/dz = −p (log p + H)
-                share = grad_entropy[part, None]
-                slopes = torch.addcmul(slopes - share * entropy[part, None], log_probs, -share)
+                share = grad_entropy[rows, None]
+                slopes = torch.addcmul(slopes - share * entropy[rows, None], log_probs, -share)
             grads = log_probs.exp_().mul_(slopes)
-            grads.scatter_add_(1, targets[part, None], grad_chosen[part, None])
+            grads.scatter_add_(1, targets[rows, None], grad_chosen[rows, None])
             if inner is not None:
                 grads.mul_(inner)
             grads = grads.mul_(scale / temperature).to(weight.dtype)
             if grad_hidden is not None:
-                torch.mm(grads, weight, out=grad_hidden[part])
+                torch.mm(grads, weight, out=grad_hidden[rows])
             if grad_weight is not None:
-                grad_weight.addmm_(grads.T, hidden[part])
+                grad_weight.addmm_(grads.T, hidden[rows])
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
