@@ -16,7 +16,7 @@ def test_the_list_and_the_first_conversation(visitor):
     visitor.open("run/tools/episodes")
     expect(visitor.at(".list-count")).to_contain_text("15 episodes")
     expect(visitor.page).to_have_url(re.compile("episodes/train-3-0"))
-    expect(visitor.at(".talk-head h1")).to_have_text("train-3-0")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-0")
     expect(visitor.at(".row.is-here")).to_have_attribute("data-id", "train-3-0")
 
 
@@ -27,7 +27,7 @@ def test_a_conversation_has_calls_results_rewards_and_roles(visitor):
     expect(first.locator(".call strong")).to_have_text("look")
     expect(first.locator(".args")).to_contain_text("Look around.")
     expect(first.locator(".result")).to_contain_text("You are in room 3 at step 2.")
-    expect(visitor.at(".talk-reward dd")).to_have_text("1")
+    expect(visitor.at(".conversation-reward dd")).to_have_text("1")
     expect(visitor.at(".turn").last.locator(".turn-reward")).to_have_text("+1")
     expect(visitor.at("[data-role=user] .role").first).to_have_text("environment")
 
@@ -35,7 +35,7 @@ def test_a_conversation_has_calls_results_rewards_and_roles(visitor):
 def test_what_failed_says_why(visitor):
     visitor.open("run/tools/episodes/train-1-4")
     expect(visitor.at(".problem")).to_contain_text("the lamp broke")
-    expect(visitor.at(".talk-title .chip")).to_have_text("environment error")
+    expect(visitor.at(".conversation-title .chip")).to_have_text("environment error")
 
 
 def test_a_real_run_can_be_read(visitor):
@@ -93,27 +93,27 @@ def test_search_marks_what_was_found(visitor):
     expect(rows(visitor)).to_have_count(6)
     expect(rows(visitor).first.locator("mark")).to_have_text("north")
     visitor.press("Escape", "j")
-    expect(visitor.at(".talk mark").first).to_have_text("north")
+    expect(visitor.at(".conversation mark").first).to_have_text("north")
 
 
 def test_nothing_found_shows_nothing_else(visitor):
     visitor.open("run/tools/episodes/train-2-3?text=no-such-word")
     expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
-    expect(visitor.at(".talk-pane")).to_be_hidden()
+    expect(visitor.at(".conversation-pane")).to_be_hidden()
     expect(rows(visitor)).to_have_count(0)
     visitor.press("Enter")  # which would show the tokens of an episode that is not shown
     expect(visitor.page).to_have_url(re.compile("episodes/train-2-3"))
     visitor.page.get_by_role("button", name="clear all").click()
-    expect(visitor.at(".talk-head h1")).to_have_text("train-3-0")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-0")
     visitor.press("/")
     visitor.page.keyboard.type("no-such-word")
     expect(visitor.at(".list .state")).to_have_text("No episodes match these filters.")
-    expect(visitor.at(".talk-pane")).to_be_hidden()
+    expect(visitor.at(".conversation-pane")).to_be_hidden()
 
 
 def test_keys_go_through_the_list_and_back_goes_back(visitor):
     visitor.open("run/tools/episodes")
-    title = visitor.at(".talk-head h1")
+    title = visitor.at(".conversation-head h1")
     expect(title).to_have_text("train-3-0")
     visitor.press("j")
     expect(title).to_have_text("train-3-1")
@@ -131,7 +131,7 @@ def test_the_same_seed_side_by_side(visitor):
     visitor.open("run/tools/episodes/train-1-3")
     visitor.at("[data-action=task]").click()
     expect(visitor.page).to_have_url(re.compile(f"task/seed-{SEED}"))
-    expect(visitor.at(".talk-title h1")).to_contain_text("Seed")
+    expect(visitor.at(".conversation-title h1")).to_contain_text("Seed")
     expect(visitor.at(".seed-top")).to_have_count(3)
     expect(visitor.at(".seed-top strong")).to_have_text(["step 1", "step 2", "step 3"])
     visitor.at(".seed-pick").nth(1).click()
@@ -153,9 +153,9 @@ def test_on_a_narrow_window_list_and_conversation_take_turns(visitor):
     visitor.page.set_viewport_size({"width": 600, "height": 800})
     visitor.open("run/tools/episodes")
     expect(rows(visitor).first).to_be_visible()
-    expect(visitor.at(".talk-pane")).to_be_hidden()
+    expect(visitor.at(".conversation-pane")).to_be_hidden()
     rows(visitor).nth(1).click()
-    expect(visitor.at(".talk-head h1")).to_have_text("train-3-1")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-1")
     expect(visitor.at(".list-pane")).to_be_hidden()
     visitor.press("Escape")
     expect(rows(visitor).first).to_be_visible()

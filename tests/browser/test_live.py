@@ -75,17 +75,17 @@ def test_new_episodes_move_neither_the_list_nor_the_choice(live):
             assert time.monotonic() < end, "the run does not begin"
             time.sleep(0.1)
         live.open("run/third/episodes/train-1-2")
-        expect(live.at(".talk-head h1")).to_have_text("train-1-2")
+        expect(live.at(".conversation-head h1")).to_have_text("train-1-2")
         live.at(".list").evaluate("(list) => { list.scrollTop = 70; }")
         expect(live.at(".row").first).to_be_visible()
         text = live.at(".row").nth(2).get_attribute("data-id")
         expect(live.at(".fresh")).to_be_visible(timeout=240_000)
         assert live.at(".list").evaluate("(list) => list.scrollTop") == 70
         assert live.at(".row").nth(2).get_attribute("data-id") == text
-        expect(live.at(".talk-head h1")).to_have_text("train-1-2")
+        expect(live.at(".conversation-head h1")).to_have_text("train-1-2")
         live.at(".fresh").click()
         expect(live.at(".row").first).not_to_have_attribute("data-id", text)
-        expect(live.at(".talk-head h1")).to_have_text("train-1-2")
+        expect(live.at(".conversation-head h1")).to_have_text("train-1-2")
     finally:
         run.terminate()
         run.communicate(timeout=120)

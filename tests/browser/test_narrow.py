@@ -104,8 +104,8 @@ def visitor(browser, tmp_path_factory):
         ("run/sums/episodes", ".list .row"),
         ("run/sums/episodes?text=plus&in=task&success=no&min_step=1", ".list .row"),
         ("run/sums/episodes?text=nothing", ".list .state"),
-        ("run/sums/episodes/train-3-1", ".talk .turn"),
-        ("run/sums/episodes/train-3-2", ".talk .turn"),
+        ("run/sums/episodes/train-3-1", ".conversation .turn"),
+        ("run/sums/episodes/train-3-2", ".conversation .turn"),
         (f"run/{LONG}/episodes/train-1-0", ".problem"),
         ("run/sums/seed/301", ".seed-grid"),
         ("run/sums/tokens/train-3-1", ".stream .tok"),
@@ -131,9 +131,9 @@ def test_one_task_and_the_menus_fit(visitor):
 
 def test_the_measure_sees_what_is_wrong(visitor):
     visitor.open("run/sums/episodes/train-3-1")
-    expect(visitor.at(".talk .turn")).to_be_visible()
+    expect(visitor.at(".conversation .turn")).to_be_visible()
     visitor.page.evaluate("""() => {
-      const [one, other] = document.querySelectorAll(".talk-actions .button");
+      const [one, other] = document.querySelectorAll(".conversation-actions .button");
       one.style.cssText = "width: 10px; overflow: hidden; justify-content: start";
       one.textContent = "Much too long";
       other.style.cssText = "margin-left: -12px; position: relative";

@@ -13,7 +13,7 @@ def theme(visitor):
 
 def test_keys_choose_the_view_and_keep_the_episode(visitor):
     visitor.open("run/tools/episodes/train-2-1")
-    expect(visitor.at(".talk-head h1")).to_have_text("train-2-1")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-2-1")
     visitor.press("3")
     expect(visitor.page).to_have_url(re.compile("tokens/train-2-1"))
     visitor.press("4")
@@ -21,7 +21,7 @@ def test_keys_choose_the_view_and_keep_the_episode(visitor):
     visitor.press("1")
     expect(visitor.page).to_have_url(re.compile("tools/learn"))
     visitor.press("2")
-    expect(visitor.at(".talk-head h1")).to_have_text("train-2-1")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-2-1")
 
 
 def test_search_from_any_view(visitor):
@@ -78,7 +78,7 @@ def test_what_is_not_there_is_said_in_words(visitor):
     visitor.open("run/gone/learn")
     expect(visitor.at(".state.is-error")).to_contain_text('no run "gone"')
     visitor.open("run/tools/episodes/train-9-9")
-    expect(visitor.at(".talk-pane .is-error")).to_contain_text("step 9")
+    expect(visitor.at(".conversation-pane .is-error")).to_contain_text("step 9")
     visitor.open("run/tools/tokens/train-1-77")
     expect(visitor.at(".is-error")).to_contain_text("77")
     visitor.open("run/tools/time/55")

@@ -126,7 +126,7 @@ def test_notes_are_written_on_a_run_and_it_is_archived(visitor, folder):
     expect(visitor.at(".menu a", has_text="larger")).to_have_count(0)
     visitor.open("runs?sort=name&archived=1")
     visitor.page.get_by_label("Choose larger").check()
-    visitor.page.get_by_role("button", name="Take out of the archive").click()
+    visitor.page.get_by_role("button", name="Unarchive").click()
     visitor.open("run/plain/learn")
     expect(visitor.at("[data-run=larger]")).to_be_visible()
 
@@ -145,7 +145,7 @@ def test_what_cannot_be_read_of_a_run_is_said_wherever_it_is_listed(visitor):
     assert "this is no line" in row.locator(".chip.is-warn").get_attribute("title")
     row.locator("a").click()
     note = visitor.at(".problem")
-    expect(note).to_contain_text("A part of this run cannot be read.")
+    expect(note).to_contain_text("Some files of this run cannot be read.")
     expect(note).to_contain_text("metrics.jsonl, line 2")
     expect(note).to_contain_text("expected a list of at most 32 texts")
     expect(visitor.at("[data-metric=reward] canvas")).to_have_count(1)  # the rest is there
@@ -236,7 +236,7 @@ def test_a_real_run_with_a_mix_of_environments(visitor, folder):
         visitor.page.get_by_label("environment").select_option(name)
         expect(visitor.page).to_have_url(re.compile(f"part={name}"))
         expect(visitor.at(".list-count")).to_contain_text(f"{number} episodes")
-    expect(visitor.at(".talk-pane")).to_contain_text("reward")
+    expect(visitor.at(".conversation-pane")).to_contain_text("reward")
 
 
 def test_the_axes_are_chosen_and_no_label_is_cut(visitor):

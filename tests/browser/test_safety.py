@@ -20,7 +20,7 @@ def assert_nothing_ran(visitor):
 @pytest.mark.parametrize("place", range(NUM + 2))
 def test_nothing_runs_in_a_conversation_or_among_tokens(visitor, place):
     visitor.open(f"run/hostile/episodes/train-1-{place}")
-    expect(visitor.at(".talk-head h1")).to_have_text(f"train-1-{place}")
+    expect(visitor.at(".conversation-head h1")).to_have_text(f"train-1-{place}")
     if place < len(SCRIPTS):
         expect(visitor.at(".turn .words").first).to_have_text(SCRIPTS[place])
     for details in visitor.at("details").all():

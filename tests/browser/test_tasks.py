@@ -91,10 +91,10 @@ def look_at_the_list(visitor):
     expect(first.locator(".row-task")).to_have_text("What is 3 plus 3?")
     expect(first.locator(".row-words")).to_have_text("7")  # without its thoughts
     expect(first.locator(".success")).to_have_attribute("aria-label", "no success")
-    expect(visitor.at(".talk-facts")).to_contain_text("successno")
+    expect(visitor.at(".conversation-facts")).to_contain_text("successno")
     visitor.at("select[name=success]").select_option("yes")
     expect(rows).to_have_count(1)
-    expect(visitor.at(".talk-head h1")).to_have_text("train-3-1")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-1")
     expect(visitor.at(".task-row")).to_contain_text('"answer": "8"')
     visitor.page.get_by_role("button", name="clear all").click()
     visitor.at(".search").fill("4 plus")
@@ -109,7 +109,7 @@ def look_at_the_list(visitor):
 
 def look_at_the_table(visitor):
     visitor.page.get_by_role("button", name="Table").click()
-    expect(visitor.at(".talk-pane")).to_be_hidden()
+    expect(visitor.at(".conversation-pane")).to_be_hidden()
     heads = visitor.at(".table-head > *")
     expect(heads).to_contain_text(["step", "task", "answer", "success", "reward", "status"])
     lines = visitor.at(".list-space .row")
@@ -123,13 +123,13 @@ def look_at_the_table(visitor):
     expect(lines.first.locator(".success")).to_have_attribute("aria-label", "success")
     expect(lines.first).to_have_attribute("data-id", "train-3-1")
     lines.first.click()
-    expect(visitor.at(".talk-head h1")).to_have_text("train-3-1")
+    expect(visitor.at(".conversation-head h1")).to_have_text("train-3-1")
 
 
 def look_at_one_task(visitor):
     visitor.press("s")
     expect(visitor.at(".task-words")).to_have_text("What is 4 plus 4?")
-    expect(visitor.at(".talk-title")).to_contain_text("3 episodes at 3 steps")
+    expect(visitor.at(".conversation-title")).to_contain_text("3 episodes at 3 steps")
     curve = visitor.at(".task-curve svg")
     expect(curve).to_have_attribute("aria-label", re.compile("step 1: 0, step 3: 1"))
     expect(curve.locator("circle")).to_have_count(3)

@@ -85,7 +85,7 @@ def test_the_warning_says_which_and_what(store, caplog):
     message = record.getMessage()
     assert str(last(store)) in message
     assert "weights.bin: its sha256 is not that of the manifest" in message
-    assert message.endswith("Taking step-00000001 instead.")
+    assert message.endswith("Using step-00000001 instead.")
 
 
 def test_a_file_cut_short_or_gone_or_new(store):
@@ -165,7 +165,7 @@ def test_names_that_lead_elsewhere(store, name):
 )
 def test_a_manifest_of_another_shape(store, changes):
     rewritten(store, **changes)
-    refused(store, r"manifest\.json: not what a checkpoint says")
+    refused(store, r"manifest\.json: not a manifest of a checkpoint")
 
 
 def test_a_newer_format(store):
@@ -217,7 +217,7 @@ def test_a_step_that_is_infinite(store):
     head = b'{"format": 1, "step": Infinity, "meta": {}, "files": {}'
     seal = hashlib.sha256(head).hexdigest().encode()
     path.write_bytes(head + b',\n  "sha256": "' + seal + b'"\n}\n')
-    refused(store, r"manifest\.json: not what a checkpoint says")
+    refused(store, r"manifest\.json: not a manifest of a checkpoint")
 
 
 def test_folders_inside_each_other_without_end(store, monkeypatch):

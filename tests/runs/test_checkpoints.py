@@ -320,7 +320,7 @@ class TestPlacesOfTheUser:
             "folder": r"no manifest\.json",
             "saved": "notes is not a part",
         }.items():
-            with pytest.raises(CheckpointError, match=rf"{name} is in use.*{reason}"):
+            with pytest.raises(CheckpointError, match=rf"{name} is not a checkpoint.*{reason}"):
                 save_checkpoint_to(tmp_path / name, fill(2), {}, 2)
         assert (tmp_path / "file").read_text() == "mine"
         assert (tmp_path / "folder" / "notes").read_text() == "mine"
@@ -332,6 +332,6 @@ class TestPlacesOfTheUser:
             (tmp_path / "mine").mkdir()
             (tmp_path / "mine" / "notes").touch()
 
-        with pytest.raises(CheckpointError, match="is in use"):
+        with pytest.raises(CheckpointError, match="is not overwritten"):
             save_checkpoint_to(tmp_path / "mine", write, {}, 1)
         assert os.listdir(tmp_path / "mine") == ["notes"]

@@ -420,7 +420,7 @@ def test_a_folder_that_cannot_be_written_is_told_once_and_stops_nothing(tmp_path
     for step in range(3):
         store.write(step, single_turns(1, 4))
     assert len(caplog.records) == 1
-    assert "could not be kept" in caplog.text
+    assert "could not be stored" in caplog.text
 
 
 def test_a_write_that_fails_leaves_nothing_behind(store, caplog, monkeypatch):

@@ -221,14 +221,14 @@ class TestDamage:
         assert trainer.run_folder == run
         (warning,) = [r.message for r in caplog.records if "instead" in r.message]
         assert "step-00000002" in warning
-        assert "Taking step-00000001 instead" in warning
+        assert "Using step-00000001 instead" in warning
         assert_same_run(whole.run_folder, run)
 
     def test_where_none_is_whole_it_says_so(self, tmp_path):
         run = self.stopped(tmp_path)
         for file in run.glob("checkpoints/*/state.json"):
             flip_a_byte(file)
-        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is whole"):
+        with pytest.raises(CheckpointError, match=r"none of the checkpoints in .* is intact"):
             self.again(tmp_path).fit()
 
     def test_a_checkpoint_of_another_model(self, tmp_path):

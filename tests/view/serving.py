@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from turnwise.view.app import Viewer, make_app
 from turnwise.view.indexing import update_index
-from turnwise.view.runs import Library
+from turnwise.view.library import Library
 from turnwise.view.server import ViewServer, listening
 
 
@@ -57,10 +57,10 @@ def open_library(*places):
 
 
 def refresh(run):
-    run.look()
+    run.refresh()
     for _ in update_index(run):
         pass
-    run.look()
+    run.refresh()
 
 
 @contextlib.contextmanager

@@ -274,7 +274,7 @@ def test_the_watcher_goes_on_for_the_others(client, spoil, place, monkeypatch, c
     def fail():
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(bad, "_look", fail)
+    monkeypatch.setattr(bad, "_refresh", fail)
     (place / "good" / "run.json").write_text('{"status": "stopped: by the test"}')
     try:
         eventually(lambda: client.get("/api/runs/good")["status"] == "stopped: by the test")

@@ -213,7 +213,7 @@ class TestTheDatabase:
 
 
 def open_library_of(folder):
-    from turnwise.view.runs import Library
+    from turnwise.view.library import Library
 
     library = Library([folder])
     library.find()
@@ -295,12 +295,12 @@ def test_metrics_that_are_rewound(tmp_path):
     run = open_library(run_folder).get("run")
     log = MetricsLog(run_folder / "metrics.jsonl")
     log.rewind(1)
-    run.look()
+    run.refresh()
     assert run.metrics.columns()["steps"] == [1]
     log.append({"step": 2, "reward": 0.75})
     with open(log.path, "ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line, as a crash leaves it
-    run.look()
+    run.refresh()
     assert run.metrics.columns()["series"]["reward"] == [0.1, 0.75]
 
 

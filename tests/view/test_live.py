@@ -165,7 +165,7 @@ class TestMistakes:
     def test_a_port_that_is_taken(self, view, folder):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            assert f"port {port} cannot be had" in view(folder, "--port", port)
+            assert f"cannot listen on port {port}" in view(folder, "--port", port)
 
     def test_a_missing_extra(self, folder):
         code = "import sys; sys.modules['uvicorn'] = None; from turnwise.cli import main; main()"
@@ -185,5 +185,5 @@ def test_the_next_port_is_taken_if_the_usual_one_is_not_free():
         ports = first.getsockname()[1], second.getsockname()[1]
         assert PORT <= ports[0] < ports[1]
         assert first.getsockname()[0] == "127.0.0.1"
-        with pytest.raises(ConfigError, match=f"port {ports[0]} cannot be had"):
+        with pytest.raises(ConfigError, match=f"cannot listen on port {ports[0]}"):
             listening(ports[0])

@@ -57,7 +57,7 @@ def test_the_command_writes_the_whole_run(folder, tmp_path, capsys):
     page = read(file.read_text())
     words = "".join(page.words)
     for part in (
-        *("talk · finished · step 8 of 9 · 40 episodes", "All episodes in one line each"),
+        *("talk · finished · step 8 of 9 · 40 episodes", "All episodes"),
         *("learning rate", "0.002", "rooms.py:score", "python rooms.py", "abc123"),
         *("the lamp broke", "training 0.8", "greedy evaluation 0.5"),
     ):
@@ -91,7 +91,7 @@ def test_it_stays_within_its_size_and_says_what_it_leaves_out(folder):
     run = open_library(folder).get("rooms")
     small = export_run(run, 20, max_bytes=20_000)
     # The table is no conversation, and always there.
-    assert len(small.split("All episodes in one line each")[0].encode()) < 20_000
+    assert len(small.split("All episodes</h3>")[0].encode()) < 20_000
     assert "more are left out, because the file would be larger than 0.0191 MiB" in small
     assert "left out" not in export_run(run, 20)
     assert "<article" not in export_run(run, 0)
@@ -129,7 +129,7 @@ def test_a_run_that_did_nothing(tmp_path):
 def test_a_table_of_very_many_is_spread_over_the_training(tmp_path):
     run = write_run(tmp_path / "many", {s: [said()] * 150 for s in range(1, 11)})
     html = export_run(open_library(run).get("many"), 0)
-    assert "900 of 1,500 episodes in one line each" in html
+    assert "900 of 1,500 episodes</h3>" in html
     assert ">train-1-0<" in html
     assert ">train-10-149<" in html
 

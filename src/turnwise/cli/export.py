@@ -96,8 +96,8 @@ def _best(run: str) -> object | None:
 
 
 def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> None:
+    from turnwise.view.library import Library
     from turnwise.view.report import export_run
-    from turnwise.view.runs import Library
     from turnwise.whole_files import write_whole
 
     library = Library([run_of(require_run(run))])

@@ -1,4 +1,4 @@
-"""`best.json` of a run: which checkpoint is the best, and by which metric."""
+"""`best.json`: the best checkpoint of a run, and the metric that it is best by."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from turnwise.runs.manifest import Defect, is_step, read_sealed_json
 
 @dataclass(frozen=True)
 class BestMark:
-    """The step of the best checkpoint, and what it is the best by."""
+    """The step of the best checkpoint, and its metric."""
 
     step: int
     metric: str
     value: float
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of the value, where it is known."""
+    """The 95 % interval of the value, if known."""
     num_episodes: int | None = None
-    """What the value is the mean of, where it is known."""
+    """The number of episodes that were averaged, if known."""
 
     @property
     def about(self) -> str:
@@ -42,14 +42,14 @@ class BestMark:
         return f"step {self.step:,}, {self.about}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields and the texts, so that a page prints them and formats nothing."""
+        """Return the fields and the formatted texts."""
         return {**asdict(self), "about": self.about, "text": str(self)}
 
 
 def read_best_mark(folder: Path) -> BestMark | None:
-    """Return what `best.json` in a folder of checkpoints says; None where there is none.
+    """Return the content of `best.json` in a folder of checkpoints; None if there is none.
 
-    It only reads, and takes no lock. The checkpoint itself may have been removed since.
+    It takes no lock. The checkpoint itself may have been removed.
     """
     try:
         content = read_sealed_json(folder / "best.json")

@@ -1,4 +1,4 @@
-"""One checkpoint: a folder that is saved whole, and opened only if it still is."""
+"""Saves a checkpoint folder atomically, and opens it only if all of its files are intact."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from turnwise.runs.whole_folders import in_order, write_folder
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder that was saved whole."""
+    """A complete checkpoint folder."""
 
     path: Path
     step: int
     meta: dict[str, Any]
     files: dict[str, int]
-    """Name and number of bytes of each: {"model.safetensors": 4400152, "state.json": 812}"""
+    """The size of each file in bytes: {"model.safetensors": 4400152, "state.json": 812}"""
 
     def file(self, name: str) -> Path:
-        """Where the file of that name is."""
+        """Return the path of a file of the checkpoint."""
         if name not in self.files:
             raise CheckpointError(
                 f"the checkpoint {self.path} has no file {name!r}; it has {', '.join(self.files)}"
@@ -44,9 +44,9 @@ class Checkpoint:
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """The checkpoint in that folder, each of its bytes verified."""
+    """Return the checkpoint in a folder, after verifying all of its files."""
     path = Path(path).expanduser().resolve()
-    # It may have stepped aside for a save that was killed; then this puts it back.
+    # A save that was killed may have renamed it; then this restores it.
     with suppress(OSError), in_order(path.parent, glob.escape(path.name)):
         pass
     if not path.is_dir():
@@ -61,7 +61,7 @@ def save_checkpoint_to(
     meta: Mapping[str, Any],
     step: int,
 ) -> Checkpoint:
-    """Save at a place of the user's choice; a checkpoint there is replaced, nothing else is."""
+    """Save to a path of the user's choice; it may replace a checkpoint, but nothing else."""
     path = Path(path).expanduser().resolve()
 
     def may_replace() -> None:
@@ -88,7 +88,7 @@ def save_at(
     may_replace: Callable[[], None] = lambda: None,
     num_bytes_expected: int = 0,
 ) -> Checkpoint:
-    """Save at `path`, once `may_replace` has nothing against it; see `write_folder`."""
+    """Save at `path`, unless `may_replace` raises; see `write_folder`."""
     if step < 0:
         raise ConfigError(f"step got {step}, expected 0 or more")
     plain = checked_meta(meta)
@@ -113,7 +113,7 @@ def save_at(
 
 
 def verified(path: Path, step: int | None = None) -> Checkpoint:
-    """The checkpoint at `path`, after each byte was looked at; `step` is that of its name."""
+    """Return the checkpoint at `path` after verifying its files; `step` is that of its name."""
     try:
         manifest = verify(path)
     except OSError as error:
@@ -127,13 +127,13 @@ def verified(path: Path, step: int | None = None) -> Checkpoint:
 
 
 def described(path: Path, manifest: Manifest) -> Checkpoint:
-    """The checkpoint at `path`, as its manifest has it."""
+    """Return the checkpoint at `path` from its manifest."""
     sizes = {name: facts.size for name, facts in manifest.files.items()}
     return Checkpoint(path, manifest.step, manifest.meta, sizes)
 
 
 def _hint(path: Path) -> str:
-    """For one who named the run, or the folder with all of its checkpoints."""
+    """Suggest a checkpoint to a user who named the run or the folder of its checkpoints."""
     if (path / MANIFEST).exists():
         return ""
     inner = [*path.glob(f"step-*/{MANIFEST}"), *path.glob(f"checkpoints/step-*/{MANIFEST}")]
@@ -142,6 +142,6 @@ def _hint(path: Path) -> str:
 
 def _occupied(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} is in use for something else, and stays as it is: {reason}. "
+        f"{path} is not a checkpoint and is not overwritten: {reason}. "
         "Save to a new or empty folder."
     )

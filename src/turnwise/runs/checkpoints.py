@@ -1,4 +1,4 @@
-"""The store of a run's checkpoints. It knows nothing of models: what is in one is the caller's."""
+"""The store of a run's checkpoints. It does not know models: callers write the files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True)
 class BestCheckpoint(Checkpoint):
-    """The checkpoint that was marked as the best, and what it is the best by."""
+    """The checkpoint that is marked as the best, with its metric."""
 
     mark: BestMark
 
@@ -55,7 +55,7 @@ class BestCheckpoint(Checkpoint):
 class CheckpointStore:
     """The checkpoints of a run: `step-00000012` and so on in one folder, and `best.json`.
 
-    Other processes may read and write the same folder meanwhile.
+    Other processes may read and write the same folder concurrently.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep_last_n: int = 3) -> None:
@@ -63,10 +63,10 @@ class CheckpointStore:
             raise ConfigError(f"keep_last_n got {keep_last_n}, expected 1 or more")
         self.folder = Path(folder).expanduser().resolve()
         self.keep_last_n = keep_last_n
-        self._folders()  # what a save that was killed left behind goes now
+        self._folders()  # removes what a killed save left behind
 
     def save(self, step: int, write: Callable[[Path], None], meta: Mapping[str, Any]) -> Checkpoint:
-        """Keep what `write` puts into the folder that it is given; older ones may go then."""
+        """Save the files that `write` creates in a folder, then remove old checkpoints."""
         before = self.list()
         expected = sum(before[-1].files.values()) if before else 0
         path = self.folder / f"step-{step:08d}"
@@ -75,7 +75,7 @@ class CheckpointStore:
         return saved
 
     def list(self) -> list[Checkpoint]:
-        """By step, without reading more than their manifests; those without a good one lack."""
+        """Return the checkpoints that have a valid manifest, by step; files are not verified."""
         found = []
         for path in self._folders().values():
             try:
@@ -85,7 +85,7 @@ class CheckpointStore:
         return found
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole one, verified; damaged ones are named in a warning and passed over."""
+        """Return the newest intact checkpoint; damaged ones are skipped with a warning."""
         damages: list[str] = []
         for step, path in reversed(self._folders().items()):
             identity = _identity(path)
@@ -93,20 +93,20 @@ class CheckpointStore:
                 found = verified(path, step)
             except CheckpointError as error:
                 if identity is None or _identity(path) != identity:
-                    return self.newest()  # removed or replaced since we looked
+                    return self.newest()  # removed or replaced in the meantime
                 damages.append(str(error))
                 continue
             for damage in damages:
-                _LOG.warning("%s. Taking %s instead.", damage, found.path.name)
+                _LOG.warning("%s. Using %s instead.", damage, found.path.name)
             return found
         if damages:
             raise CheckpointError(
-                f"none of the checkpoints in {self.folder} is whole:\n" + "\n".join(damages)
+                f"none of the checkpoints in {self.folder} is intact:\n" + "\n".join(damages)
             )
         return None
 
     def remove(self, checkpoint: Checkpoint) -> None:
-        """Delete one; for a run that goes back to an earlier step and on from there."""
+        """Delete a checkpoint, for a run that is rewound to an earlier step."""
         self._check_ours(checkpoint)
         try:
             with in_order(self.folder):
@@ -122,7 +122,7 @@ class CheckpointStore:
         interval: tuple[float, float] | None = None,
         num_episodes: int | None = None,
     ) -> None:
-        """From now on this one is the best, and stays."""
+        """Mark a checkpoint as the best, which is never pruned."""
         self._check_ours(checkpoint)
         value = float(value)
         if not math.isfinite(value):
@@ -141,7 +141,7 @@ class CheckpointStore:
 
     @property
     def best(self) -> BestCheckpoint | None:
-        """The one that was marked last, not verified; None if it is gone or none was."""
+        """The best checkpoint, not verified; None if none is marked or it was removed."""
         try:
             mark = read_best_mark(self.folder)
         except Defect as defect:
@@ -151,12 +151,12 @@ class CheckpointStore:
         return BestCheckpoint(**vars(marked[0]), mark=mark) if mark and marked else None
 
     def _folders(self) -> dict[int, Path]:
-        """Every folder that is named as a checkpoint, by step."""
+        """Return every folder with the name of a checkpoint, by step."""
         try:
             with in_order(self.folder):
                 names = sorted(os.listdir(self.folder))
         except (FileNotFoundError, NotADirectoryError):
-            return {}  # nothing was saved yet, or a save will say what is in the way
+            return {}  # nothing was saved yet, or a save will raise the reason
         except OSError as error:
             raise CheckpointError(f"cannot read {self.folder}: {error.strerror}") from error
         steps = {name: match for name in names if (match := _STEP.fullmatch(name))}
@@ -164,16 +164,16 @@ class CheckpointStore:
         return dict(sorted(found.items()))
 
     def _prune(self, step: int) -> None:
-        """Of this step and earlier ones, keep the newest few.
+        """Remove all but the newest checkpoints up to this step.
 
-        Later ones are there if the run went back, or they are damaged: they must not count.
+        Later ones, of a run that was rewound, are not counted.
         """
         try:
             best = read_best_mark(self.folder)
         except Defect as defect:
             _LOG.warning(
-                "old checkpoints in %s stay, as one of them is the best and which is not known: "
-                "%s. Remove the file to let them go.",
+                "old checkpoints in %s are kept, since it is unknown which one is the best: "
+                "%s. Remove the file to allow pruning.",
                 self.folder,
                 defect,
             )
@@ -194,14 +194,14 @@ class CheckpointStore:
         if checkpoint.path.parent != self.folder:
             raise CheckpointError(f"{checkpoint.path} is not a checkpoint of {self.folder}")
         if not checkpoint.path.is_dir():
-            raise CheckpointError(f"{checkpoint.path} is gone; a newer one may have replaced it")
+            raise CheckpointError(f"{checkpoint.path} does not exist; it may have been pruned")
 
 
 def _identity(path: Path) -> int | None:
-    """Another number when another folder has the name; None when none has."""
+    """Return the inode of a folder; None if there is none."""
     try:
         return path.lstat().st_ino
     except FileNotFoundError:
         return None
     except OSError:
-        return 0  # there, and not ours to look at
+        return 0  # it exists, but cannot be accessed

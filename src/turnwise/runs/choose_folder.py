@@ -1,4 +1,4 @@
-"""Which folder a run is kept in: a new one, or that of a run that is resumed."""
+"""Chooses the folder of a run: a new one, or that of a run to resume."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def choose_run_folder(
     identity: Mapping[str, str] | None = None,
     allow_changes: bool = True,
 ) -> tuple[RunFolder, bool]:
-    """The folder for this run, and whether a run in it is to be resumed. Nothing is made yet.
+    """Return the folder for this run, and whether to resume the run in it. Nothing is created.
 
-    A run that is named may be resumed with other settings, as far as `resume_settings` allows it
-    and unless `allow_changes` is False. One that is found by its environment has the same ones.
-    `identity` are hashes of the environment, reward, tools and dataset: where they are others than
-    the run has, it is resumed only with `always`.
+    A run given by name may be resumed with changed settings, as far as `resume_settings` allows it
+    and unless `allow_changes` is False. A run found by its environment must have the same ones.
+    `identity` has hashes of environment, reward, tools and dataset: if they differ from the run's,
+    it is resumed only with `always`.
     """
     base = Path(config.checkpoint.output_dir).expanduser()
     name = config.checkpoint.run_name
@@ -73,7 +73,7 @@ def choose_run_folder(
 
 
 def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[str]:
-    """The components of a run that do something else now: `the reward`, `the dataset` ..."""
+    """Return the components of a run that have changed: `the reward`, `the dataset` ..."""
     before = folder.status.get("identity")
     if identity is None or not isinstance(before, dict):  # of an older version
         return []
@@ -124,7 +124,7 @@ def _named(
 
 def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> bool:
     if not folder.status_file.exists() and not folder.has_checkpoints:
-        return False  # somebody else's folder
+        return False  # not a run
     status = _readable_status(folder, environment)
     if (
         not is_same_environment(status.get("environment"), environment)
@@ -146,14 +146,13 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
 def _settings_then(
     folder: RunFolder, status: Mapping[str, Any], now: ConfigStore
 ) -> ConfigStore | None:
-    """The settings of a run; what an older version did not record of it is as it is now."""
+    """Return the settings of a run; what an older version did not record is as it is now."""
     before = folder.settings()
     return with_what_is_given(before, now) if before is not None and is_older(status) else before
 
 
 def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:
-    """The status, or an error that says how to get one: checkpoints are not passed over because
-    of a damaged file beside them."""
+    """Return the status; if it is damaged and there are checkpoints, raise how to repair it."""
     try:
         status = folder.status
         if status or not folder.has_checkpoints:
@@ -190,7 +189,7 @@ def _checked(name: str) -> str:
 
 
 def _slug(environment: str) -> str:
-    """A folder's name from an environment's.
+    """Return a folder name for an environment.
 
     >>> _slug("my_games/maze.py:TextMaze"), _slug("gym:CartPole-v1")
     ('TextMaze', 'gym-CartPole-v1')

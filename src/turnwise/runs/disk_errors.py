@@ -1,4 +1,4 @@
-"""What the disk refused, in words: which folder, what is wrong, the fix."""
+"""Explains errors of the disk: which folder, what is wrong, and the fix."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def explained(
     *,
     only_disk: bool = False,
 ) -> Iterator[None]:
-    """What the system refuses while `path` is written becomes one error of ours.
+    """Turn an `OSError` while `path` is written into a `CheckpointError` with the reason.
 
-    `only_disk`: the work is not ours, so other errors of the system, such as a file that it
-    looked for, fly as they are.
+    With `only_disk`, errors that are not about the disk, such as a missing file, propagate.
     """
     try:
         yield
@@ -49,19 +48,19 @@ def explained(
 def _error_number(error: Exception) -> int | None:
     if isinstance(error, OSError):
         return error.errno
-    # safetensors tells of a full disk only in words.
+    # safetensors reports a full disk only in its message.
     return errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else None
 
 
 def _is_about(error: Exception, number: int, temporary: Path | None) -> bool:
-    """It is the disk that we write to; not, say, a file elsewhere that may not be read."""
+    """Return whether an error is about the disk that is written to, and not about another file."""
     filename = getattr(error, "filename", None)
     ours = not isinstance(filename, str) or Path(filename).is_relative_to(temporary or "/")
     return number in _OF_THE_DISK and ours
 
 
 def disk_reason(path: Path, number: int, written: int = 0, expected: int = 0) -> str:
-    """Why `path` could not be written, from the system's error number, and the fix.
+    """Return why `path` could not be written, by the error number, and the fix.
 
     `written` and `expected` are numbers of bytes.
     """
@@ -90,7 +89,7 @@ def disk_reason(path: Path, number: int, written: int = 0, expected: int = 0) ->
 
 
 def _why_full(parent: Path, number: int, written: int, expected: int) -> str:
-    """Full of bytes, full of files, or a quota that is used up: each needs another fix."""
+    """Return whether bytes, inodes or the quota are used up, and the fix."""
     if number == errno.ENOSPC and _lacks_inodes(parent):
         return (
             f"the disk of {parent} has no inodes left: it can hold no more files, though "
@@ -113,7 +112,7 @@ def _why_full(parent: Path, number: int, written: int, expected: int) -> str:
 
 def _lacks_inodes(folder: Path) -> bool:
     disk = os.statvfs(_existing(folder))
-    # Some file systems make inodes as they are needed, and say 0 of 0.
+    # Some file systems create inodes on demand, and report 0 of 0.
     return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
 
 
@@ -130,7 +129,7 @@ def _free(folder: Path) -> int:
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that there is."""
+    """Return the folder, or its nearest existing parent."""
     while not folder.is_dir():
         folder = folder.parent
     return folder

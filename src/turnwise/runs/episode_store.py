@@ -1,4 +1,4 @@
-"""Every episode of a run, compactly: one file a step, readable with numpy alone."""
+"""Stores the episodes of a run, one file per step, readable with numpy alone."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NAME = re.compile(r"([a-z][a-z-]*)-(\d{8,})\.npz")
 _TEXT = "episodes.json"
 _ARRAY = ".npy"
 MAX_FILE_BYTES = 2**33
-"""Of one step, unpacked. Those who look at files of others take less."""
+"""The limit of one file, unpacked."""
 _TEXT_SHARE = 4
-"""The text may be one part in so many of that: what it becomes takes many times as much."""
+"""The text may be this fraction of the limit: parsed, it takes many times as much."""
 
 Phase: TypeAlias = tuple[str, float, float]
-"""A part of a step: its name, its begin and its end in seconds after the step's."""
+"""A phase of a step: its name, and its start and end in seconds since the step began."""
 
 
 class EpisodeStore:
-    """The episodes of a run in a folder of their own, up to a budget of bytes.
+    """The episodes of a run in a folder, up to a budget of bytes.
 
-    Nothing here stops a run: what cannot be kept is told once, and the run goes on without it.
+    Failed writes never stop a run: they are logged once.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class EpisodeStore:
         self.budget_bytes = budget_bytes
         self._max_file_bytes = max_file_bytes
         self._used: int | None = None
-        """Bytes of the files that are there; None: not counted yet."""
+        """Bytes of all files; None: not counted yet."""
         self._is_full = False
-        self._told_failure = False
+        self._has_warned = False
 
     def write(
         self,
@@ -62,11 +62,11 @@ class EpisodeStore:
         began: float | None = None,
         phases: Sequence[Phase] = (),
     ) -> None:
-        """Keep the episodes of a step.
+        """Write the episodes of a step.
 
-        `columns` are [rows, tokens], a row for each agent of each episode in their order, padded
-        at its end: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
-        `began` is when the step did, in seconds since 1970: the times of episodes count from it.
+        `columns` are [rows, tokens], with one row per agent of each episode in order, padded on the
+        right: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
+        `began` is the start of the step in seconds since 1970; episode times are relative to it.
         """
         if self.budget_bytes <= 0 or self._is_full:
             return
@@ -74,23 +74,23 @@ class EpisodeStore:
         check_columns(streams, columns or {})
         path = self._path(step, kind)
         try:
-            # An `info` is the environment's own object: merely looking at it may raise.
+            # An `info` is the environment's own object: even its `repr` may raise.
             episodes = [write_episode(result, began) for result in results]
             data = _encode(pack(streams, columns or {}), episodes, phases)
             if self._fits(path, len(data)):
                 _write(path, data)
         except Exception as error:
             self._used = None
-            if not self._told_failure:
-                self._told_failure = True
+            if not self._has_warned:
+                self._has_warned = True
                 _LOG.warning(
-                    "The episodes of step %d could not be kept in %s: %s: %s. The run goes on; "
-                    "this is said only once.",
+                    "The episodes of step %d could not be stored in %s: %s: %s. The run continues; "
+                    "this is logged only once.",
                     *(step, self.folder, type(error).__name__, error),
                 )
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
-        """The episodes of a step, in the order in which they were written."""
+        """Return the episodes of a step in the order in which they were written."""
         arrays, text = self._load(step, kind, lambda name: True)
         place = str(self._path(step, kind))
         rows = unpack(arrays, place)
@@ -106,8 +106,8 @@ class EpisodeStore:
         ]
 
     def read_text(self, step: int, kind: str = "train") -> tuple[list[dict[str, Any]], list[int]]:
-        """The episodes of a step as they are written, without their tokens, which take longer;
-        and how many tokens each agent of each has."""
+        """Return the JSON of a step's episodes without tokens, which is faster, and the number of
+        tokens of each agent."""
         arrays, text = self._load(step, kind, lambda name: name == "offsets")
         offsets = arrays.get("offsets")
         num_agents = sum(len(episode["agents"]) for episode in text["episodes"])
@@ -118,14 +118,14 @@ class EpisodeStore:
         return text["episodes"], np.diff(offsets).tolist()
 
     def phases(self, step: int, kind: str = "train") -> list[Phase]:
-        """The parts of a step, where they were told."""
+        """Return the phases of a step; empty if they were not recorded."""
         _, text = self._load(step, kind, lambda name: False)
         return [tuple(phase) for phase in text.get("phases", ())]
 
     def _load(
         self, step: int, kind: str, wants: Callable[[str], bool]
     ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """The arrays that are wanted, and the text."""
+        """Return the requested arrays, and the JSON."""
         path = self._path(step, kind)
         try:
             members = read_archive(
@@ -154,11 +154,11 @@ class EpisodeStore:
         return arrays, text
 
     def steps(self, kind: str = "train") -> list[int]:
-        """The steps whose episodes are there."""
+        """Return the steps that have episodes."""
         return sorted(step for path, name, step in self._files() if name == _prefix(kind))
 
     def rewind(self, step: int) -> None:
-        """Forget the episodes of later steps, for a run that goes on from this one."""
+        """Remove the episodes of later steps, for a run that resumes from this one."""
         for path, _, its_step in self._files():
             if its_step > step:
                 path.unlink(missing_ok=True)
@@ -191,8 +191,8 @@ class EpisodeStore:
             return True
         self._is_full = True
         _LOG.warning(
-            "%s holds %.3g GB of episodes, and the next step's do not fit into its budget of "
-            "%.3g GB: from here on none are kept. logging.episodes_gb allows more.",
+            "%s holds %.3g GB of episodes, and the next step exceeds the budget of "
+            "%.3g GB: no more episodes are stored. To allow more, raise logging.episodes_gb.",
             *(self.folder, used / 2**30, self.budget_bytes / 2**30),
         )
         return False
@@ -205,7 +205,7 @@ def _prefix(kind: str) -> str:
 def _encode(
     arrays: Mapping[str, Array], episodes: list[dict[str, Any]], phases: Sequence[Phase]
 ) -> bytes:
-    """A zip file as `numpy.savez_compressed` makes it, with the text as one more member."""
+    """Return a zip file as `numpy.savez_compressed` writes it, with the JSON as another member."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
@@ -220,7 +220,7 @@ def _encode(
 
 
 def _member(name: str) -> zipfile.ZipInfo:
-    """Always the same date and system: the same episodes are the same bytes."""
+    """Return a fixed date and system, so that the same episodes give the same bytes."""
     info = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
     info.compress_type = zipfile.ZIP_DEFLATED
     info.create_system = 3
@@ -232,12 +232,12 @@ def _json(data: Any) -> bytes:
     options: dict[str, Any] = {"separators": (",", ":"), "allow_nan": False}
     try:
         return json.dumps(data, ensure_ascii=False, **options).encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+    except UnicodeEncodeError:  # half a surrogate pair must be escaped
         return json.dumps(data, **options).encode()
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all. Not forced onto the disk: to lose the last file is no harm."""
+    """Write a file atomically, without a sync: losing the last file is harmless."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.draft")
     try:

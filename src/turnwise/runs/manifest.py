@@ -1,7 +1,7 @@
-"""What a checkpoint says of itself: its files, and how to tell that none has changed.
+"""The manifest of a checkpoint, by which damage to its files is detected.
 
-`manifest.json` names each file with its size and sha256. Its last line is the sha256 of all the
-bytes before that line, so that a change in the manifest itself is found too.
+`manifest.json` has the size and sha256 of each file. Its last line is the sha256 of the bytes
+before it, so that damage to the manifest itself is detected too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 _MAX_BYTES = 1 << 24
 _MAX_DEPTH = 32
-"""Folders inside each other, in a checkpoint."""
+"""The limit of nested folders in a checkpoint."""
 _SEAL = b',\n  "sha256": "'
 _END = b'"\n}\n'
 
 
 class Defect(Exception):
-    """What is wrong with a folder's content; whoever knows which folder says that."""
+    """What is wrong with a folder's content; the caller adds which folder it is."""
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """A file as it was saved."""
+    """Size and hash of a file when it was saved."""
 
     size: int
     sha256: str
@@ -45,11 +45,11 @@ class Manifest:
     step: int
     meta: dict[str, Any]
     files: dict[str, FileFacts]
-    """By name, with "/" between the parts: `model.safetensors`, `tokenizer/vocab.json`."""
+    """By relative path: `model.safetensors`, `tokenizer/vocab.json`."""
 
 
 def checked_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """`meta` as it will be read again; what JSON cannot hold is refused, NaN and Inf too."""
+    """Return `meta` after a round trip through JSON; NaN and infinity are refused."""
     for key, value in meta.items():
         try:
             json.dumps({key: value}, allow_nan=False)
@@ -63,7 +63,7 @@ def checked_meta(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sealed_json(content: Mapping[str, Any]) -> bytes:
-    """JSON whose last line is the sha256 of everything before it."""
+    """Return JSON whose last line is the sha256 of everything before it."""
     head = json.dumps(content, indent=2, allow_nan=False).removesuffix("\n}").encode()
     return head + _SEAL + hashlib.sha256(head).hexdigest().encode() + _END
 
@@ -90,10 +90,10 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
 
 
 def write_manifest(folder: Path, step: int, meta: Mapping[str, Any]) -> Manifest:
-    """Describe what is in `folder`, in its manifest."""
+    """Write the manifest of the files in `folder`."""
     names = sorted(_names(folder))
     if MANIFEST in names:
-        raise Defect(f"{MANIFEST} is the store's own file; give yours another name")
+        raise Defect(f"{MANIFEST} is reserved for the manifest; use another file name")
     files = {
         name: FileFacts((folder / name).stat().st_size, _digest(folder / name)) for name in names
     }
@@ -108,7 +108,7 @@ def write_manifest(folder: Path, step: int, meta: Mapping[str, Any]) -> Manifest
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What the manifest says; whether the files agree is for `verify`."""
+    """Return the manifest without comparing it with the files, which `verify` does."""
     path = folder / MANIFEST
     if path.is_symlink() or not path.is_file():
         raise Defect(f"it has no {MANIFEST}: not a checkpoint, or a save that did not finish")
@@ -117,22 +117,24 @@ def read_manifest(folder: Path) -> Manifest:
         files = {name: FileFacts(**facts) for name, facts in content["files"].items()}
         manifest = Manifest(content["step"], dict(content["meta"]), files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Defect(f"{MANIFEST}: not what a checkpoint says of itself") from error
+        raise Defect(f"{MANIFEST}: not a manifest of a checkpoint") from error
     if not is_step(manifest.step) or not all(is_step(facts.size) for facts in files.values()):
-        raise Defect(f"{MANIFEST}: not what a checkpoint says of itself")
+        raise Defect(f"{MANIFEST}: not a manifest of a checkpoint")
     for name in files:
         if not _is_inside(name) or name == MANIFEST:
-            raise Defect(f"{MANIFEST}: it names {name!r:.200}, which is not a file of its own")
+            raise Defect(
+                f"{MANIFEST}: it names {name!r:.200}, which is not a file of the checkpoint"
+            )
     return manifest
 
 
 def is_step(value: object) -> bool:
-    """Whether it is a whole number from 0 on, as steps and sizes are."""
+    """Return whether a value is a non-negative integer."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name stays in the folder: no way up, nothing absolute, no name that has two forms.
+    """Return whether a path is relative, normalised and inside of the folder.
 
     >>> [_is_inside(name) for name in ("a/b", "../a", "/a", "a//b", "./a", "a/..", "")]
     [True, False, False, False, False, False, False]
@@ -142,7 +144,7 @@ def _is_inside(name: str) -> bool:
 
 
 def verify(folder: Path) -> Manifest:
-    """The manifest, after every file was found to be what it says."""
+    """Return the manifest after verifying every file against it."""
     manifest = read_manifest(folder)
     found = set(_names(folder)) - {MANIFEST}
     for name in sorted(manifest.files.keys() - found):
@@ -160,12 +162,12 @@ def verify(folder: Path) -> Manifest:
 
 
 def unknown_files(folder: Path, manifest: Manifest) -> list[str]:
-    """Files in `folder` that are none of the checkpoint's."""
+    """Return the files in `folder` that the manifest does not have."""
     return sorted(set(_names(folder)) - manifest.files.keys() - {MANIFEST})
 
 
 def _names(folder: Path, prefix: str = "") -> Iterator[str]:
-    """Every file below `folder`; links and devices are refused, as they lead out of it."""
+    """Yield every file below `folder`; raise for links and devices."""
     if prefix.count("/") >= _MAX_DEPTH:
         raise Defect(f"{prefix:.80}...: more than {_MAX_DEPTH} folders inside each other")
     with os.scandir(folder) as entries:

@@ -1,7 +1,7 @@
-"""Which settings name code, files and folders, and how all of these names are rewritten at once.
+"""The settings that name code, files and folders, and how these names are rewritten.
 
-A run's settings name files as they were named where the run began. Commands that find these files
-again, compare two settings, or record them under other names all go through `rewrite_names`.
+A run's settings name files relative to the folder in which the run began. Everything that finds
+these files, compares two settings or records other names uses `rewrite_names`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NAMES: dict[str, Kind] = {
     "training.policy_loss": "code",
     "training.warm_start": "conversations",
 }
-"""The settings that name code or files, and of what kind. A new one goes here."""
+"""The settings that name code or files. New ones must be added here."""
 
 
 class Named(NamedTuple):
     """A name in the settings."""
 
     setting: str
-    """Where it stands: `environment.name`, `dataset.path.0`, `environments.1.tools.0` ..."""
+    """Its place: `environment.name`, `dataset.path.0`, `environments.1.tools.0` ..."""
     kind: Kind
     text: str
 
     def is_of(self, setting: str) -> bool:
-        """Whether a setting, such as `dataset` or `dataset.path`, holds this name."""
+        """Return whether a setting, such as `dataset` or `dataset.path`, contains this name."""
         return self.setting == setting or self.setting.startswith(f"{setting}.")
 
 
@@ -59,7 +59,7 @@ def rewrite_names(config: ConfigStore, rewrite: Rewrite) -> None:
 
 
 def names_of(config: ConfigStore) -> Iterator[Named]:
-    """Every name of code or files in the settings."""
+    """Yield every name of code or files in the settings."""
     found: list[Named] = []
 
     def note(name: Named) -> str:
@@ -99,7 +99,7 @@ def _rewritten(setting: str, kind: Kind, value: Any, rewrite: Rewrite) -> Any:
 
 
 def _rewritten_item(setting: str, item: EnvironmentItem, rewrite: Rewrite) -> EnvironmentItem:
-    """An environment of a mix, with what it has of its own."""
+    """Return an environment of a mix with its own names replaced."""
     code = {
         field: _rewritten(f"{setting}.{field}", "code", getattr(item, field), rewrite)
         for field in ("environment", "reward", "tools")
@@ -118,9 +118,9 @@ def _rewritten_rows(setting: str, rows: DatasetConfig, rewrite: Rewrite) -> Data
 
 
 def _rewritten_tool(setting: str, tool: dict[str, Any], rewrite: Rewrite) -> dict[str, Any]:
-    """An entry of `tools` with options: code, a server, or Python with packages of its own."""
+    """Return an entry of `tools` with options: code, a server, or Python with packages."""
     found = dict(tool)
-    if "mcp" in tool:  # a server is started where the run was: an empty name is that folder
+    if "mcp" in tool:  # the working directory of a server; empty: that of the run
         found["cwd"] = rewrite(Named(f"{setting}.cwd", "folder", str(tool.get("cwd") or "")))
         return {name: value for name, value in found.items() if name != "cwd" or value}
     if isinstance(tool.get("tool"), str):

@@ -133,7 +133,7 @@ def with_recorded_names(
 
 
 def _base(recorded: dict[str, Named], used: dict[str, Path], run: Path, here: Path) -> Path:
-    """The base directory of the names: the recorded one, unless the files are elsewhere now."""
+    """Return the base directory of the names: the recorded one, unless the files were moved."""
     known = base_directories(run)
     relative = {
         setting: name
@@ -143,13 +143,13 @@ def _base(recorded: dict[str, Named], used: dict[str, Path], run: Path, here: Pa
     for folder in known:
         if any(_file_in(name, folder) == used[setting] for setting, name in relative.items()):
             return folder
-    # Without names that could tell, it stays where it was.
+    # Without relative names, the recorded one is kept.
     is_there = next((folder for folder in known if folder.is_dir()), here)
     return here if relative else is_there
 
 
 def _from_base(name: Named, path: Path | None, base: Path, here: Path) -> str:
-    """A name that is looked for from `base`, for what it means in the present folder."""
+    """Return the name relative to `base` of what a name means in the current folder."""
     is_fixed = path is None or base == here or name.text.startswith("<")
     if path is None or is_fixed or module_of(name) is not None:
         return name.text
@@ -162,7 +162,7 @@ def _from_base(name: Named, path: Path | None, base: Path, here: Path) -> str:
 
 
 def _keep_own_place(config: ConfigStore, before: ConfigStore, run: Path, base: Path) -> None:
-    """Keep where the run is, in the words in which it was recorded, if it still is there."""
+    """Keep `output_dir` and `run_name` as they were recorded, if they are still right."""
     folder = base / Path(before.checkpoint.output_dir).expanduser()
     if folder.resolve() == run.resolve().parent:
         config.checkpoint.output_dir = before.checkpoint.output_dir
@@ -175,7 +175,7 @@ def _first(name: Named, folders: Iterable[Path]) -> Path | None:
 
 
 def _file_now(name: Named, here: Path) -> Path | None:
-    """What a name means in this process: of a module, the one that was imported."""
+    """Return the file that a name means in this process; of a module, the imported one."""
     module = module_of(name)
     return (None if module is None else _imported_file(module)) or _file_in(name, here)
 
@@ -186,7 +186,7 @@ def _imported_file(module: str) -> Path | None:
 
 
 def _file_in(name: Named, folder: Path) -> Path | None:
-    """The file or folder that a name means, seen from a folder; None: it is not there."""
+    """Return the file or folder that a name means relative to a folder; None: not found."""
     text = name.text
     if text.startswith("<"):
         return None

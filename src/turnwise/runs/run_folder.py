@@ -5,76 +5,54 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from turnwise.bounded_files import parse_json, read_bytes, read_json_object
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
+from turnwise.legible import LegibleFormatter
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.resume_settings import Change
-from turnwise.runs.run_log import logged_to
 from turnwise.whole_files import is_draft, write_whole
 
 Resume: TypeAlias = Literal["auto", "always", "never"]
-"""`auto`: go on with a run of the same settings that did not end; `always`: there must be one;
-`never`: a new folder."""
+"""`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`
+starts a new folder."""
 
-_BEGINNING = {".lock", "log.txt", ".run.json"}
-"""Files that are there before a run has a status, besides drafts; the last is of older versions."""
+_BEFORE_STATUS = {".lock", "log.txt", ".run.json"}
+"""Files that exist before a run has a status; the last one is of older versions."""
 _MAX_STATUS_BYTES = 2**20
 _STATUS_TYPES = {"status": str, "environment": str, "step": int, "num_steps": int}
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """Where each thing of a run is."""
+    """The paths of a run's files, and reading and writing its status."""
 
-    path: Path
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def status_file(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def changes_file(self) -> Path:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.yaml"
+        self.status_file = path / "run.json"
+        self.metrics_file = path / "metrics.jsonl"
+        self.changes_file = path / "changes.jsonl"
         """Settings that were changed when the run was resumed; most runs have none."""
-        return self.path / "changes.jsonl"
+        self.tokenizer_file = path / "tokenizer.json"
+        self.episodes = path / "episodes"
+        self.checkpoints = path / "checkpoints"
+        self.log_file = path / "log.txt"
 
-    @property
-    def tokenizer_file(self) -> Path:
-        return self.path / "tokenizer.json"
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RunFolder) and other.path == self.path
 
-    @property
-    def episodes(self) -> Path:
-        return self.path / "episodes"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def log_file(self) -> Path:
-        return self.path / "log.txt"
+    def __hash__(self) -> int:
+        return hash(self.path)
 
     @property
     def status(self) -> dict[str, Any]:
-        """What the run last reported of itself; empty if it has not begun.
-
-        A `run.json` that cannot be read is a `ConfigError`.
-        """
+        """The content of `run.json`, empty if there is none; `ConfigError` if it cannot be read."""
         try:
             found = read_json_object(self.status_file, _MAX_STATUS_BYTES)
         except FileNotFoundError:
@@ -89,7 +67,7 @@ class RunFolder:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same as `status`, and empty where `run.json` cannot be read."""
+        """The same as `status`, but empty if `run.json` cannot be read."""
         try:
             return self.status
         except (ConfigError, OSError):
@@ -97,19 +75,19 @@ class RunFolder:
 
     @property
     def evaluated_on(self) -> str | None:
-        """What its evaluations are on, `held-out seeds` or `training rows`; None: not recorded."""
+        """What evaluations are on: `held-out seeds`, `training rows` ...; None: not recorded."""
         found = self.facts.get("evaluation")
         return found if isinstance(found, str) else None
 
     def write_status(self, **status: Any) -> None:
-        """Report how the run stands; a reader sees the old status or the new, never half of one."""
+        """Replace `run.json`; a reader sees the old status or the new one, never half of one."""
         with explained(self.status_file):
             write_whole(self.status_file, f"{json.dumps(status, indent=1)}\n".encode())
 
     def write_changes(self, step: int, changes: Sequence[Change]) -> None:
-        """Record the settings that are others from this step on.
+        """Record the settings that differ from this step on.
 
-        What was recorded for this step or later ones is replaced: the run has gone back to it.
+        Records of this step and later ones are replaced, since the run was rewound to it.
         """
         kept = [entry for entry in self.changes if entry["step"] < step]
         if changes:
@@ -122,7 +100,7 @@ class RunFolder:
 
     @property
     def changes(self) -> list[dict[str, Any]]:
-        """The settings that were changed, as
+        """The settings that were changed at a resume, as
         {"step": 12, "settings": {"training.learning_rate": [0.0001, 0.00001]}}."""
         try:
             lines = read_bytes(self.changes_file, _MAX_STATUS_BYTES).splitlines()
@@ -143,15 +121,15 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is something in it; not what a run left that was killed as it began."""
+        """Whether the folder has more than the files of a run that was killed as it started."""
         return self.path.exists() and any(
-            entry.name not in _BEGINNING and not is_draft(entry.name)
+            entry.name not in _BEFORE_STATUS and not is_draft(entry.name)
             for entry in self.path.iterdir()
         )
 
     @property
     def has_checkpoints(self) -> bool:
-        """Whether there is something to resume from, of turnwise or of VERL."""
+        """Whether there are checkpoints of turnwise or of VERL."""
         found = (self.checkpoints.glob("step-*"), (self.path / "verl").glob("global_step_*"))
         return any(next(paths, None) is not None for paths in found)
 
@@ -165,17 +143,43 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Nobody else may train in it meanwhile; freed even when the process is killed."""
+        """Hold the lock for training in this folder, which is freed if the process is killed."""
         with open(self.path / ".lock", "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(
                     f"another process is training in {self.path}. Wait for it, or give this run "
-                    "a name of its own: checkpoint.run_name"
+                    "another name: checkpoint.run_name"
                 ) from None
             yield
 
-    def logged(self, level: str) -> AbstractContextManager[None]:
-        """What turnwise logs goes into `log.txt` too."""
-        return logged_to(self.log_file, level)
+    @contextlib.contextmanager
+    def logged(self, level: str) -> Iterator[None]:
+        """Also write what turnwise logs at this level to `log.txt`, inside of the context.
+
+        The logger's level must be that of the file. The user's own handlers still get only the
+        records that they would get without the run.
+        """
+        logger = logging.getLogger("turnwise")
+        before, level_of_others = logger.level, logger.getEffectiveLevel()
+        handler = logging.FileHandler(self.log_file, encoding="utf-8")
+        handler.setFormatter(LegibleFormatter("%(asctime)s %(levelname)s %(message)s"))
+
+        def is_for_others(record: logging.LogRecord) -> bool:
+            is_ours = record.name.partition(".")[0] == "turnwise"
+            return not is_ours or record.levelno >= level_of_others
+
+        others = [*logging.getLogger().handlers, *logger.handlers]
+        for other in others:
+            other.addFilter(is_for_others)
+        logger.addHandler(handler)
+        logger.setLevel(level.upper())
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
+            logger.removeHandler(handler)
+            for other in others:
+                other.removeFilter(is_for_others)
+            handler.close()

@@ -1,12 +1,12 @@
-"""Folders that exist whole or not at all, whatever breaks off while they are written.
+"""Writes folders atomically: a folder exists complete or not at all.
 
-A folder is filled beside its place under a hidden name and renamed when it is complete. A rename
-cannot replace a folder that has files, so the old one steps aside first; whoever looks next puts
-it back if the new one never came. Beside a folder `x` there may be, for a while:
+A folder is written under a hidden name and renamed when it is complete. A rename cannot replace a
+folder that has files, so the old one is renamed first; if the process dies in between, the next
+access restores it. Next to a folder `x` there may be, for a while:
 
-    .x.saving-HOST-1f3a    being written; locked by its writer: without a lock, that one is dead
+    .x.saving-HOST-1f3a    being written and locked by its writer, who is dead without a lock
     .x.replaced            the old `x`, until the new one has its name
-    .x.removed-77b0        on its way out
+    .x.removed-77b0        being deleted
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from turnwise.runs.disk_errors import explained
 from turnwise.whole_files import honour_umask
 
 PATIENCE_S = 60.0
-"""How long others may be busy with renames in a folder before we give up."""
+"""Seconds to wait for another process that renames in the same folder."""
 STALE_S = 3600.0
-"""A lock may not reach other hosts of a network's disk; what one of them wrote to within this
-time is taken for alive."""
+"""Locks may not work between hosts of a network file system: a draft of another host that changed
+within this time counts as alive."""
 
 
 @contextmanager
 def in_order(parent: Path, names: str = "*") -> Iterator[None]:
-    """Nobody else renames anything in `parent` meanwhile, and what dead writers left is put right.
+    """Hold the lock for renames in `parent`, and clean up after dead writers.
 
-    `names` is a glob pattern: only what belongs to folders of these names is touched.
+    `names` is a glob pattern: only the drafts of folders with these names are touched.
     """
     with _locked(parent):
         for aside in parent.glob(f".{names}.replaced"):
             place = parent / aside.name[1:].removesuffix(".replaced")
-            with suppress(OSError):  # a reader may not be allowed to tidy up
+            with suppress(OSError):  # a reader may have no permission
                 if os.path.lexists(place):
                     discard(aside, place.name)
                 else:
@@ -65,12 +65,11 @@ def write_folder(
     may_replace: Callable[[], None] = lambda: None,
     num_bytes_expected: int = 0,
 ) -> None:
-    """Make `path` hold what `fill` puts into a folder, or leave all as it was.
+    """Replace `path` by a folder with the files that `fill` writes, or leave everything unchanged.
 
-    `seal` adds one last file, and returns it, when all others are safely on the disk.
-
-    `fill` is the caller's own: what it raises flies as it is, unless it is about the disk.
-    `may_replace` raises if what is at `path` must stay; it is asked before and after the work.
+    `seal` adds and returns a last file, after all others are synced to the disk. Exceptions of
+    `fill` propagate, except for errors of the disk, which become a `CheckpointError`.
+    `may_replace` raises if `path` must not be replaced; it is called before and after the work.
     """
     with explained(path):
         make_folder(path.parent)
@@ -100,7 +99,7 @@ def write_folder(
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """The same for a single file; for the caller who is in `in_order`."""
+    """Write a single file atomically; the caller holds `in_order`."""
     temporary = _beside(path, f"saving-{_host()}")
     try:
         temporary.write_bytes(content)
@@ -113,14 +112,14 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def discard(path: Path, name: str | None = None) -> None:
-    """No longer there under its name from one moment to the next; then its files go."""
+    """Remove a folder atomically: rename it first, then delete its files."""
     doomed = _beside(path.with_name(name or path.name), "removed")
     os.rename(path, doomed)
     _remove(doomed)
 
 
 def make_folder(folder: Path) -> None:
-    """The folder and those above it, such that they outlive a power cut."""
+    """Create a folder and its parents, synced to the disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -128,12 +127,12 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """On the disk, not only on its way to it."""
+    """Sync a file or folder to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network file systems keep folders in order by themselves and say EINVAL.
+        # Some network file systems return EINVAL for folders.
         if error.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:
@@ -160,7 +159,7 @@ def _take_place(temporary: Path, path: Path) -> None:
         raise
     sync(path.parent)
     if replaces:
-        with suppress(OSError):  # the next one in this folder will try again
+        with suppress(OSError):  # the next `in_order` tries again
             discard(aside, path.name)
 
 
@@ -199,19 +198,19 @@ def _is_busy(handle: int) -> bool:
     except BlockingIOError:
         return True
     except OSError:
-        return False  # no locks here; then a second writer is the user's to avoid
+        return False  # a file system without locks: the user must avoid a second writer
     return False
 
 
 def _release(handle: int) -> None:
-    # Closing alone would leave the lock to processes that were forked meanwhile.
+    # Closing alone would leave the lock to forked processes.
     with suppress(OSError):
         fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Its writer is dead; where there are no locks, this cannot be known and is not said."""
+    """Return whether the writer of a draft is dead; False if the file system has no locks."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

@@ -1,4 +1,4 @@
-"""The addresses that the page asks for. Everything is JSON; only a user's notes are written."""
+"""The HTTP endpoints of the page. They return JSON, and write nothing but a user's notes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ from turnwise.view.events import Notifier
 from turnwise.view.export import export_episode
 from turnwise.view.index import IndexBroken
 from turnwise.view.indexing import Watcher
+from turnwise.view.library import Library
 from turnwise.view.notes import NotesNotSaved
 from turnwise.view.payloads import episode_payload, json_bytes, tokens_payload
 from turnwise.view.query import EpisodeQuery, neighbours, same_seed, same_task
 from turnwise.view.report import export_run
-from turnwise.view.runs import Library, NotFound, ViewedRun, legible_path
+from turnwise.view.run_files import legible_path
+from turnwise.view.runs import NotFound, ViewedRun
 from turnwise.view.security import Guard
 from turnwise.view.timeline import timeline
 
@@ -148,15 +150,15 @@ class Viewer:
 
     def _run(self, request: Request) -> ViewedRun:
         run = self.library.get(request.path_params["run"])
-        if run.look():  # the watcher would not report this change again
+        if run.refresh():  # the watcher would not report this change again
             self.notifier.notify()
         return run
 
 
 def _state(run: ViewedRun) -> dict[str, Any]:
-    told = run.summary()
+    summary = run.summary()
     names = ("key", "step", "status", "is_live", "num_episodes", "indexed", "notes", "problems")
-    return {name: told[name] for name in names}
+    return {name: summary[name] for name in names}
 
 
 def make_app(viewer: Viewer, port: int, on_start: Callable[[], None] | None = None) -> ASGIApp:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from turnwise.runs.episode_records import StoredEpisode
 from turnwise.runs.episode_store import EpisodeStore, Phase
-from turnwise.view.folders import FileKey, FileStamp
+from turnwise.view.run_files import FileKey, FileStamp
 
 _MOST_FILES = 12
 _MOST_BYTES = 2**29

@@ -1,23 +1,26 @@
-"""One episode as a file of its own: the conversation, and every token with what is known of it.
+"""Exports an episode as one HTML file: the conversation, and every token with its numbers.
 
-The file needs no network and no script, so it can be sent to anybody and opened anywhere.
+The file needs neither network nor scripts.
 """
 
 from __future__ import annotations
 
 import html
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from turnwise.runs.episode_records import StoredEpisode
-from turnwise.view.export_style import NUM_SHADES, style
 from turnwise.view.legible import visible_attribute, visible_html
 from turnwise.view.payloads import episode_payload, tokens_payload
 from turnwise.view.summaries import words_of
 from turnwise.view.token_texts import TokenTexts
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+NUM_SHADES = 5
+"""The number of shades for positive values, and for negative ones."""
 
 # The title of each column, in the order of the buttons.
 _NAMES = {
@@ -40,22 +43,43 @@ def export_episode(
         _add_gap(audit["columns"])
     columns = _in_order({name for audit in tokens for name in audit["columns"]})
     title = visible_html(f"{run}: {payload['id']}")
-    parts = [
+    parts = [f"<h1>{title}</h1>", _facts(_about(payload))]
+    for number, (agent, audit) in enumerate(zip(payload["agents"], tokens, strict=True)):
+        if len(tokens) > 1:
+            parts.append(f"<h2>Agent {visible_html(str(agent['name']))}</h2>")
+        parts += ["<h2>Conversation</h2>", *conversation(agent)]
+        parts += ["<h2>Tokens</h2>", *_audit(audit, columns, number)]
+    return document(title, style_sheet("episode.css") + _shades(columns), parts)
+
+
+def document(title: str, style: str, body: Iterable[str]) -> str:
+    """Return a whole HTML file; `title` is HTML already."""
+    head = [
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
-        f"<title>{title}</title><style>{style(columns)}</style></head><body>",
-        f"<h1>{title}</h1>",
-        _facts(_about(payload)),
+        f"<title>{title}</title><style>{style}</style></head><body>",
     ]
-    for number, (agent, audit) in enumerate(zip(payload["agents"], tokens, strict=True)):
-        if len(tokens) > 1:
-            parts.append(f"<h2>Agent {visible_html(str(agent['name']))}</h2>")
-        parts += ["<h2>What was said</h2>", *conversation(agent)]
-        parts += ["<h2>What was trained on</h2>", *_audit(audit, columns, number)]
-    parts.append("</body></html>\n")
-    return "\n".join(parts)
+    return "\n".join([*head, *body, "</body></html>\n"])
+
+
+def style_sheet(name: str) -> str:
+    return (Path(__file__).parent / "styles" / name).read_text(encoding="utf-8")
+
+
+def _shades(columns: Sequence[str]) -> str:
+    """Return the rules that colour tokens by the column whose button is chosen."""
+    rules = []
+    for column in columns:
+        for shade in range(1, NUM_SHADES + 1):
+            strength = 0.12 + 0.68 * shade / NUM_SHADES
+            for sign, colour in (("p", "--plus"), ("n", "--minus")):
+                rules.append(
+                    f".by-{column}:checked ~ .stream .{column}-{sign}{shade} "
+                    f"{{ background: rgb(var({colour}) / {strength:.2f}); }}"
+                )
+    return "\n".join(rules)
 
 
 # ---- the conversation ----
@@ -85,8 +109,8 @@ def _facts(facts: Mapping[str, str]) -> str:
 def conversation(agent: Mapping[str, Any]) -> Iterator[str]:
     """Yield every message, and after each message of the model its results.
 
-    The last turns are those of the last messages: an opening may hold words of the model that it
-    never said.
+    The last turns are those of the last messages: the initial prompt may have assistant messages
+    that the model never sampled.
     """
     messages, turns = agent["messages"], agent["turns"]
     earned = (agent["reward"] or {}).get("turns", [])
@@ -121,15 +145,15 @@ def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
         ("environment's reward", f"{turn['reward']:.6g}"),
     ]
     if place < len(earned):
-        facts.append(("credited", f"{earned[place]:.6g}"))
+        facts.append(("credited reward", f"{earned[place]:.6g}"))
     if turn["info"]:
         facts.append(("info", json.dumps(turn["info"], ensure_ascii=False)))
     facts += [(f"{n} seconds", f"{s:.4f}") for n, s in turn["seconds"].items() if n != "start"]
-    told = " · ".join(f"{html.escape(n)} <b>{visible_html(v)}</b>" for n, v in facts)
+    line = " · ".join(f"{html.escape(n)} <b>{visible_html(v)}</b>" for n, v in facts)
     malformed = turn["malformed"]
-    bad = f'<div class="bad">call not read: {visible_html(malformed)}</div>' if malformed else ""
+    bad = f'<div class="bad">malformed: {visible_html(malformed)}</div>' if malformed else ""
     ending = _ending(turn)
-    return f'{calls}{bad}{ending}<div class="facts">{told}</div>'
+    return f'{calls}{bad}{ending}<div class="facts">{line}</div>'
 
 
 def _ending(turn: Mapping[str, Any]) -> str:
@@ -137,7 +161,8 @@ def _ending(turn: Mapping[str, Any]) -> str:
     if not turn["done"] or not turn["observation"]:
         return ""
     words = visible_html(turn["observation"])
-    return f'<div class="call"><div class="who">the end</div><div class="words">{words}</div></div>'
+    who = '<div class="who">final observation</div>'
+    return f'<div class="call">{who}<div class="words">{words}</div></div>'
 
 
 def _call(call: Mapping[str, Any]) -> str:
@@ -146,7 +171,7 @@ def _call(call: Mapping[str, Any]) -> str:
     failure = f" ({call['failure']})" if call["failure"] else ""
     bad = "" if call["success"] else ' class="bad"'
     return (
-        f'<div class="call"><div class="who">call of <b>{visible_html(str(call["name"]))}</b>, '
+        f'<div class="call"><div class="who">tool call <b>{visible_html(str(call["name"]))}</b>, '
         f"<span{bad}>{outcome}{visible_html(failure)}</span></div>"
         f"<pre>{visible_html(arguments)}</pre>"
         f'<div class="words">{visible_html(words_of(call["result"]))}</div></div>'
@@ -174,7 +199,7 @@ def _audit(audit: Mapping[str, Any], columns: Sequence[str], number: int) -> Ite
     first = shown[0] if shown else "mask"
     yield '<div class="audit">'
     for name in [*shown, "mask"]:
-        words = html.escape(_NAMES.get(name, name)) if name != "mask" else "what was sampled"
+        words = html.escape(_NAMES.get(name, name)) if name != "mask" else "sampled tokens"
         checked = " checked" if name == first else ""
         key = f"by-{name}-{number}"
         yield (
@@ -183,7 +208,7 @@ def _audit(audit: Mapping[str, Any], columns: Sequence[str], number: int) -> Ite
         )
     yield (
         '<p class="legend">Underlined: sampled by the model, and trained on. Blue is above zero, '
-        "orange below; the darker, the farther. Point at a token for its numbers.</p>"
+        "orange below; darker is farther from zero. Hover over a token for its numbers.</p>"
     )
     if audit["note"]:
         yield f'<p class="legend">{visible_html(audit["note"])}</p>'
@@ -201,7 +226,7 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
         known = {name: x for name, column in columns.items() if (x := column[place]) is not None}
         classes = ["t", *(["m"] if is_sampled else []), *([] if text else ["e"])]
         classes += [c for name, x in known.items() if (c := _shade(name, x, largest[name]))]
-        whose = f"sampled in turn {turn + 1}" if is_sampled else "not sampled, not trained on"
+        whose = f"sampled in turn {turn + 1}" if is_sampled else "prompt token, not trained on"
         numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
         title = f"token {place}, id {number}: {text!r}\n{whose}{numbers}"
         yield (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from turnwise.view.folders import FileKey, FileStamp
 from turnwise.view.index import Connection
+from turnwise.view.run_files import FileKey, FileStamp
 from turnwise.view.summaries import COLUMNS, Summary
 
 

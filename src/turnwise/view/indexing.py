@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.view.decoded import MAX_FILE_BYTES
-from turnwise.view.folders import FileKey
 from turnwise.view.index import Connection, IndexBroken
 from turnwise.view.index_files import add_file, has_file, remove_file, stamp_text, stamps
-from turnwise.view.runs import Library, ViewedRun, describe
+from turnwise.view.library import Library
+from turnwise.view.run_files import FileKey, describe
+from turnwise.view.runs import ViewedRun
 from turnwise.view.summaries import clean, summarise
 
 _LOG = logging.getLogger("turnwise")
@@ -64,12 +65,12 @@ class Watcher:
             try:
                 changed = self._find()
                 for run in self._library.runs:
-                    changed |= _look(run, started + _CONFIG_SECONDS)
+                    changed |= _refresh(run, started + _CONFIG_SECONDS)
                 self._work.set()
                 if changed:
                     self._on_change()
             except Exception as error:
-                _LOG.error("looking for changes failed and is tried again: %s", describe(error))
+                _LOG.error("polling for changes failed and is tried again: %s", describe(error))
             # Polling thousands of runs takes long; most of the time belongs to the page's requests.
             pause = max(POLL_SECONDS, _POLL_SHARE * (time.monotonic() - started))
 
@@ -92,9 +93,9 @@ class Watcher:
                 # Runs take turns by batches, so that one in training does not wait for an old one.
                 has_more = False
                 for run in self._library.runs:
-                    has_more |= not self._stop.is_set() and self._bring_on(run)
+                    has_more |= not self._stop.is_set() and self._index_batch(run)
 
-    def _bring_on(self, run: ViewedRun) -> bool:
+    def _index_batch(self, run: ViewedRun) -> bool:
         """Index one batch; return whether there was anything to do."""
         if run.is_indexed or (not run.episode_files and not run.index.path.exists()):
             return False
@@ -110,10 +111,10 @@ class Watcher:
         return False
 
 
-def _look(run: ViewedRun, deadline: float) -> bool:
+def _refresh(run: ViewedRun, deadline: float) -> bool:
     """Return whether a run changed; an error in one run does not affect the others."""
     try:
-        changed = run.look() | run.metrics.examine(_DOCTOR_SECONDS)
+        changed = run.refresh() | run.metrics.examine(_DOCTOR_SECONDS)
         if time.monotonic() < deadline:
             run.config()
         return changed

@@ -61,8 +61,7 @@ def _reward(reward: Reward, num_turns: int) -> dict[str, Any]:
 
 
 def _turn(turn: StoredTurn) -> dict[str, Any]:
-    told = vars(turn)
-    return {**told, "tokens": list(turn.tokens), "calls": [vars(call) for call in turn.calls]}
+    return {**vars(turn), "tokens": list(turn.tokens), "calls": [vars(call) for call in turn.calls]}
 
 
 def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> dict[str, Any]:

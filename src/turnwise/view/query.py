@@ -96,9 +96,9 @@ class EpisodeQuery:
             else:
                 query._compare(name, value)
         for name in _WORDS:
-            said = [value for key, value in asked if key == name and value]
-            if said:  # a tool's name is the model's own, and may have a comma in it
-                query._is_any(name, [*said, *(w for value in said for w in value.split(","))])
+            given = [value for key, value in asked if key == name and value]
+            if given:  # a tool's name is the model's own, and may have a comma in it
+                query._is_any(name, [*given, *(w for value in given for w in value.split(","))])
         return query
 
     def _compare(self, name: str, value: str) -> None:
@@ -149,8 +149,8 @@ def shown(db: Connection, rows: Sequence[tuple[Any, ...]]) -> list[dict[str, Any
 def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     key, kind, step, place, seed, *rest = row
     names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
-    told = db.execute("SELECT task, answer, tools FROM shown WHERE id = ?", (key,)).fetchone()
-    task, answer, tools = told if told is not None else ("", "", "")
+    found = db.execute("SELECT task, answer, tools FROM shown WHERE id = ?", (key,)).fetchone()
+    task, answer, tools = found if found is not None else ("", "", "")
     *rest, success, task_key, part = rest
     return {
         "id": f"{kind}-{step}-{place}",

@@ -1,6 +1,6 @@
-"""A whole run as one file: curves, findings, settings, where it came from, and its episodes.
+"""Exports a run as one HTML file: curves, findings, settings, provenance and episodes.
 
-The file needs no network and no script, so it can be sent to anybody, opened anywhere and printed.
+The file needs neither network nor scripts, and can be printed.
 """
 
 from __future__ import annotations
@@ -11,49 +11,42 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from turnwise.view.export import POLICY
+from turnwise.view.export import document, style_sheet
 from turnwise.view.indexing import update_index
 from turnwise.view.legible import visible_html
 from turnwise.view.report_curves import charts
 from turnwise.view.report_episodes import choose, listed, table, whole_episode
-from turnwise.view.report_style import STYLE
 from turnwise.view.runs import ViewedRun
 
 NUM_EPISODES = 12
 MAX_BYTES = 20 * 2**20
 """The limit of the file; whole episodes that do not fit are left out."""
-MOST_EPISODES = 500
 
 
 def export_run(run: ViewedRun, num_episodes: int = NUM_EPISODES, max_bytes: int = MAX_BYTES) -> str:
     """Return the HTML file of a run, with up to `num_episodes` conversations in it."""
-    run.look()
+    run.refresh()
     for _ in update_index(run):
         pass
-    run.look()
+    run.refresh()
     run.metrics.examine(math.inf)
     about = run.detail()
     title = visible_html(about["name"])
     parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        '<meta name="referrer" content="no-referrer">',
-        f"<title>{title}</title><style>{STYLE}</style></head><body>",
         f"<header><h1>{title}</h1>{_subtitle(about)}</header>",
         *_problems(about),
         _tiles(about),
         *_section("Curves", _curves(run, list(about["parts"]))),
-        *_section("What the doctor found", _findings(about)),
+        *_section("Findings", _findings(about)),
     ]
     ending = [
         *_section("Settings", _settings(about)),
         *_section("Provenance", _provenance(run)),
-        "</body></html>\n",
     ]
-    size = sum(len(part.encode()) for part in (*parts, *ending))
+    style = style_sheet("episode.css") + style_sheet("run.css")
+    size = len(document(title, style, [*parts, *ending]).encode())
     parts += _section("Episodes", _episodes(run, about, num_episodes, size, max_bytes))
-    return "\n".join([*parts, *ending])
+    return document(title, style, [*parts, *ending])
 
 
 def _section(title: str, content: Iterator[str]) -> list[str]:
@@ -78,7 +71,7 @@ def _problems(about: Mapping[str, Any]) -> Iterator[str]:
         why = status.partition(":")[2].strip()
         yield f'<pre class="problem">This run stopped: {visible_html(why)}</pre>'
     if about["problems"]:
-        yield '<pre class="problem">Parts of this run cannot be read.\n'
+        yield '<pre class="problem">Some files of this run cannot be read.\n'
         yield f"{visible_html(chr(10).join(about['problems']))}</pre>"
     notes = about["notes"]
     if notes.get("note"):
@@ -115,7 +108,7 @@ def _curves(run: ViewedRun, environments: Sequence[str]) -> Iterator[str]:
 
 def _findings(about: Mapping[str, Any]) -> Iterator[str]:
     if not about["findings"]:
-        yield '<p class="legend">Nothing.</p>'
+        yield '<p class="legend">The doctor found nothing wrong.</p>'
         return
     yield "<ol>"
     for finding in about["findings"]:
@@ -156,7 +149,7 @@ def _episodes(
         )
     yield from articles
     shown = "All" if len(rows) == total else f"{len(rows):,} of {total:,}"
-    yield f"<h3>{shown} episodes in one line each</h3>"
+    yield f"<h3>{shown} episodes</h3>"
     whole = {one.episode["id"] for one in chosen} - set(left_out)
     yield from table(rows, whole, bool(about["successes"]))
 
@@ -178,19 +171,19 @@ def _pairs(settings: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[Any]]]:
 
 
 def _provenance(run: ViewedRun) -> Iterator[str]:
-    for title, name in (("How it was started", "provenance"), ("Hashes", "identity")):
+    for title, name in (("Start", "provenance"), ("Hashes", "identity")):
         if facts := run.facts(name):
             yield f"<h3>{title}</h3>{_facts(facts)}"
 
 
 def _facts(facts: Mapping[str, Any]) -> str:
     rows = (
-        f"<dt>{visible_html(_words(name).replace('_', ' '))}</dt>"
-        f"<dd>{visible_html(_words(value))}</dd>"
+        f"<dt>{visible_html(_text(name).replace('_', ' '))}</dt>"
+        f"<dd>{visible_html(_text(value))}</dd>"
         for name, value in facts.items()
     )
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def _words(value: Any) -> str:
+def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

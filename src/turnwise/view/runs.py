@@ -1,36 +1,38 @@
-"""The runs that the viewer shows, each with its status, metrics, index and decoded episodes."""
+"""A run that the viewer shows, with its status, metrics, index and decoded episodes."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, count
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.best_mark import BestMark, read_best_mark
 from turnwise.runs.episode_records import StoredEpisode
 from turnwise.view.decoded import DecodedFile, DecodedFiles
-from turnwise.view.folders import FileKey, FileStamp, RunFiles, find_runs
 from turnwise.view.index import Connection, Index, index_path
 from turnwise.view.metrics import MetricsReader
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.query import overview
+from turnwise.view.run_files import (
+    FileKey,
+    FileStamp,
+    RunFiles,
+    describe,
+    legible_path,
+    locked_inodes,
+)
 from turnwise.view.token_texts import TokenTexts
 from turnwise.yaml_files import read_yaml
 
 _LOG = logging.getLogger("turnwise")
-_LOG_TAIL = 16_000
 _MAX_CONFIG_BYTES = 2**18
 _MAX_PROBLEMS = 5
 _MAX_PROBLEM = 500
-T = TypeVar("T")
 _PATIENCE_SECONDS = 0.1
 """How long a request waits for the doctor's findings; the rest is sent later."""
 _FRESH_SECONDS = 60.0
@@ -41,14 +43,6 @@ _COARSE_NS = 3_000_000_000
 
 class NotFound(ConfigError):
     """There is no such run or episode."""
-
-
-class _Seen(NamedTuple):
-    """The content of a file when it was last read."""
-
-    stamp: FileStamp | None
-    value: Any
-    problem: str | None
 
 
 class ViewedRun:
@@ -67,7 +61,6 @@ class ViewedRun:
         """How many files of episodes cannot be read, and the reason for the first."""
         self._indexed: object = None
         self._failure: str | None = None
-        self._files_seen: dict[str, _Seen] = {}
         self._updated: float | None = None
         self._best_checkpoint: dict[str, Any] | None = None
         self._began: float | None = None
@@ -79,16 +72,16 @@ class ViewedRun:
 
     # ---- what changed ----
 
-    def look(self) -> bool:
+    def refresh(self) -> bool:
         """Read what is new and return whether anything is. Errors are added to `problems`."""
         try:
-            return self._look()
+            return self._refresh()
         except Exception as error:
             return self.note_failure(error)
 
-    def _look(self) -> bool:
+    def _refresh(self) -> bool:
         folder = self.files.folder
-        self._look_for_episodes()
+        self._find_episodes()
         self.metrics.update(self.files.inside(folder.metrics_file))
         paths = (folder.status_file, folder.metrics_file, folder.log_file)
         stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
@@ -96,13 +89,12 @@ class ViewedRun:
         self._status()
         self.notes()
         self._best_checkpoint = self._read_best_checkpoint()
-        files = {name: seen.stamp for name, seen in self._files_seen.items()}
-        best = self._best_checkpoint
-        seen = (stamps[:2], files, self.episode_files, self.num_indexed, self.is_live, best)
+        best, read = self._best_checkpoint, self.files.stamps_read
+        seen = (stamps[:2], read, self.episode_files, self.num_indexed, self.is_live, best)
         is_new, self._seen = seen != self._seen, seen
         return is_new
 
-    def _look_for_episodes(self) -> None:
+    def _find_episodes(self) -> None:
         stamp = self.files.stamp(self.files.folder.episodes)
         is_settled = stamp is not None and time.time_ns() - stamp.changed > _COARSE_NS
         if stamp != self._folder_stamp or not is_settled:
@@ -111,7 +103,7 @@ class ViewedRun:
 
     @property
     def updated(self) -> float | None:
-        """When the run was last written to, as of the last `look`."""
+        """When the run was last written to, as of the last `refresh`."""
         return self._updated
 
     @property
@@ -119,7 +111,7 @@ class ViewedRun:
         if self._last_status().get("status") != "running":
             return False
         lock = self.files.stamp(self.files.path / ".lock")
-        if lock is not None and lock.inode in _locked_inodes():
+        if lock is not None and lock.inode in locked_inodes():
             return True
         return time.time() - (self.updated or 0.0) < _FRESH_SECONDS
 
@@ -128,8 +120,7 @@ class ViewedRun:
     @property
     def problems(self) -> list[str]:
         """The reasons why some of the run cannot be shown."""
-        found = [self._failure, self.metrics.problem]
-        found += [seen.problem for seen in list(self._files_seen.values())]
+        found = [self._failure, self.metrics.problem, *self.files.problems]
         if self._bad_files is not None:
             number, problem = self._bad_files
             found.append(problem if number == 1 else f"{problem} ({number - 1} more files)")
@@ -143,25 +134,6 @@ class ViewedRun:
         self._failure = found
         _LOG.warning("the run %s cannot be read: %s", self.key, found)
         return True
-
-    def _read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
-        """Return a file's content, read again when it changed; `empty` if it cannot be read."""
-        stamp, seen = self.files.stamp(path), self._files_seen.get(path.name)
-        if seen is not None and seen.stamp == stamp and stamp is not None:
-            value: T = seen.value
-            return value
-        problem, value = None, empty
-        try:
-            if (found := self.files.inside(path)) is not None:
-                value = read(found)
-            elif os.path.lexists(path):
-                problem = f"{path} is no plain file of the run"
-        except FileNotFoundError:
-            pass  # the file was removed
-        except Exception as error:
-            problem = describe(error)
-        self._files_seen[path.name] = _Seen(stamp, value, problem)
-        return value
 
     # ---- what the page receives ----
 
@@ -185,7 +157,7 @@ class ViewedRun:
             "status": str(status.get("status", "")),
             "step": step,
             "total_steps": status.get("num_steps"),
-            "started": self._started(),
+            "started": self._started,
             "updated": self.updated,
             "num_episodes": self._num_episodes,
             "headline": self._headline(status) if last else None,
@@ -207,7 +179,7 @@ class ViewedRun:
         """Return which checkpoint is the best and by which metric; None if there is none."""
         path = self.files.folder.checkpoints / "best.json"
         none: BestMark | None = None
-        found = self._read(path, lambda file: read_best_mark(file.parent), none)
+        found = self.files.read(path, lambda file: read_best_mark(file.parent), none)
         if found is None:
             return None
         folder = self.files.inside(path.parent / f"step-{found.step:08d}")
@@ -223,7 +195,7 @@ class ViewedRun:
             "config": self.config(),
             "changes": self._changes(),
             **self.metrics.findings(),
-            "log_tail": self._log_tail(),
+            "log_tail": self.files.log_tail(),
         }
 
     def indexed(self) -> dict[str, int]:
@@ -250,22 +222,22 @@ class ViewedRun:
         return self._indexed == (self.index.generation, self.episode_files)
 
     def _last_status(self) -> dict[str, Any]:
-        """Return the status as of the last `look`: there may be thousands of runs to list."""
-        seen = self._files_seen.get(self.files.folder.status_file.name)
-        return self._status() if seen is None else dict(seen.value)
+        """Return the status as of the last `refresh`: there may be thousands of runs to list."""
+        seen = self.files.last_read(self.files.folder.status_file)
+        return self._status() if seen is None else dict(seen)
 
     def _status(self) -> dict[str, Any]:
         folder = self.files.folder
-        return self._read(folder.status_file, lambda path: folder.status, {})
+        return self.files.read(folder.status_file, lambda path: folder.status, {})
 
     def _changes(self) -> list[dict[str, Any]]:
         folder, none = self.files.folder, list[dict[str, Any]]()
-        return self._read(folder.changes_file, lambda path: folder.changes, none)
+        return self.files.read(folder.changes_file, lambda path: folder.changes, none)
 
     def config(self) -> dict[str, Any]:
         """Return the settings; empty if they cannot be read. Parsing YAML is slow."""
         path = self.files.folder.config_file
-        return self._read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
+        return self.files.read(path, lambda found: read_yaml(found, _MAX_CONFIG_BYTES), {})
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return `identity` or `provenance` of `run.json`; empty if it has none."""
@@ -274,13 +246,13 @@ class ViewedRun:
 
     def notes(self) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        found = self._read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
+        found = self.files.read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
         return {name: found[name] for name in NO_NOTES}
 
     def _last_notes(self) -> dict[str, Any]:
-        """Return the notes as of the last `look`."""
-        seen = self._files_seen.get(NOTES_FILE)
-        return self.notes() if seen is None else {name: seen.value[name] for name in NO_NOTES}
+        """Return the notes as of the last `refresh`."""
+        seen = self.files.last_read(self.files.path / NOTES_FILE)
+        return self.notes() if seen is None else {name: seen[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Save some of the notes, and return all of them."""
@@ -288,33 +260,14 @@ class ViewedRun:
             change_notes(self.files.path, changes)
         return self.notes()
 
+    @property
     def _started(self) -> float | None:
-        """Return the time in the first line of the log, which never changes."""
+        """The time of the first line of the log, which never changes."""
         if self._began is None:
-            self._began = self._first_log_time()
+            self._began = self.files.first_log_time()
         return self._began
 
-    def _first_log_time(self) -> float | None:
-        path = self.files.inside(self.files.folder.log_file)
-        if path is None:
-            return None
-        with contextlib.suppress(OSError, ValueError, OverflowError), open(path, "rb") as log:
-            line = log.read(19).decode("ascii", "replace")
-            return time.mktime(time.strptime(line, "%Y-%m-%d %H:%M:%S"))
-        return None
-
-    def _log_tail(self) -> str:
-        path = self.files.inside(self.files.folder.log_file)
-        if path is None:
-            return ""
-        with contextlib.suppress(OSError), open(path, "rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(size - _LOG_TAIL, 0))
-            text = log.read(_LOG_TAIL).decode("utf-8", "replace")
-            return text if size <= _LOG_TAIL else text.partition("\n")[2]
-        return ""
-
-    # ---- episodes as they are kept ----
+    # ---- stored episodes ----
 
     def episodes(self, key: FileKey) -> DecodedFile:
         """Return the episodes of a file, and the phases of their step."""
@@ -346,82 +299,3 @@ class ViewedRun:
         if self._texts is None or self._texts[0] != stamp:
             self._texts = stamp, TokenTexts(self.files.inside(path))
         return self._texts[1]
-
-
-def legible_path(path: Path) -> str:
-    """Return a path as text, with bytes replaced that are not UTF-8."""
-    return os.fsencode(path).decode("utf-8", "replace")
-
-
-def describe(error: Exception) -> str:
-    """Return an error in one line; errors of other packages with their type."""
-    return str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-
-
-class Library:
-    """The runs in some folders; new ones are found while the viewer is open."""
-
-    def __init__(self, places: Sequence[Path]) -> None:
-        self.places = list(places)
-        self._runs: dict[Path, ViewedRun] = {}
-        self._keys: dict[str, ViewedRun] = {}
-        self._decoded = DecodedFiles()
-        self._lock = threading.Lock()
-
-    def find(self) -> bool:
-        """Look for runs; return whether there are others than before."""
-        paths = set(find_runs(self.places))
-        with self._lock:
-            gone, new = self._runs.keys() - paths, paths - self._runs.keys()
-            for path in gone:
-                run = self._runs.pop(path)
-                del self._keys[run.key]
-                run.index.close()
-            for path in sorted(new):
-                run = ViewedRun(self._free_key(path), path, self._decoded)
-                self._runs[path] = self._keys[run.key] = run
-        return bool(gone or new)
-
-    def _free_key(self, path: Path) -> str:
-        """Return the folder's name, made unique; a run keeps the key that it got."""
-        name = re.sub(r"[^\w.+=-]+", "-", path.name, flags=re.ASCII) or "run"
-        numbered = (f"{name}~{number}" for number in count(2))
-        return next(key for key in chain([name], numbered) if key not in self._keys)
-
-    @property
-    def runs(self) -> list[ViewedRun]:
-        """The runs, the last written first."""
-        with self._lock:
-            runs = list(self._runs.values())
-        return sorted(runs, key=lambda run: (-(run.updated or 0.0), run.key))
-
-    def get(self, key: str) -> ViewedRun:
-        with self._lock:
-            run = self._keys.get(key)
-        if run is not None:
-            return run
-        raise NotFound(f"there is no run {key[:80]!r} here. GET /api/runs lists them.")
-
-    def close(self) -> None:
-        with self._lock:
-            for run in self._runs.values():
-                run.index.close()
-
-
-_LOCKS: tuple[float, set[int]] = (0.0, set())
-
-
-def _locked_inodes() -> set[int]:
-    """Return the files that a process has locked, from the system's list.
-
-    Trying a lock could disturb a run that is just starting.
-    """
-    global _LOCKS  # noqa: PLW0603 - read at most twice a second, however many runs there are
-    when, inodes = _LOCKS
-    if time.monotonic() - when > 0.5:
-        inodes = set()
-        with contextlib.suppress(OSError):
-            found = re.findall(r"FLOCK.* \w+:\w+:(\d+) ", Path("/proc/locks").read_text())
-            inodes = set(map(int, found))
-        _LOCKS = time.monotonic(), inodes
-    return inodes

@@ -20,14 +20,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from turnwise.errors import ConfigError
 from turnwise.view.app import Viewer, make_app
-from turnwise.view.folders import check_places
 from turnwise.view.index import remove_old_indexes
-from turnwise.view.runs import Library
+from turnwise.view.library import Library, check_places
 
 HOST = "127.0.0.1"
 PORT = 8765
 _NUM_TRIED = 100
-_FIRST_LOOK_SECONDS = 2.0
+_FIRST_READ_SECONDS = 2.0
 REQUEST_SECONDS = 10.0
 """Seconds after which an incomplete request is dropped."""
 _MOST_CONNECTIONS = 500
@@ -81,32 +80,32 @@ def serve(
     places: Sequence[Path],
     port: int | None = None,
     open_browser: bool = True,
-    tell: Callable[[str], None] = print,
+    report: Callable[[str], None] = print,
     is_read_only: bool = False,
 ) -> None:
     """Show the runs in these folders, at a port; without one, at the first free one from 8765."""
     check_places(places)
-    with listening(port) as door:
-        number = door.getsockname()[1]
+    with listening(port) as listener:
+        number = listener.getsockname()[1]
         remove_old_indexes()
         library = Library(places)
         library.find()
-        end = time.monotonic() + _FIRST_LOOK_SECONDS
+        end = time.monotonic() + _FIRST_READ_SECONDS
         for run in library.runs:
             if time.monotonic() < end:  # the others are read while the page is open
-                run.look()
+                run.refresh()
         address = f"http://{HOST}:{number}/"
         num_runs = len(library.runs)
         if num_runs:
-            tell(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
+            report(f"{num_runs} {'run' if num_runs == 1 else 'runs'} at {address} (Ctrl-C ends it)")
         else:
             where = " and ".join(map(str, places))
-            tell(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
+            report(f"Waiting for the first run in {where}: {address} (Ctrl-C ends it)")
         viewer = Viewer(library, is_read_only)
         shows = open_browser and has_display()
         app = make_app(viewer, number, (lambda: _open(address)) if shows else None)
         with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the server
-            ViewServer(viewer, app).run([door])
+            ViewServer(viewer, app).run([listener])
 
 
 class ViewServer(uvicorn.Server):
@@ -115,7 +114,7 @@ class ViewServer(uvicorn.Server):
     def __init__(self, viewer: Viewer, app: object) -> None:
         super().__init__(
             uvicorn.Config(
-                app,  # type: ignore[arg-type] # uvicorn's words for an app are its own
+                app,  # type: ignore[arg-type] # uvicorn has its own type for an app
                 log_level="warning",
                 log_config=None,
                 access_log=False,
@@ -140,20 +139,20 @@ class ViewServer(uvicorn.Server):
 def listening(port: int | None) -> socket.socket:
     """Return a socket that can be reached from this machine only."""
     for number in range(PORT, PORT + _NUM_TRIED) if port is None else [port]:
-        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind((HOST, number))
-            door.listen(128)
+            listener.bind((HOST, number))
+            listener.listen(128)
         except (OSError, OverflowError) as error:
-            door.close()
+            listener.close()
             last = error
             continue
-        return door
+        return listener
     if port is None:
         raise ConfigError(f"no port from {PORT} to {PORT + _NUM_TRIED - 1} is free: {last}")
     raise ConfigError(
-        f"port {port} cannot be had: {getattr(last, 'strerror', last)}. Choose another with "
+        f"cannot listen on port {port}: {getattr(last, 'strerror', last)}. Choose another with "
         "--port, or leave it out to take the next that is free."
     )
 

@@ -3,7 +3,7 @@
 const answers = new Map();
 const MOST_KEPT = 60;
 
-export class Refused extends Error {}
+class Refused extends Error {}
 
 export async function get(path, params = null, { fresh = false, signal = null } = {}) {
   const query =
@@ -19,7 +19,7 @@ export async function get(path, params = null, { fresh = false, signal = null } 
     response = await fetch(address, { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refused("The server does not answer. Is `turnwise view` still running?");
+    throw new Refused("The server does not respond. Is `turnwise view` still running?");
   }
   let data = null;
   try {
@@ -28,7 +28,7 @@ export async function get(path, params = null, { fresh = false, signal = null } 
     /* reported below */
   }
   if (!response.ok || data === null) {
-    throw new Refused(data?.error ?? `The server answered ${response.status} to ${address}.`);
+    throw new Refused(data?.error ?? `The server returned ${response.status} for ${address}.`);
   }
   keep(address, data);
   return data;
@@ -45,10 +45,10 @@ export async function saveNotes(run, changes, token) {
       body: JSON.stringify(changes),
     });
   } catch {
-    throw new Refused("The server does not answer. Is `turnwise view` still running?");
+    throw new Refused("The server does not respond. Is `turnwise view` still running?");
   }
   const data = await response.json().catch(() => null);
-  if (!response.ok) throw new Refused(data?.error ?? `The server answered ${response.status}.`);
+  if (!response.ok) throw new Refused(data?.error ?? `The server returned ${response.status}.`);
   forget(run);
   return data;
 }

@@ -6,14 +6,14 @@ export const AXES = [
   {
     name: "step",
     title: "Step",
-    help: "Optimiser steps as the run counts them",
+    help: "Training steps of the run",
     label: (value) => `step ${num(value)}`,
     tick: (value) => (Number.isInteger(value) ? num(value) : ""),
   },
   {
     name: "time",
     title: "Time",
-    help: "Time since the first step began, with evaluations and checkpoints. While a run stood still before it was resumed, its clock stood still too.",
+    help: "Time since the first step began, including evaluations and checkpoints. The time between a stop and a resume is not counted.",
     needs: "time/step",
     sums: ["time/step", "time/log", "time/evaluate", "time/checkpoint"],
     label: seconds,

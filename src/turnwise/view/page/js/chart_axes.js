@@ -19,7 +19,7 @@ const SHARES = new Set([
 ]);
 
 export function isShare(spec) {
-  return Boolean(spec.parts) || SHARES.has(spec.name);
+  return Boolean(spec.phases) || SHARES.has(spec.name);
 }
 
 export function written(spec, value) {
@@ -34,13 +34,13 @@ export function scales(chart) {
     range: (_plot, min, max) => (min === null ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)),
   };
   const linear = {
-    range: spec.parts ? [0, 1] : (_plot, min, max) => padded(min, max, isShare(spec)),
+    range: spec.phases ? [0, 1] : (_plot, min, max) => padded(min, max, isShare(spec)),
   };
   return {
     x: {
       time: false,
       range: (_plot, min, max) =>
-        chart.look.range ?? (min === max ? [min - 1, max + 1] : [min, max]),
+        chart.options.range ?? (min === max ? [min - 1, max + 1] : [min, max]),
     },
     y: chart.isLog ? logarithmic : linear,
   };
@@ -54,7 +54,7 @@ export function axes(chart) {
     ticks: { show: false },
     gap: 4,
   };
-  const increments = chart.look.axis.increments;
+  const increments = chart.options.axis.increments;
   return [
     {
       ...common,
@@ -62,7 +62,7 @@ export function axes(chart) {
       space: 60,
       grid: { show: false },
       ...(increments ? { incrs: increments } : {}),
-      values: (_plot, values) => values.map((value) => chart.look.axis.tick(value)),
+      values: (_plot, values) => values.map((value) => chart.options.axis.tick(value)),
     },
     {
       ...common,
@@ -98,8 +98,8 @@ function yLabel(spec, value, isLog) {
 export function padding(chart) {
   const right = (plot) => {
     const steps = plot.data?.[0] ?? [];
-    const last = chart.look.range?.[1] ?? steps.at(-1) ?? 0;
-    return Math.max(6, Math.ceil(widest(plot, [chart.look.axis.tick(last) || "0000"]) / 2) + 3);
+    const last = chart.options.range?.[1] ?? steps.at(-1) ?? 0;
+    return Math.max(6, Math.ceil(widest(plot, [chart.options.axis.tick(last) || "0000"]) / 2) + 3);
   };
   return [6, right, 0, 0];
 }

@@ -14,13 +14,16 @@ export function showValues(chart, place) {
   const xs = chart.plot.data[0];
   let at = place;
   if (at === null || at === undefined) {
-    const { pinned } = chart.look;
+    const { pinned } = chart.options;
     at = pinned === null ? xs.length - 1 : xs.indexOf(pinned);
   }
-  fill(chart.values, chart.spec.parts ? parts(chart, xs[at]) : numbers(chart, xs, at, place));
+  fill(
+    chart.values,
+    chart.spec.phases ? phaseShares(chart, xs[at]) : numbers(chart, xs, at, place),
+  );
 }
 
-function parts(chart, x) {
+function phaseShares(chart, x) {
   const found = chart.curves.map((curve) => [curve, curve.share[curve.xs.indexOf(x)] ?? 0]);
   const largest = found.sort((a, b) => b[1] - a[1]).slice(0, 2);
   return largest.map(([curve, share]) =>
@@ -34,7 +37,7 @@ function parts(chart, x) {
 }
 
 function numbers(chart, xs, at, place) {
-  const isSingle = chart.look.runs.length === 1;
+  const isSingle = chart.options.runs.length === 1;
   const shown = chart.curves
     .map((curve, number) => [curve, chart.plot.data[number + 1]])
     .filter(([curve]) => !curve.faint && (curve.kind === "training" || isSingle));

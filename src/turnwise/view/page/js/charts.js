@@ -11,9 +11,9 @@ import { plural } from "./format.js";
 const HEIGHT = 132;
 
 export class Chart {
-  // `look` says how the chart is drawn now: runs [{key, color, metrics, xs}], axis, isLog,
+  // `options` are the drawing options: runs [{key, color, metrics, xs}], axis, isLog,
   // hiddenKinds, smooth, range, findings, pinned; all places are on the x axis.
-  constructor(spec, look, on) {
+  constructor(spec, options, on) {
     this.spec = spec;
     this.on = on;
     this.values = h("div", { class: "chart-values num" });
@@ -32,17 +32,17 @@ export class Chart {
       ),
       this.place,
     );
-    this.look = look;
+    this.options = options;
     this.plot = null;
   }
 
-  update(look) {
-    this.look = look;
+  update(options) {
+    this.options = options;
     const data = this.data();
     const shape = JSON.stringify([
       this.curves.map((curve) => [curve.label, curve.color, curve.faint]),
-      look.theme,
-      look.axis.name,
+      options.theme,
+      options.axis.name,
       this.isLog,
     ]);
     if (this.plot && shape === this.shape) {
@@ -59,7 +59,7 @@ export class Chart {
     this.destroy();
     const width = this.place.clientWidth;
     if (!width) return;
-    this.plot = new uPlot(this.options(width), data, this.place);
+    this.plot = new uPlot(this.plotOptions(width), data, this.place);
     showValues(this, null);
   }
 
@@ -77,9 +77,9 @@ export class Chart {
 
   // Brings all runs to one axis; a run that has no value at a place has null there.
   data() {
-    const { runs, smooth, hiddenKinds } = this.look;
+    const { runs, smooth, hiddenKinds } = this.options;
     const xs = [...new Set(runs.flatMap((run) => run.xs ?? []))].sort((a, b) => a - b);
-    this.curves = this.spec.parts
+    this.curves = this.spec.phases
       ? shares(this.spec, runs[0])
       : lines(this.spec, runs, smooth, hiddenKinds);
     this.chooseScale();
@@ -100,13 +100,13 @@ export class Chart {
       .flatMap((curve) => curve.values.filter((value) => value !== null));
     const hasNegative = values.some((value) => value < 0);
     this.isLog =
-      this.look.isLog && !this.spec.parts && !hasNegative && values.some((value) => value > 0);
+      this.options.isLog && !this.spec.phases && !hasNegative && values.some((value) => value > 0);
     const numZeros = values.filter((value) => value === 0).length;
     this.scale.textContent = this.isLog ? "log" : "";
     this.zeros.textContent = this.isLog && numZeros ? `${plural(numZeros, "zero")} not drawn` : "";
   }
 
-  options(width) {
+  plotOptions(width) {
     return {
       width,
       height: HEIGHT,
@@ -159,7 +159,7 @@ export class Chart {
 
   rescale() {
     const xs = this.plot.data[0];
-    const [min, max] = this.look.range ?? [xs[0], xs.at(-1)];
+    const [min, max] = this.options.range ?? [xs[0], xs.at(-1)];
     this.plot.setScale("x", { min, max });
   }
 
@@ -202,7 +202,7 @@ export class Chart {
       return x;
     };
     ctx.save();
-    for (const finding of this.look.findings) {
+    for (const finding of this.options.findings) {
       const x = vertical(finding, cssColor("--warn"), [2, 3]);
       if (x === null) continue;
       ctx.beginPath();
@@ -211,7 +211,7 @@ export class Chart {
       ctx.lineTo(x, bbox.top + 6 * ratio);
       ctx.fill();
     }
-    if (this.look.pinned !== null) vertical(this.look.pinned, cssColor("--accent"), []);
+    if (this.options.pinned !== null) vertical(this.options.pinned, cssColor("--accent"), []);
     ctx.restore();
   }
 }

@@ -46,7 +46,7 @@ export function drawComparison(place, { compared, runs, colors, showsAll, change
       h(
         "div",
         { class: "compare-end" },
-        button(showsAll ? "Only what differs" : `All ${compared.rows.length} settings`, {
+        button(showsAll ? "Only differences" : `All ${compared.rows.length} settings`, {
           class: "button",
           onclick: () => change({ settings: showsAll ? null : "all" }, { replace: true }),
         }),
@@ -54,7 +54,7 @@ export function drawComparison(place, { compared, runs, colors, showsAll, change
           ? h(
               "span",
               { class: "faint" },
-              `Without settings that can be read: ${compared.without_settings.join(", ")}`,
+              `The settings cannot be read of: ${compared.without_settings.join(", ")}`,
             )
           : null,
       ),

@@ -1,6 +1,6 @@
 // This module computes the curves of a chart, each with its places on the x axis.
 
-import { smooth, TIME_PARTS } from "./metrics.js";
+import { smooth, TIME_PHASES } from "./metrics.js";
 import { timeColor } from "./time_kinds.js";
 
 export const KINDS = [
@@ -52,14 +52,14 @@ export function lines(spec, runs, weight, hiddenKinds) {
 export function shares(spec, run) {
   if (!run?.xs) return [];
   const { steps, series } = run.metrics;
-  const parts = TIME_PARTS.filter((part) => spec.parts.includes(`time/${part}`));
+  const phases = TIME_PHASES.filter((phase) => spec.phases.includes(`time/${phase}`));
   const totals = steps.map(
-    (_, i) => parts.reduce((sum, part) => sum + (series[`time/${part}`]?.[i] ?? 0), 0) || 1,
+    (_, i) => phases.reduce((sum, phase) => sum + (series[`time/${phase}`]?.[i] ?? 0), 0) || 1,
   );
   const below = steps.map(() => 0);
-  return parts
-    .map((part) => {
-      const share = steps.map((_, i) => (series[`time/${part}`]?.[i] ?? 0) / totals[i]);
+  return phases
+    .map((phase) => {
+      const share = steps.map((_, i) => (series[`time/${phase}`]?.[i] ?? 0) / totals[i]);
       share.forEach((value, i) => {
         below[i] += value;
       });
@@ -68,9 +68,9 @@ export function shares(spec, run) {
         xs: run.xs,
         values: [...below],
         share,
-        part,
-        label: part.replace("_", "-"),
-        color: timeColor(part),
+        phase,
+        label: phase.replace("_", "-"),
+        color: timeColor(phase),
         filled: true,
         kind: "training",
       };

@@ -1,13 +1,13 @@
 // What did the model say? This view has the list of episodes, and the chosen one as a conversation.
 
 import { exportAddress, get, runPath } from "./api.js";
+import { drawConversation } from "./conversation.js";
 import { button, fill, h } from "./dom.js";
 import { CARD, card, LINE, line, tableHead } from "./episode_rows.js";
 import { Filters, isFiltered, query } from "./filters.js";
 import { num, plural } from "./format.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
-import { drawTalk } from "./talk.js";
 import { VirtualList } from "./virtual_list.js";
 
 const isWide = () => innerWidth > 900;
@@ -32,7 +32,11 @@ export function episodesView(host, app) {
     "aria-pressed": "false",
     onclick: () => go(withParams(route, { layout: isTable() ? null : "table" })),
   });
-  const talk = h("section", { class: "talk-pane", "aria-label": "The episode", tabindex: "-1" });
+  const detail = h("section", {
+    class: "conversation-pane",
+    "aria-label": "The episode",
+    tabindex: "-1",
+  });
   const pane = h(
     "aside",
     { class: "list-pane" },
@@ -40,7 +44,7 @@ export function episodesView(host, app) {
     h("div", { class: "list-count" }, count, fresh, filters.sort, layout),
     list.element,
   );
-  const frame = h("div", { class: "episodes" }, pane, talk);
+  const frame = h("div", { class: "episodes" }, pane, detail);
   fill(host, frame);
   list.element.prepend(columns);
   list.message(loading(8, 46));
@@ -79,10 +83,10 @@ export function episodesView(host, app) {
       frame.classList.toggle("is-nothing", list.total === 0);
       if (!list.total) {
         list.message(nothing());
-        fill(talk);
+        fill(detail);
       } else if (!route.item && isWide() && !isTable())
         go(target(list.items[0].id), { replace: true });
-      else if (wasNothing) showTalk();
+      else if (wasNothing) showConversation();
     } catch (error) {
       frame.classList.remove("is-nothing");
       list.message(failed(error, () => reload()));
@@ -105,19 +109,19 @@ export function episodesView(host, app) {
     count.textContent = list.total === null ? "" : plural(list.total, "episode") + rest;
   }
 
-  async function showTalk() {
+  async function showConversation() {
     const mine = ++asked;
     frame.classList.toggle("has-item", Boolean(route.item));
-    if (!route.item || isNothing() || isTable()) return void fill(talk);
-    const wait = setTimeout(() => fill(talk, loading(5, 90)), 150);
+    if (!route.item || isNothing() || isTable()) return void fill(detail);
+    const wait = setTimeout(() => fill(detail, loading(5, 90)), 150);
     try {
       const episode = await get(runPath(route.run, "episodes", route.item));
       if (mine !== asked || isNothing()) return;
-      if (talk.dataset.id !== `${route.run}/${route.item}`) talk.scrollTop = 0;
-      talk.dataset.id = `${route.run}/${route.item}`;
-      drawTalk(talk, episode, route, details);
+      if (detail.dataset.id !== `${route.run}/${route.item}`) detail.scrollTop = 0;
+      detail.dataset.id = `${route.run}/${route.item}`;
+      drawConversation(detail, episode, route, details);
     } catch (error) {
-      if (mine === asked) fill(talk, failed(error, showTalk));
+      if (mine === asked) fill(detail, failed(error, showConversation));
     } finally {
       clearTimeout(wait);
     }
@@ -178,7 +182,7 @@ export function episodesView(host, app) {
         before?.params.get("text") !== route.params.get("text") ||
         before?.params.get("agent") !== route.params.get("agent")
       )
-        showTalk();
+        showConversation();
       if (app.wantsSearch) {
         app.wantsSearch = false;
         filters.search.focus();
@@ -207,7 +211,7 @@ export function episodesView(host, app) {
       } else if (isNothing()) return false;
       else if (event.key === "Enter" && route.item && !event.target.closest("a, button, summary"))
         go({ run: route.run, view: "tokens", item: route.item });
-      else if (event.key === "s" && route.item) talk.querySelector("[data-action=task]")?.click();
+      else if (event.key === "s" && route.item) detail.querySelector("[data-action=task]")?.click();
       else if (event.key === "e" && route.item)
         location.assign(exportAddress(route.run, route.item));
       else if (event.key === "Escape" && route.item && !isWide()) go({ ...route, item: null });

@@ -4,7 +4,7 @@ import { button, fill, h, later } from "./dom.js";
 import { num } from "./format.js";
 import { icon } from "./icons.js";
 
-export const FILTERS = [
+const FILTERS = [
   "kind",
   "status",
   "success",
@@ -99,8 +99,8 @@ export class Filters {
     this.search = h("input", {
       class: "field search",
       type: "search",
-      placeholder: "Search in what was said",
-      "aria-label": "Search in what was said",
+      placeholder: "Search the conversations",
+      "aria-label": "Search the conversations",
       oninput: type,
       onkeydown: (event) => this.searchKey(event),
     });

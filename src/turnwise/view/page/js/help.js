@@ -9,7 +9,7 @@ const KEYS = [
     [
       ["r", "all runs"],
       ["1 – 4", "learn, episodes, tokens, time"],
-      ["/", "search in what was said"],
+      ["/", "search the conversations"],
       ["t", "dark or light"],
       ["?", "this help"],
       ["Esc", "close, or leave a field"],
@@ -19,9 +19,9 @@ const KEYS = [
     "Episodes",
     [
       ["j k", "next, previous episode"],
-      ["Enter", "its tokens"],
+      ["Enter", "tokens of the episode"],
       ["s", "this task at other steps"],
-      ["e", "save it as one HTML file"],
+      ["e", "export as one HTML file"],
     ],
   ],
   [
@@ -38,8 +38,8 @@ const KEYS = [
   [
     "Curves and time",
     [
-      ["drag", "look closer"],
-      ["double click", "all of it again"],
+      ["drag", "zoom in"],
+      ["double click", "zoom out"],
       ["click", "choose a step, or an episode"],
       ["← →", "previous, next step"],
     ],
@@ -92,7 +92,7 @@ export function showHelp() {
       h(
         "p",
         { class: "faint", style: { "margin-top": "18px" } },
-        "The address holds what you see: copy it to show somebody the same. Nothing here changes a run; your tags and notes are saved in its folder, in notes.json.",
+        "The URL contains the current view: copy it to share the view. The viewer never changes a run; your tags and notes are saved in its folder, in notes.json.",
       ),
     ),
   );

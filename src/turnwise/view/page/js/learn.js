@@ -98,7 +98,7 @@ export function learnView(host, app) {
     pin(metrics.steps[best]);
   }
 
-  function look() {
+  function chartOptions() {
     const color = colors();
     return {
       runs: shown
@@ -148,7 +148,7 @@ export function learnView(host, app) {
     const { groups, rest } = chartGroups(shown.map((one) => one.metrics));
     const all = rest.length ? [...groups, { title: "Everything else", charts: rest }] : groups;
     arrange(state.showsAll ? all : groups, rest.length);
-    const now = look();
+    const now = chartOptions();
     for (const chart of charts.values()) chart.update(now);
   }
 
@@ -163,7 +163,7 @@ export function learnView(host, app) {
     const wanted = JSON.stringify([
       groups.map((group) => [
         group.title,
-        group.charts.map((c) => [c.name, c.evaluations, c.parts]),
+        group.charts.map((c) => [c.name, c.evaluations, c.phases]),
       ]),
       numRest,
       state.showsAll,
@@ -173,7 +173,7 @@ export function learnView(host, app) {
     grids.dataset.wanted = wanted;
     const sections = groups.map((group) => {
       const made = group.charts.map((spec) => {
-        const chart = new Chart(spec, look(), { zoom, pin: stepAt, hover });
+        const chart = new Chart(spec, chartOptions(), { zoom, pin: stepAt, hover });
         charts.set(spec.name, chart);
         return chart.element;
       });

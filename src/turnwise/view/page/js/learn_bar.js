@@ -164,7 +164,7 @@ function drawPin(place, { state, run, zoom, pin }) {
           link(address({ run, view: "time", item: step }), { class: "button" }, "Time"),
           button(icon("close"), {
             class: "icon-button",
-            "aria-label": "Choose no step",
+            "aria-label": "Clear the step",
             onclick: () => pin(null),
           }),
         ],

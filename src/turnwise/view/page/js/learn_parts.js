@@ -86,7 +86,11 @@ function unreadable(problems) {
     "div",
     { class: "problem", role: "note" },
     icon("alert"),
-    h("pre", { class: "words mono" }, `A part of this run cannot be read.\n${problems.join("\n")}`),
+    h(
+      "pre",
+      { class: "words mono" },
+      `Some files of this run cannot be read.\n${problems.join("\n")}`,
+    ),
   );
 }
 
@@ -164,7 +168,7 @@ export function drawMore(place, run) {
     place,
     Object.keys(config).length ? fold("config", `Settings of ${run.key}`, settings(config)) : null,
     run.log_tail
-      ? fold("log", "The end of the log", h("pre", { class: "log mono" }, visible(run.log_tail)))
+      ? fold("log", "End of the log", h("pre", { class: "log mono" }, visible(run.log_tail)))
       : null,
   );
 }

@@ -65,15 +65,13 @@ function show() {
     return leave(
       empty(
         `Waiting for the first run in ${app.places.join(" and ")}`,
-        "It appears here by itself. To start one, in another terminal:",
+        "It appears here automatically. To start one, in another terminal:",
         code("turnwise train"),
       ),
     );
   if (run() === null && !isTable)
     return leave(
-      failed(
-        new Error(`There is no run "${route.run}" here. The menu at the top has those that are.`),
-      ),
+      failed(new Error(`There is no run "${route.run}" here. Choose one from the menu.`)),
     );
   const factory = Object.hasOwn(VIEWS, route.view) ? VIEWS[route.view] : null;
   if (!factory) return leave(failed(new Error(`There is no view "${route.view}".`)));

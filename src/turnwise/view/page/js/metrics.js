@@ -100,15 +100,24 @@ export const TITLES = {
 // The evaluations of a metric are drawn in its chart; those of an environment in a mix are named
 // "eval/maze/greedy/reward", its training is "maze/reward".
 const EVALUATIONS = ["greedy", "sampled"];
-const OF_EACH_PART = ["reward", "success", "turns", "tokens_per_episode", "truncated", "errors"];
+const OF_EACH_ENVIRONMENT = [
+  "reward",
+  "success",
+  "turns",
+  "tokens_per_episode",
+  "truncated",
+  "errors",
+];
 
-function evaluationsOf(name, parts) {
-  const part = parts.find((one) => name.startsWith(`${one}/`));
-  const rest = part === undefined ? name : name.slice(part.length + 1);
-  return EVALUATIONS.map((kind) => ["eval", part, kind, rest].filter((one) => one).join("/"));
+function evaluationsOf(name, environments) {
+  const environment = environments.find((one) => name.startsWith(`${one}/`));
+  const rest = environment === undefined ? name : name.slice(environment.length + 1);
+  return EVALUATIONS.map((kind) =>
+    ["eval", environment, kind, rest].filter((one) => one).join("/"),
+  );
 }
 
-export const TIME_PARTS = [
+export const TIME_PHASES = [
   "generate",
   "environment",
   "tools",
@@ -130,29 +139,31 @@ export function chartGroups(runs) {
     runs.filter((run) => name in run.series).every((run) => run.minor.includes(name));
   const left = new Set(columns.flatMap((series) => Object.keys(series)));
   for (const name of NO_CURVE) left.delete(name);
-  const parts = [...left]
+  const environments = [...left]
     .filter((name) => /^[^/]+\/num_groups$/.test(name))
     .map((name) => name.split("/")[0])
     .sort();
   const take = (name) => {
-    const evaluations = evaluationsOf(name, parts).filter((one) => left.delete(one));
+    const evaluations = evaluationsOf(name, environments).filter((one) => left.delete(one));
     left.delete(name);
     return { name, title: TITLES[name] ?? name, evaluations };
   };
   // Environments of a mix come first, since metrics below "reward/" may be those of an environment
   // of that name.
-  const mixed = parts.map((part) => ({
-    title: `How does it do in ${part}?`,
-    charts: OF_EACH_PART.map((name) => `${part}/${name}`)
+  const mixed = environments.map((environment) => ({
+    title: `How does it do in ${environment}?`,
+    charts: OF_EACH_ENVIRONMENT.map((name) => `${environment}/${name}`)
       .filter((name) => left.has(name))
-      .map((name) => ({ ...take(name), title: TITLES[name.slice(part.length + 1)] })),
+      .map((name) => ({ ...take(name), title: TITLES[name.slice(environment.length + 1)] })),
   }));
   const groups = GROUPS.map(([title, wanted]) => {
     const charts = [];
     for (const pattern of wanted) {
       if (pattern === "time") {
-        const found = TIME_PARTS.map((part) => `time/${part}`).filter((part) => left.delete(part));
-        if (found.length) charts.push({ name: "time", title: TITLES.time, parts: found });
+        const found = TIME_PHASES.map((phase) => `time/${phase}`).filter((name) =>
+          left.delete(name),
+        );
+        if (found.length) charts.push({ name: "time", title: TITLES.time, phases: found });
       } else if (pattern.endsWith("*")) {
         const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
         charts.push(...found.sort().map(take));

@@ -17,7 +17,7 @@ export function tagChips(tags, choose = null) {
   );
 }
 
-export function splitTags(text) {
+function splitTags(text) {
   return [
     ...new Set(
       text
@@ -84,7 +84,7 @@ export function editButton(app, run, title, label = "") {
   );
 }
 
-export function editNotes(app, run) {
+function editNotes(app, run) {
   const { tags, note, archived } = run.notes;
   const known = [...new Set(app.runs.flatMap((one) => one.notes.tags))].sort();
   const tagField = h("input", {
@@ -147,7 +147,7 @@ export function editNotes(app, run) {
       "label",
       { class: "dialog-check", for: "note-archived" },
       box,
-      "Archived: not listed unless archived runs are asked for",
+      "Archived: hidden unless archived runs are shown",
     ),
     problem,
     h(

@@ -34,7 +34,7 @@ function row(run, number, { app, keys, colors, toggle }) {
     checked: keys.includes(run.key),
     disabled: isMain,
     "aria-label": `Show ${run.key}`,
-    title: isMain ? "This is the run you look at" : "Compare with this run",
+    title: isMain ? "The current run" : "Compare with this run",
     style: { "accent-color": color },
     onchange: () => toggle(run.key),
   });
@@ -83,7 +83,7 @@ function row(run, number, { app, keys, colors, toggle }) {
   );
 }
 
-export function sparkline(values, color, width = 64, height = 20) {
+function sparkline(values, color, width = 64, height = 20) {
   const points = values.map((value, place) => [place, value]).filter(([, value]) => value !== null);
   if (points.length < 2) return null;
   const low = Math.min(...points.map(([, v]) => v));

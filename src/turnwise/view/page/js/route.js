@@ -36,8 +36,10 @@ export function runsAddress(params = null) {
 
 function write(params) {
   const entries = params instanceof URLSearchParams ? [...params] : Object.entries(params);
-  const told = entries.filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return new URLSearchParams(told.map(([name, value]) => [name, String(value)]))
+  const given = entries.filter(
+    ([, value]) => value !== null && value !== undefined && value !== "",
+  );
+  return new URLSearchParams(given.map(([name, value]) => [name, String(value)]))
     .toString()
     .replaceAll("%2C", ",")
     .replaceAll("%7E", "~");

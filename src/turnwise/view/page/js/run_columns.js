@@ -17,7 +17,7 @@ export const RESULTS = [
   number(
     "step",
     "Step",
-    "Steps that were trained",
+    "Trained steps",
     (run) => run.step,
     (run) => (run.total_steps ? `${num(run.step)} of ${num(run.total_steps)}` : num(run.step)),
   ),
@@ -35,7 +35,7 @@ export const RESULTS = [
     ...number(
       "best",
       "Best checkpoint",
-      "The checkpoint that is marked as the best; sorted by the metric that it is the best by",
+      "The best checkpoint; sorted by its metric",
       (run) => run.best_checkpoint?.value,
       (run) => (run.best_checkpoint ? `step ${num(run.best_checkpoint.step)}` : "–"),
     ),
@@ -50,7 +50,7 @@ export const RESULTS = [
   number(
     "success",
     "Training success",
-    "Share of the last training step's episodes that succeeded",
+    "Fraction of the last training step's episodes that succeeded",
     (run) => run.last?.success,
     (run) => percent(run.last?.success),
   ),

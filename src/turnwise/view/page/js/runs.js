@@ -128,7 +128,7 @@ export function runsView(host, app) {
   function drawActions() {
     const runs = chosen();
     if (!runs.length) {
-      fill(actions, h("span", { class: "faint hint" }, "Tick runs to compare them"));
+      fill(actions, h("span", { class: "faint hint" }, "Select runs to compare them"));
       return;
     }
     const keys = runs.map((run) => run.key);
@@ -148,10 +148,10 @@ export function runsView(host, app) {
             { class: "faint" },
             keys.length > 1
               ? `At most ${MOST_COMPARED} runs can be compared`
-              : "Tick another run to compare",
+              : "Select another run to compare",
           ),
       app.writeToken
-        ? button(areArchived ? "Take out of the archive" : "Archive", {
+        ? button(areArchived ? "Unarchive" : "Archive", {
             class: "button",
             onclick: async () => {
               await changeNotes(app, runs, { archived: !areArchived });
@@ -161,8 +161,8 @@ export function runsView(host, app) {
         : null,
       button(icon("close"), {
         class: "icon-button",
-        "aria-label": "Choose no runs",
-        title: "Choose no runs",
+        "aria-label": "Clear the selection",
+        title: "Clear the selection",
         onclick: () => change({ runs: null }),
       }),
     );
@@ -264,7 +264,7 @@ export function runsView(host, app) {
     if (!current.length && app.runs.length)
       return empty(
         "All runs are archived",
-        "Archived runs are listed when they are asked for.",
+        "Archived runs are hidden by default.",
         button("Show archived runs", {
           class: "button",
           onclick: () => change({ archived: "1" }),
@@ -272,7 +272,7 @@ export function runsView(host, app) {
       );
     return empty(
       "No runs match these filters",
-      showsArchived ? "" : "Archived runs are not searched unless they are shown.",
+      showsArchived ? "" : "Archived runs are searched only if they are shown.",
       button("Clear the filters", {
         class: "button",
         onclick: () => {

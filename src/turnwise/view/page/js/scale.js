@@ -17,8 +17,8 @@ const KNOWN = [
     oneSided: true,
   },
   { name: "gap", title: "Gap", help: "learner's log-prob minus the sampler's: should be about 0" },
-  { name: "values", title: "Value", help: "what the critic expected" },
-  { name: "returns", title: "Return", help: "what the critic learns from" },
+  { name: "values", title: "Value", help: "the critic's estimate of the return" },
+  { name: "returns", title: "Return", help: "the target of the critic" },
 ];
 const IN_OTHERS = new Set(["log_probs"]);
 
@@ -82,7 +82,7 @@ export function audit(data, columns) {
   const within = count((i) => !mask[i] && turn[i] >= 0);
   if (outside) say(false, `${num(outside)} sampled tokens belong to no turn`);
   if (within) say(false, `${num(within)} tokens of turns are not marked as sampled`);
-  if (!outside && !within) say(true, "The mask is set on the tokens of turns, and on no others");
+  if (!outside && !within) say(true, "The mask covers exactly the tokens of turns");
   if (columns.advantages) {
     const without = count((i) => mask[i] && columns.advantages[i] === null);
     const extra = count(
@@ -91,7 +91,7 @@ export function audit(data, columns) {
     if (without) say(false, `${num(without)} sampled tokens have no advantage`);
     if (extra)
       say(false, `${plural(extra, "prompt token")} ${extra === 1 ? "has" : "have"} an advantage`);
-    if (!without && !extra) say(true, "Every sampled token has an advantage, and no other has");
+    if (!without && !extra) say(true, "Exactly the sampled tokens have an advantage");
   }
   if (columns.gap) {
     const widest = columns.gap.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);

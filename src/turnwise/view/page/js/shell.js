@@ -84,7 +84,7 @@ function live(app, run) {
   if (app.connection === "lost") {
     return h(
       "span",
-      { class: "live", data: { state: "lost" }, title: "The page asks again by itself" },
+      { class: "live", data: { state: "lost" }, title: "Reconnecting automatically" },
       h("span", { class: "dot" }),
       "server gone",
       h("span", { class: "long" }, ", trying again"),

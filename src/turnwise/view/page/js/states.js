@@ -20,7 +20,7 @@ export function failed(error, again = null) {
   return h(
     "div",
     { class: "state is-error", role: "alert" },
-    h("strong", null, "That did not work"),
+    h("strong", null, "Something went wrong"),
     h("p", null, error.message ?? String(error)),
     again && button("Try again", { class: "button", onclick: again }),
   );

@@ -1,6 +1,7 @@
 // This view shows one task over training: its reward at every step, and the answers side by side.
 
 import { get, runPath } from "./api.js";
+import { turnMessages, turnReward } from "./conversation.js";
 import { button, fill, h, link } from "./dom.js";
 import { rewardPill, successMark } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
@@ -8,7 +9,6 @@ import { num, plural, seedText } from "./format.js";
 import { icon } from "./icons.js";
 import { address, go, withParams } from "./route.js";
 import { empty, failed, loading } from "./states.js";
-import { turnMessages, turnReward } from "./talk.js";
 import { taskCurve } from "./task_curve.js";
 import { visible } from "./visible.js";
 
@@ -89,7 +89,7 @@ export function taskView(host) {
       { class: "seed-head" },
       h(
         "div",
-        { class: "talk-title" },
+        { class: "conversation-title" },
         link(
           address({
             run: route.run,
@@ -196,7 +196,7 @@ export function taskView(host) {
           "div",
           { class: "seed-cell" },
           turnMessages(agent)
-            .opening.filter((message) => message.role !== "system")
+            .prompt.filter((message) => message.role !== "system")
             .map((message) => say("user", message.content)),
         ),
       ),

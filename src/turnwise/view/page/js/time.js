@@ -80,11 +80,11 @@ export function timeView(host) {
       head,
       h(
         "div",
-        { class: "talk-title" },
+        { class: "conversation-title" },
         h("h1", { class: "num" }, `Step ${num(data.step)}`),
         data.kind === "train" ? null : h("span", { class: "chip is-accent" }, data.kind),
-        step(-1, "left", "The step before (←)"),
-        step(1, "right", "The step after (→)"),
+        step(-1, "left", "Previous step (←)"),
+        step(1, "right", "Next step (→)"),
         h(
           "select",
           {
@@ -110,7 +110,7 @@ export function timeView(host) {
           : null,
         h(
           "span",
-          { class: "talk-actions" },
+          { class: "conversation-actions" },
           link(
             address({ run: route.run, view: "episodes", params: { step: route.item } }),
             { class: "button" },

@@ -25,9 +25,9 @@ export class TokenStream {
     this.element.addEventListener("click", (event) => this.point(event, on.select));
   }
 
-  point(event, tell) {
+  point(event, onPoint) {
     const span = event.target.closest(".tok");
-    if (span && span.index !== undefined) tell(span.index);
+    if (span && span.index !== undefined) onPoint(span.index);
   }
 
   draw(data, turnNotes) {
@@ -54,7 +54,7 @@ export class TokenStream {
           : sampled
             ? "no turn"
             : start === 0
-              ? "opening"
+              ? "initial prompt"
               : "environment",
       ),
       h("span", { class: "num" }, plural(length, sampled ? "sampled token" : "prompt token")),

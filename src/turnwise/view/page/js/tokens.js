@@ -2,6 +2,7 @@
 // numbers.
 
 import { exportAddress, get, runPath } from "./api.js";
+import { turnReward } from "./conversation.js";
 import { button, fill, h, later, link } from "./dom.js";
 import { rewardPill } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
@@ -11,7 +12,6 @@ import { Overview } from "./overview.js";
 import { address, go, withParams } from "./route.js";
 import { audit, choices, readColumns, Scale } from "./scale.js";
 import { empty, failed, loading } from "./states.js";
-import { turnReward } from "./talk.js";
 import { drawInspector, drawSums } from "./token_facts.js";
 import { TokenStream } from "./token_stream.js";
 
@@ -143,7 +143,7 @@ export function tokensView(host) {
       head,
       h(
         "div",
-        { class: "talk-title" },
+        { class: "conversation-title" },
         h("h1", { class: "num" }, episode.id),
         rewardPill(agent?.reward?.total ?? null),
         h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
@@ -171,9 +171,9 @@ export function tokensView(host) {
         ),
         h(
           "span",
-          { class: "talk-actions" },
-          move(episode.previous, "up", "The episode before it (k)"),
-          move(episode.next, "down", "The episode after it (j)"),
+          { class: "conversation-actions" },
+          move(episode.previous, "up", "Previous episode (k)"),
+          move(episode.next, "down", "Next episode (j)"),
           link(
             address({ run: route.run, view: "episodes", item: episode.id }),
             { class: "button" },

@@ -1,34 +1,34 @@
 // This module draws an episode as a conversation, with tool calls and each turn's reward.
 
+import { conversationHead, spentOn, tone } from "./conversation_head.js";
 import { button, fill, h, link } from "./dom.js";
 import { statusWord } from "./filters.js";
 import { num, plural, seconds, signed } from "./format.js";
 import { icon } from "./icons.js";
 import { address, go, withParams } from "./route.js";
-import { spentOn, talkHead, tone } from "./talk_head.js";
 import { marked, visible } from "./visible.js";
 
 const LONG = 1400;
 
-export function drawTalk(place, episode, route, run = null) {
+export function drawConversation(place, episode, route, run = null) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
   const agent = episode.agents[number] ?? episode.agents[0];
   const word = route.params.get("text") ?? "";
   fill(
     place,
-    talkHead(episode, agent, route, run),
+    conversationHead(episode, agent, route, run),
     episode.error ? problem([episode.error, episode.traceback].filter(Boolean).join("\n")) : null,
     episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
     agent
       ? h(
           "div",
-          { class: "talk" },
-          opening(agent, word),
+          { class: "conversation" },
+          initialPrompt(agent, word),
           rowOf(episode.task),
           agent.turns.map((turn, place) => turnBlock(agent, turn, place, word, episode, route)),
         )
       : null,
-    h("p", { class: "talk-end" }, endingWords(episode)),
+    h("p", { class: "conversation-end" }, endingWords(episode)),
   );
 }
 
@@ -77,13 +77,13 @@ export function turnMessages(agent) {
   );
   const missing = agent.turns.length - own.length;
   return {
-    opening: agent.messages.slice(0, own[0] ?? agent.messages.length),
+    prompt: agent.messages.slice(0, own[0] ?? agent.messages.length),
     replies: [...Array(missing).fill([]), ...replies],
   };
 }
 
-function opening(agent, word) {
-  return turnMessages(agent).opening.map((message) => messageBlock(message, word));
+function initialPrompt(agent, word) {
+  return turnMessages(agent).prompt.map((message) => messageBlock(message, word));
 }
 
 const ROLES = { system: "system", user: "environment", assistant: "model", tool: "tool" };
@@ -116,7 +116,7 @@ function body(text, word, kind = "") {
   if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase())))
     return full();
   const short = h("div", { class: `words is-cut ${kind}` }, visible(text.slice(0, LONG)));
-  const more = button(`Show all of its ${num(text.length)} characters`, {
+  const more = button(`Show all ${num(text.length)} characters`, {
     class: "button is-plain",
     onclick: () => {
       short.replaceWith(full());

@@ -8,7 +8,7 @@ import { num, seconds, seedText } from "./format.js";
 import { icon } from "./icons.js";
 import { address } from "./route.js";
 
-export function talkHead(episode, agent, route, run) {
+export function conversationHead(episode, agent, route, run) {
   const at = { run: route.run };
   const tokens = agent?.turns.length
     ? agent.turns.reduce((sum, turn) => sum + turn.tokens[1] - turn.tokens[0], 0)
@@ -30,10 +30,10 @@ export function talkHead(episode, agent, route, run) {
     );
   return h(
     "header",
-    { class: "talk-head" },
+    { class: "conversation-head" },
     h(
       "div",
-      { class: "talk-title" },
+      { class: "conversation-title" },
       link(
         address({ ...route, item: null }),
         { class: "button is-plain back", "aria-label": "Back to the list" },
@@ -43,12 +43,12 @@ export function talkHead(episode, agent, route, run) {
       h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
       h(
         "span",
-        { class: "talk-actions" },
-        move(episode.previous, "up", "The episode before it in its step"),
-        move(episode.next, "down", "The episode after it in its step"),
+        { class: "conversation-actions" },
+        move(episode.previous, "up", "Previous episode of the step"),
+        move(episode.next, "down", "Next episode of the step"),
         link(
           address({ ...at, view: "tokens", item: episode.id }),
-          { class: "button", title: "What was trained on (Enter)" },
+          { class: "button", title: "Tokens that were trained on (Enter)" },
           icon("tokens"),
           "Tokens",
         ),
@@ -67,7 +67,7 @@ export function talkHead(episode, agent, route, run) {
           exportAddress(route.run, episode.id),
           {
             class: "button",
-            title: "Save as one HTML file (e)",
+            title: "Export as one HTML file (e)",
             download: "",
             data: { action: "export" },
           },
@@ -78,11 +78,11 @@ export function talkHead(episode, agent, route, run) {
     ),
     h(
       "dl",
-      { class: "talk-facts" },
+      { class: "conversation-facts" },
       agent?.reward
         ? h(
             "div",
-            { class: "talk-reward" },
+            { class: "conversation-reward" },
             h("dt", null, "reward"),
             h("dd", { class: `num ${tone(agent.reward.total)}` }, num(agent.reward.total)),
           )
@@ -98,7 +98,7 @@ export function talkHead(episode, agent, route, run) {
             item: episode.step,
             params: { episode: episode.id, kind: episode.kind === "train" ? null : episode.kind },
           }),
-          { title: "Where the time of this step went" },
+          { title: "Timing of this step" },
           num(episode.step),
         ),
       ),
