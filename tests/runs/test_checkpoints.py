@@ -90,7 +90,7 @@ class TestRoundTrip:
         assert synced == {state(store.folder.stat())}
 
     def test_the_manifest_is_the_stores_own(self, store):
-        with pytest.raises(CheckpointError, match=r"manifest\.json is the store's own"):
+        with pytest.raises(CheckpointError, match=r"manifest\.json is reserved for the manifest"):
             store.save(1, lambda folder: (folder / "manifest.json").touch(), {})
         assert hidden(store.folder) == []
 
@@ -185,7 +185,7 @@ class TestPruning:
         with pytest.raises(CheckpointError, match="not a checkpoint of"):
             store.mark_best(other, "reward", 1.0)
         store.remove(saved)
-        with pytest.raises(CheckpointError, match="is gone"):
+        with pytest.raises(CheckpointError, match="does not exist"):
             store.mark_best(saved, "reward", 1.0)
         assert store.best is None
 
