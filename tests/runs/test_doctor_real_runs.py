@@ -109,7 +109,7 @@ def test_groups_without_variance(tmp_path):
 def test_a_collapsed_entropy(tmp_path):
     slow = "training.learning_rate=1e-5"
     folder = train(tmp_path, Drilled, slow, model=speaking_model(Drilled), steps=11)
-    the_finding(folder, "entropy-collapse", "from the first step on", "says the same each time")
+    the_finding(folder, "entropy-collapse", "from the first step on", "no longer explores")
 
 
 def test_an_entropy_that_collapses_while_the_run_learns(tmp_path):

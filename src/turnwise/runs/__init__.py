@@ -1,5 +1,5 @@
-"""What a run leaves behind: its folder, metrics, episodes and checkpoints, and what they say.
+"""The files of a run: its folder, metrics, episodes and checkpoints, and the doctor.
 
-Nothing here trains, and reading a run's metrics and episodes needs no torch: the trainer writes
-these files, the viewer and the commands read them.
+The trainer writes these files; the viewer and the commands read them. Reading metrics and episodes
+needs no torch.
 """

@@ -1,7 +1,7 @@
-"""The tokens of many episodes as a few long columns, and back.
+"""Packs the tokens of many episodes into a few long columns, and unpacks them.
 
-The streams of all agents of all episodes are laid end to end. What is known of sampled tokens only
-is kept for those only.
+The streams of all agents of all episodes are concatenated. Columns about sampled tokens have values
+for those only.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Columns: TypeAlias = "Mapping[str, torch.Tensor | Array]"
-"""By name, [rows, tokens]: a row is one agent of one episode, padded at its end."""
+"""By name, [rows, tokens]: a row is one agent of one episode, padded on the right."""
 
-# Three digits are enough to look at them; none of these is trained on again.
+# Three digits are enough for display; these are never used for training again.
 HALF_PRECISION = ("values", "advantages", "returns")
 
 _SAMPLER = "sampler_log_probs"
@@ -42,7 +42,7 @@ class Row:
 
 
 def check_columns(streams: Sequence[TokenStream], columns: Columns) -> None:
-    """Columns must be those of the streams: a row each, and wide enough."""
+    """Raise `ConfigError` unless the columns have one row per stream and are wide enough."""
     width = max((len(stream) for stream in streams), default=0)
     for name, column in columns.items():
         shape = tuple(column.shape)
@@ -56,8 +56,8 @@ def check_columns(streams: Sequence[TokenStream], columns: Columns) -> None:
 
 
 def pack(streams: Sequence[TokenStream], columns: Columns) -> dict[str, Array]:
-    """The columns as they are written: `ids`, `mask` in bits, `offsets`, and one number for each
-    sampled token in the others."""
+    """Return the columns to write: `ids`, `mask` as bits, `offsets`, and others with one number
+    per sampled token."""
     lengths = np.array([len(stream) for stream in streams], np.int64)
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     ids = np.fromiter(chain.from_iterable(s.ids for s in streams), np.int64, int(offsets[-1]))
@@ -83,13 +83,13 @@ def pack(streams: Sequence[TokenStream], columns: Columns) -> dict[str, Array]:
 
 
 def unpack(packed: Mapping[str, Array], place: str = "the columns") -> list[Row]:
-    """The rows again, in their order. What does not fit together is an error about `place`."""
+    """Return the rows in order; inconsistent columns raise `ConfigError` about `place`."""
     _check_packed(packed, place)
     ids, offsets = packed["ids"], packed["offsets"].astype(np.int64)
     mask = np.unpackbits(packed["mask"], count=len(ids)).astype(np.bool_)
     columns = {name: array for name, array in packed.items() if name not in _PLACES}
     if (bits := columns.pop(_LEARNER_BITS, None)) is not None:
-        # Both are nearly equal, so their bits differ in the last places only: that packs well.
+        # Both are nearly equal, so that the XOR of their bits compresses well.
         columns[_LEARNER] = (bits ^ columns[_SAMPLER].view(np.uint32)).view(np.float32)
     bounds = list(pairwise(offsets.tolist()))
     num_sampled = [int(np.count_nonzero(mask[start:end])) for start, end in bounds]
@@ -145,7 +145,7 @@ def _numpy(column: torch.Tensor | Array) -> Array:
 
 
 def _halved(values: Array) -> Array:
-    """In 16 bits, unless a value is too large for them."""
+    """Return the values as float16, unless one is too large for it."""
     with np.errstate(over="ignore"):
         halves = values.astype(np.float16)
     return halves if np.array_equal(np.isinf(halves), np.isinf(values)) else values

@@ -1,4 +1,4 @@
-"""What of an episode is text, as JSON; and a stored episode as it is read."""
+"""Stored episodes: their JSON, and the objects that are read from it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from turnwise.episode import AgentRecord, EpisodeResult, TurnRecord
     from turnwise.tools import ToolCall, ToolResult
 
-# Characters of what an environment or a tool gave; the words of the conversation are kept whole.
+# Limits in characters for objects of environments and tools; conversations are never cut.
 _MAX_INFO = 4_000
 _MAX_CALL = 20_000
 
 
 @dataclass
 class StoredCall:
-    """A tool call, and what came of it."""
+    """A tool call and its result."""
 
     name: str
     arguments: Any = field(default_factory=dict)
     result: Any = None
-    """What the tool returned, or why it did not."""
+    """The result of the tool, or the error."""
     success: bool | None = None
-    """None: it was not called."""
+    """None: it was not executed."""
     failure: str | None = None
     """A `ToolFailure`."""
     seconds: float = 0.0
@@ -43,10 +43,10 @@ class StoredCall:
 
 @dataclass
 class StoredTurn:
-    """One turn of an agent, and what the world said to it."""
+    """One turn of an agent, and the response of the environment."""
 
     tokens: tuple[int, int]
-    """Where its sampled tokens begin and end."""
+    """Start and end of its sampled tokens."""
     text: str
     finish_reason: str
     weight_version: int
@@ -70,14 +70,14 @@ class StoredAgent:
     reward: Reward | None
     """None: it was not scored."""
     ids: Array
-    """Every token, sampled or put in."""
+    """Every token, sampled or prompt."""
     mask: Array
-    """Set on the sampled ones."""
+    """True for sampled tokens."""
     columns: dict[str, Array]
-    """`sampler_log_probs` and whatever else was kept: one number for each sampled token."""
+    """`sampler_log_probs` and others, with one number per sampled token."""
 
     def column(self, name: str) -> Array:
-        """A column in line with `ids`; NaN on tokens that were not sampled."""
+        """Return a column aligned with `ids`; NaN for tokens that were not sampled."""
         aligned = np.full(len(self.ids), np.nan, np.float32)
         aligned[self.mask] = self.columns[name]
         return aligned
@@ -96,17 +96,17 @@ class StoredEpisode:
     seconds: dict[str, float]
     agents: list[StoredAgent]
     traceback: str | None = None
-    """Of a failed episode: the lines of the user's own code that failed."""
+    """The lines of the user's code in which an episode failed."""
     part: str = ""
-    """The environment of a mix that it was played in, by its name; empty without a mix."""
+    """The name of the environment in a mix; empty without a mix."""
     task: dict[str, Any] | None = None
-    """The row of a dataset that was played, if there was one; a long one is cut."""
+    """The row of the dataset, if there is one; long rows are cut."""
     task_id: str | None = None
-    """A hash of the whole row: the same row at another step has the same."""
+    """A hash of the whole row, the same in all steps."""
 
     @property
     def agent(self) -> StoredAgent:
-        """The first agent, which is the only one but in self-play."""
+        """The first agent; in self-play there are others."""
         return self.agents[0]
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class StoredEpisode:
 
 
 def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str, Any]:
-    """What of an episode is text; what is as usual is left out. `began` is when its step did."""
+    """Return the JSON of an episode without defaults. `began` is the start of its step."""
     seconds = _rounded(result.seconds)
     if began is not None and result.started:
         seconds["start"] = round(result.started - began, 6)
@@ -124,12 +124,12 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
         "group": result.group,
         "member": result.member,
         "status": result.status.value,
-        **_told(
+        **_nonempty(
             error=plain_json(result.error, _MAX_CALL),
             traceback=plain_json(result.traceback, _MAX_CALL),
         ),
         **({} if result.attempt == 1 else {"attempt": result.attempt}),
-        **_told(part=result.part),
+        **_nonempty(part=result.part),
         **_write_task(result.agents[0].trajectory.task if result.agents else None),
         "seconds": seconds,
         "agents": [_write_agent(agent, began is not None) for agent in result.agents],
@@ -139,7 +139,7 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
 def read_episode(
     data: Mapping[str, Any], rows: Sequence[Row], place: str = "the file"
 ) -> StoredEpisode:
-    """An episode again, with the tokens of its agents. Its text was checked (`check_text`)."""
+    """Return an episode from its checked JSON and the tokens of its agents."""
     for agent, row in zip(data["agents"], rows, strict=True):
         for turn in agent["turns"]:
             start, end = turn["tokens"]
@@ -210,9 +210,9 @@ def _read_agent(data: Mapping[str, Any], row: Row) -> StoredAgent:
 
 
 def _said(messages: Sequence[Mapping[str, Any]], num_turns: int) -> list[tuple[str, str]]:
-    """What the messages say that the agent said in each turn, and was told then.
+    """Return the text and the observation of each turn that follow from the messages.
 
-    A turn's words are written again only where they are others.
+    A turn stores its own text or observation only if it differs from these.
     """
     spoke = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     said = [
@@ -235,7 +235,7 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
         "weight_version": turn.weight_version,
         **({} if turn.text == text else {"text": turn.text}),
         **({} if turn.observation == observation else {"observation": turn.observation}),
-        **_told(
+        **_nonempty(
             state=turn.state,
             calls=_write_calls(turn.calls, turn.tool_results),
             malformed=turn.malformed,
@@ -248,7 +248,7 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
 
 
 def _success_first(info: dict[str, Any]) -> dict[str, Any]:
-    """The same `info`, cut behind what every reader asks for, however large the rest is."""
+    """Return `info` with `success` first, so that it is kept when a large `info` is cut."""
     return {"success": info["success"], **info} if "success" in info else info
 
 
@@ -258,14 +258,14 @@ def _read_turn(data: Mapping[str, Any], said: tuple[str, str]) -> StoredTurn:
         name: value for name, value in data.items() if name not in ("tokens", "calls", "reward")
     }
     calls = [StoredCall(**call) for call in data.get("calls", ())]
-    # A reward that is no finite number stands there in words.
+    # A reward that is not finite is stored as text.
     reward = float(data.get("reward", 0.0))
     words = {"text": said[0], "observation": said[1]}
     return StoredTurn(tokens=(start, end), calls=calls, reward=reward, **words | rest)
 
 
 def _write_calls(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> list[dict[str, Any]]:
-    """Each with its result; calls beyond the limit were not carried out and have none."""
+    """Return calls with their results; calls beyond the limit were not executed and have none."""
     written = []
     for number, call in enumerate(calls):
         data = {
@@ -277,16 +277,16 @@ def _write_calls(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> li
         if number < len(results):
             result = results[number]
             failure = None if result.failure is None else result.failure.value
-            data |= _told(failure=failure, seconds=round(result.seconds, 6))
+            data |= _nonempty(failure=failure, seconds=round(result.seconds, 6))
         written.append(data)
     return written
 
 
-def _told(**values: Any) -> dict[str, Any]:
-    """Without what is empty, no or zero: so it is read when it is not there."""
+def _nonempty(**values: Any) -> dict[str, Any]:
+    """Return the values that are not empty, False or 0, which are the defaults when read."""
     return {name: value for name, value in values.items() if value}
 
 
 def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
-    """To the microsecond: more digits are noise, and noise does not compress."""
+    """Round to microseconds, so that the file compresses well."""
     return {part: round(value, 6) for part, value in seconds.items()}

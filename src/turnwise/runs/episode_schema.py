@@ -1,4 +1,4 @@
-"""What the text of a file of episodes must look like, checked before anything relies on it."""
+"""The schema of the JSON in a file of episodes, checked when it is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # pydantic asks for this one before Pyt
 from turnwise.errors import ConfigError
 from turnwise.types import EpisodeStatus
 
-# Texts may hold half a surrogate pair, which pydantic's own check of `str` refuses.
+# Texts may have half a surrogate pair, which pydantic's `str` refuses.
 Text = InstanceOf[str]
 
 Count = Annotated[int, Ge(0), Le(2**53)]
@@ -25,7 +25,7 @@ FORMAT = 1
 class Call(TypedDict):
     """A tool call."""
 
-    __pydantic_config__ = _FORBID  # type: ignore[misc] # how pydantic is told
+    __pydantic_config__ = _FORBID  # type: ignore[misc] # pydantic's own way
     name: Text
     arguments: NotRequired[Any]
     result: NotRequired[Any]
@@ -62,7 +62,7 @@ class Reward(TypedDict):
 
 
 class Message(TypedDict):
-    """One message of a conversation; what else it has is the chat template's own."""
+    """A message of a conversation; other keys belong to the chat template."""
 
     __pydantic_config__ = {"extra": "allow", "strict": True}  # type: ignore[misc] # noqa: RUF012
     role: Text
@@ -107,7 +107,7 @@ class EpisodesText(TypedDict):
 
 
 def check_text(data: Any, place: str) -> dict[str, Any]:
-    """The text of a file of episodes as it stands, once it is what `EpisodesText` says."""
+    """Return the JSON of a file of episodes unchanged; raise `ConfigError` if it is invalid."""
     if isinstance(data, dict) and data.get("format", FORMAT) != FORMAT:
         raise ConfigError(
             f"{place} has format {data['format']!r:.80}, expected {FORMAT}: a newer turnwise "

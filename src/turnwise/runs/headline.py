@@ -1,6 +1,6 @@
-"""The one metric that sums up a run, and the episodes that it is the mean of.
+"""The headline of a run: its main metric, and the episodes that were averaged.
 
-Every command and page that reports how good a run is takes it from here, so that all agree.
+All commands and pages use it, so that they report the same number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Z = 1.959964
 
 @dataclass(frozen=True)
 class Headline:
-    """A metric of a run with what it is an average of."""
+    """A metric of a run, and the episodes that were averaged."""
 
     metric: str
     """`success`, or `reward` where the environment does not report success."""
@@ -26,16 +26,16 @@ class Headline:
     """`64 greedy episodes on held-out seeds`, or `the 32 training episodes of this step`."""
     low: float | None = None
     high: float | None = None
-    """The 95 % interval of the mean, where it is known."""
+    """The 95 % interval of the mean, if known."""
 
     @property
     def number(self) -> str:
-        """The value as it is printed everywhere: `0.250`."""
+        """The formatted value: `0.250`."""
         return f"{self.value:.3f}"
 
     @property
     def about(self) -> str:
-        """What follows the number: its interval, its step, and what it is the mean of."""
+        """The text after the number: interval, step and episodes."""
         interval = "" if self.low is None else f"({self.low:.3f} to {self.high:.3f}) "
         return f"{interval}after step {self.step:,}: {self.over}"
 
@@ -43,7 +43,7 @@ class Headline:
         return f"{self.metric} {self.number} {self.about}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields and the texts, so that a page prints them and formats nothing."""
+        """Return the fields and the formatted texts."""
         return {**asdict(self), "number": self.number, "about": self.about, "text": str(self)}
 
 
@@ -72,7 +72,7 @@ def headline(
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """A file from elsewhere may hold text under the name of a metric."""
+    """Return whether a value is a finite number; a copied file may have text instead."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
@@ -90,7 +90,7 @@ def _headline(
 
 
 def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether an episode ever succeeded; success is 0 in every step of a run that reports none."""
+    """Return whether any episode succeeded; without reports, success is 0 in every step."""
     names = ("success", "eval/greedy/success", "eval/sampled/success")
     return any(
         _is_number(value) and value != 0
@@ -101,12 +101,11 @@ def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | None:
-    """The 95 % interval of a success or a reward, by the number of episodes beside it.
+    """Return the 95 % interval of a success or a reward, from the number of episodes of its step.
 
-    Where several episodes were played from one start or of one row, it is by the number of these:
-    episodes of one row are alike. That is at least as wide as it should be, and exact where they
-    all end in the same way. None where the number is not known, and for a mix of environments,
-    whose mean is weighted.
+    If several episodes share a seed or a row, the number of groups counts, since episodes of a
+    group are not independent; the interval is then at least as wide as it should be. None if the
+    number is unknown, and for a mix of environments, whose mean is weighted.
     """
     prefix, _, kind = name.rpartition("/")
     prefix = f"{prefix}/" if prefix else ""
@@ -125,7 +124,7 @@ def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | Non
 
 
 def wilson_interval(rate: float, number: int) -> tuple[float, float]:
-    """Where the true rate is in 95 of 100 cases, by Wilson's formula, which holds near 0 and 1.
+    """Return the 95 % Wilson interval of a rate, which is valid near 0 and 1 too.
 
     >>> low, high = wilson_interval(1.0, 100)
     >>> round(low, 3), round(high, 3)
@@ -138,7 +137,7 @@ def wilson_interval(rate: float, number: int) -> tuple[float, float]:
 
 
 def policy_movement(metrics: Mapping[str, float]) -> list[str]:
-    """The metrics of a step that show how the policy moved, the most informative first.
+    """Return the metrics of a step that show how the policy moved, the most informative first.
 
     >>> policy_movement({"kl": 1e-13, "grad_norm": 0.7, "num_steps": 1})
     ['grad_norm']
@@ -150,11 +149,11 @@ def policy_movement(metrics: Mapping[str, float]) -> list[str]:
 
 
 def kl_is_informative(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the KL to the sampling policy says how far the updates moved the policy.
+    """Return whether the KL to the sampling policy shows how far the updates moved the policy.
 
-    It does where a batch has several optimiser steps. With one step the policy that is trained is
-    still the one that sampled, and their KL is 0 up to rounding. The KL to a reference model is
-    another metric, `kl_ref`, and always informative.
+    It does if a batch has several optimizer steps. With one step, the trained policy is still the
+    one that sampled, and the KL is 0 up to rounding. `kl_ref`, the KL to a reference model, is
+    always informative.
 
     >>> kl_is_informative([{"kl": 1e-13, "num_steps": 1}]), kl_is_informative([{"num_steps": 4}])
     (False, True)

@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one JSON object a line, one line a step."""
+"""`metrics.jsonl`: one JSON object per line, one line per step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _LOG = logging.getLogger("turnwise")
 MAX_BYTES = 2**30
 MAX_LINE_BYTES = 2**20
 _MAX_INTEGER = 2**1023
-"""A larger one is no float, and no curve can show it."""
+"""A larger integer does not fit into a float."""
 
 
 class MetricsLog:
-    """A run's metrics in a file that a person and a program can read.
+    """Appends and reads the metrics of a run.
 
     The same metrics give the same bytes: keys in the order given, floats as short as they can be
     and still come back exactly.
@@ -38,10 +38,7 @@ class MetricsLog:
         self.path = Path(path)
 
     def append(self, metrics: Metrics) -> None:
-        """Write one line; when this returns, it is on the disk.
-
-        JSON has no word for NaN and infinity: such a value is left out.
-        """
+        """Append one line, and sync it to the disk. NaN and infinity are left out."""
         line = _encode(metrics)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,14 +54,14 @@ class MetricsLog:
             raise ConfigError(_cannot_write(self.path, error)) from error
 
     def read(self) -> list[dict[str, Any]]:
-        """Every line; none if there is no file. Half a line at the end, left by a crash, is told
-        and left out; one that cannot be read anywhere else is an error."""
+        """Return every line; none if there is no file. An incomplete last line, left by a crash, is
+        skipped with a warning; any other invalid line raises `ConfigError`."""
         return [values for _, values in self._lines()]
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a step, for a run that goes on from there.
+        """Remove the lines after a step, for a run that resumes from there.
 
-        Then the file is, byte for byte, what it was when that step had been logged.
+        The file is then byte for byte as it was after that step.
         """
         lines = self._lines()
         kept = b"".join(line + b"\n" for line, values in lines if values.get("step", step) <= step)
@@ -76,7 +73,7 @@ class MetricsLog:
             raise ConfigError(_cannot_write(self.path, error)) from error
 
     def _lines(self) -> list[tuple[bytes, dict[str, Any]]]:
-        """Each line as it stands, and what it says."""
+        """Return the bytes and the content of each line."""
         try:
             data = read_bytes(self.path, MAX_BYTES)
         except FileNotFoundError:
@@ -122,12 +119,12 @@ def decode_metrics(line: bytes) -> dict[str, Any]:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are numbers: what can be drawn, compared and formatted."""
+    """Return the metrics that are numbers."""
     return {name: value for name, value in metrics.items() if isinstance(value, int | float)}
 
 
 def missing_steps(history: Iterable[Mapping[str, Any]], num_steps: int) -> str:
-    """Which of the first `num_steps` steps have no line; empty if all have.
+    """Return which of the first `num_steps` steps have no line; empty if all have one.
 
     >>> missing_steps([{"step": 1}, {"step": 4}], 6)
     'steps 2 to 3 and 5 to 6'

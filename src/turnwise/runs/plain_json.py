@@ -1,4 +1,4 @@
-"""Whatever an environment or a tool gave, as JSON of bounded size."""
+"""Converts any object of an environment or a tool to JSON of bounded size."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_DEPTH = 16
 _MAX_BITS = 4096
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
-# Bounded in its work too: the plain repr of a set of a million things would make all of it.
+# Bounded in time too: the plain `repr` of a huge set would format all of it.
 _REPR = reprlib.Repr()
 _REPR.maxother = _REPR.maxstring = _REPR.maxlong = 400
 _REPR.maxlist = _REPR.maxset = _REPR.maxfrozenset = _REPR.maxdict = _REPR.maxdeque = 20
 
 
 def plain_json(value: Any, room: float = math.inf) -> Any:
-    """The same as JSON of about `room` characters; what has no JSON becomes its `repr`, cut.
+    """Return a value as JSON of about `room` characters; other objects as their cut `repr`.
 
     >>> plain_json({"price": np.float32(0.5), 3: (1, {2})})
     {'price': 0.5, '3': [1, '{2}']}
@@ -42,7 +42,7 @@ class _Walk:
         if value is None or isinstance(value, bool | np.bool_):
             return None if value is None else bool(value)
         if isinstance(value, int | np.integer):
-            # Python itself refuses to write numbers of thousands of digits.
+            # Python refuses to format numbers of thousands of digits.
             number = int(value)
             bits = number.bit_length()
             return number if bits <= _MAX_BITS else f"<int of {bits} bits>"
@@ -82,7 +82,7 @@ class _Walk:
 
 
 def described(value: Any) -> str:
-    """A short `repr` that is the same in every run.
+    """Return a short `repr` without addresses, which is the same in every run.
 
     >>> described(object())
     '<object object>'

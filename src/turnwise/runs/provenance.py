@@ -1,4 +1,4 @@
-"""Under which circumstances a run was started: command, code version, packages, machine."""
+"""The provenance of a run: command, commit, packages and machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GIT_SECONDS = 5.0
 
 
 def provenance() -> dict[str, Any]:
-    """Return what a later reader needs to know about this start of a run."""
+    """Return how and where the current process was started."""
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": shlex.join(_command()),
@@ -59,7 +59,7 @@ def _git(folder: Path, *words: str) -> str | None:
 
 
 def _command() -> list[str]:
-    """The words of the command line without secrets; whose interpreter it was says nothing."""
+    """Return the command line without secrets and without the path of the interpreter."""
     words = without_secrets(list(sys.orig_argv), known=setting_types())
     return ["python", *words[1:]] if words else []
 

@@ -1,7 +1,7 @@
-"""Which settings may change when a run is resumed, and why the others may not.
+"""The settings that may change when a run is resumed, and why the others may not.
 
-A setting may change if it only steers the steps to come. It may not if it decides which weights
-there are, what the task is, or where the run stands in its data and random numbers.
+A setting may change if it affects only future steps. It may not if it determines the weights, the
+task, or the position in the data and in the random streams.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from turnwise.config import ConfigStore
 from turnwise.runs.named_files import NAMES, Named, rewritten
 
 _MODEL = "the weights in the checkpoints are those of this model"
-_TASK = "it is a part of the task, and another task is another run"
+_TASK = "it defines the task, and another task is another run"
 _DATA = "the position in the dataset is counted in its rows"
 _ADAPTERS = "it decides what the adapters in the checkpoints are"
 _IMITATION = "the warm start comes before the first step, and is over"
@@ -84,10 +84,10 @@ MAY_CHANGE = frozenset(
         *("logging.level", "logging.sinks", "logging.episodes_gb"),
     }
 )
-"""Settings that a resumed run may have others of. A new setting goes here or into `FIXED`."""
+"""Settings that may change in a resumed run. New settings go here or into `FIXED`."""
 
 _RENAMED = {"<object>:RLHFDataset": "<object>:PromptDataset"}
-"""What earlier runs recorded about rows in memory, and what is recorded now."""
+"""Names that earlier versions recorded for rows in memory, and their present names."""
 _SAME_EXPERIMENT = {"training.num_epochs"}
 _SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
 _REFERENCE = (
@@ -97,7 +97,7 @@ _REFERENCE = (
 
 
 class Change(NamedTuple):
-    """A setting that a resumed run has another value of."""
+    """A setting with another value in the resumed run."""
 
     name: str
     before: Any
@@ -105,8 +105,8 @@ class Change(NamedTuple):
 
     @property
     def makes_another_run(self) -> bool:
-        """False for where, how long and with what output a run trains: a run that has no name
-        is resumed only if nothing else differs."""
+        """False for settings of place, duration and output: a run without a name is resumed only
+        if nothing else differs."""
         is_same = self.name in _SAME_EXPERIMENT or self.name.startswith(_SAME_EXPERIMENT_SECTIONS)
         return not is_same
 
@@ -115,7 +115,7 @@ class Change(NamedTuple):
 
 
 def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
-    """Every setting that differs."""
+    """Return every setting that differs."""
     old = dict(before.settings())
     return [
         Change(name, old[name], value)
@@ -125,11 +125,10 @@ def changes_between(before: ConfigStore, now: ConfigStore) -> list[Change]:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """A setting without the folders of the code and rows that it names.
+    """Return a setting without the folders of the code and rows that it names.
 
-    From another working directory the same file has another path; whether it still holds the same
-    code and rows is seen by their hashes, not by where they are. Models and parsers have no such
-    hash: their names are compared as they are.
+    The same file has another path from another working directory; hashes tell whether its content
+    changed. Models and parsers have no such hash, so their names are compared unchanged.
     """
     if name not in NAMES or name == "parser":
         return value
@@ -138,7 +137,7 @@ def _comparable(name: str, value: Any) -> Any:
 
 
 def _without_folder(name: Named) -> str:
-    if name.setting.endswith(".cwd"):  # where a server is started, whatever it is called now
+    if name.setting.endswith(".cwd"):  # the working directory of a server
         return ""
     if name.kind not in ("code", "rows", "folder"):
         return name.text
@@ -146,7 +145,7 @@ def _without_folder(name: Named) -> str:
 
 
 def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:
-    """The changes that a resumed run cannot take, each with the reason."""
+    """Return the changes that a resumed run cannot have, each with the reason."""
     refused = [
         f"{change}, and may not change: {FIXED[change.name]}"
         for change in changes_between(before, now)

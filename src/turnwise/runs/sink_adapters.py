@@ -1,7 +1,7 @@
-"""One class for each sink; each imports its package only when it is made.
+"""One class per sink; each imports its package when it is created.
 
-A run that goes on after a break leaves out the steps that a sink has already; which they are stands
-in a small file in the run folder. TensorBoard instead hides what came after the point of return.
+A resumed run does not log steps again that a sink already has; a small file in the run folder has
+the last one. TensorBoard instead hides the events after the step from which the run resumed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from turnwise.errors import import_extra
 from turnwise.runs.plain_json import plain_json
 
 _PROJECT = "turnwise"
-_MOST_PARAMS = 100  # that MLflow takes at once
-_OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # that MLflow does not take in a name
+_MOST_PARAMS = 100  # per request, MLflow's limit
+_OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # not allowed in MLflow's names
 
 
 class Sink(Protocol):
-    """A place for metrics. All calls after the first come from one thread."""
+    """A receiver of metrics. All calls after the constructor come from one thread."""
 
     def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
-        """Import the package; nothing is opened yet."""
+        """Import the package, without opening anything."""
 
     def open(self, first_step: int) -> None:
-        """Begin, or go on, with this step."""
+        """Open the sink before the first, or the first resumed, step."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -62,7 +62,7 @@ class TensorBoard:
 class WandB:
     """A run of Weights & Biases in `wandb/` of the run folder.
 
-    Online if the user is logged in, else offline: `wandb sync` sends it later. It never asks.
+    Online if the user is logged in, else offline for a later `wandb sync`. It never prompts.
     """
 
     def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
@@ -152,7 +152,7 @@ class Trackio:
         self._memory = _Memory(run_folder, "trackio")
 
     def open(self, first_step: int) -> None:
-        # Runs in other folders may have the same name, and would be continued.
+        # Runs in other folders may have the same name, and would be resumed.
         name = self._memory.remember_id(lambda: f"{self._name}-{uuid.uuid4().hex[:6]}")
         self._run = self._trackio.init(
             project=_PROJECT,
@@ -174,7 +174,7 @@ class Trackio:
 
 
 class _Memory:
-    """What a sink knows of a run from before a break: its name there, and its last step."""
+    """The id of a run in a sink and its last step, kept for a resume."""
 
     def __init__(self, run_folder: Path, sink: str) -> None:
         self._path = run_folder / f".{sink}.json"

@@ -1,7 +1,7 @@
-"""Metrics for TensorBoard, Weights & Biases, MLflow and trackio, beside the run's own file.
+"""Sends metrics to TensorBoard, Weights & Biases, MLflow and trackio.
 
-None needs a login, and none can stop or slow a run: each works in a thread of its own, and one that
-fails is told once and dropped.
+None needs a login, and none can stop or slow down a run: each works in a thread of its own, and one
+that fails is logged once and dropped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SINKS: dict[str, type[Sink]] = {
     "trackio": Trackio,
 }
 
-# What is not sent by then, because a network is slow or gone, is left behind.
+# Metrics that are not sent by then are lost.
 _CLOSE_SECONDS = 8.0
 
 _LOG = logging.getLogger("turnwise")
 
 
 def check_sinks(names: Sequence[str]) -> None:
-    """Refuse a name that is no sink's."""
+    """Raise `ConfigError` for an unknown sink."""
     for name in names:
         if name not in SINKS:
             raise ConfigError(
@@ -43,7 +43,7 @@ def check_sinks(names: Sequence[str]) -> None:
 def make_sinks(
     names: Sequence[str], run_folder: Path, run_name: str, config: Mapping[str, Any]
 ) -> Sinks:
-    """The sinks of these names; a package that is missing is told now, not during the run."""
+    """Return the sinks of these names; a missing package raises now, not during the run."""
     check_sinks(names)
     return Sinks(
         {name: SINKS[name](Path(run_folder), run_name, config) for name in dict.fromkeys(names)}
@@ -57,7 +57,7 @@ class Sinks:
         self._workers = [_Worker(name, sink) for name, sink in sinks.items()]
 
     def log(self, step: int, metrics: Mapping[str, float | int | str | bool]) -> None:
-        """Hand the numbers of a step to all sinks; returns at once."""
+        """Queue the metrics of a step for all sinks, without waiting."""
         numbers = {
             name: float(value)
             for name, value in metrics.items()
@@ -67,7 +67,7 @@ class Sinks:
             worker.tasks.put((step, numbers))
 
     def close(self) -> None:
-        """Wait a while until everything is written; may be called twice."""
+        """Wait up to 8 seconds until everything is sent; may be called twice."""
         for worker in self._workers:
             worker.tasks.put(None)
         end = time.monotonic() + _CLOSE_SECONDS
@@ -81,7 +81,7 @@ class Sinks:
 
 
 class _Worker(threading.Thread):
-    """Feeds one sink, in order. A daemon: a sink that hangs does not keep the process."""
+    """The thread of one sink; a daemon, so that a hanging sink does not keep the process alive."""
 
     def __init__(self, name: str, sink: Sink) -> None:
         super().__init__(name=name, daemon=True)

@@ -1,14 +1,13 @@
-"""The doctor: reads a run's metrics as they come, and reports what is wrong, why, and what to do.
+"""The doctor: reads the metrics of each step, and reports what is wrong, why, and the fix.
 
 >>> doctor = Doctor()
 >>> sick = {"reward": 0.0, "reward_std": 0.0, "success": 0.0}
 >>> [finding.code for _ in range(9) for finding in doctor.look(sick)]
 ['constant-reward']
 
-Causes come first: what another finding explains stands under that one. What is reported follows
-from the metrics alone, so a resumed run that shows it the old ones first gets the same. It would
-rather be silent than cry wolf: most checks wait for several steps, and are silent while the reward
-rises.
+Findings that another one explains are listed as its consequences. They follow from the metrics
+alone, so that a resumed run gets the same. To avoid false alarms, most checks wait for several
+steps and report nothing while the reward rises.
 """
 
 from __future__ import annotations
@@ -27,43 +26,42 @@ from turnwise.runs.doctor.evidence import (
     why_stopped,
 )
 from turnwise.runs.doctor.history import History
-from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.run_folder import RunFolder
 
 __all__ = ["CHECKS", "STOPPED", "Check", "Doctor", "Finding", "diagnose", "findings", "present"]
 
 STOPPED = "stopped"
-"""The finding of a run that an error ended; all others follow from the metrics."""
+"""The finding about a run that an error ended."""
 NUM_REPEAT = 50
-"""A finding that lasts is reported again after so many steps."""
+"""A lasting finding is reported again after this many steps."""
 NUM_GONE = 10
-"""One that comes back is reported again if it was gone for so many."""
+"""A returning finding is reported again if it was absent for this many steps."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, and what follows from it."""
+    """Something that is wrong with a run, and its consequences."""
 
     code: str
-    """Its short name, for programs: `entropy-collapse`."""
+    """Its identifier: `entropy-collapse`."""
     text: str
-    """What was seen, with numbers."""
+    """The observation, with numbers."""
     fix: str
     """What to try."""
     consequences: tuple[Finding, ...] = ()
-    """Other findings, which this one explains."""
+    """Other findings that this one explains."""
     example: str | None = None
-    """An episode that shows it, by the name that the viewer gives it: `train-5-0`."""
+    """The id of an episode that shows it: `train-5-0`."""
 
     @property
     def because(self) -> str:
-        """Which findings this one explains, in words; empty if there are none."""
+        """A sentence with the consequences; empty if there are none."""
         names = ", ".join(finding.code for finding in self.consequences)
         return f"Because of this: {names}." if names else ""
 
     @property
     def cure(self) -> str:
-        """The former name of `fix`."""
+        """An alias of `fix`, its former name."""
         return self.fix
 
     def __str__(self) -> str:
@@ -71,22 +69,22 @@ class Finding:
 
 
 class Doctor:
-    """Looks at each step's metrics, in order, and reports what is new."""
+    """Examines the metrics of each step, in order, and reports new findings."""
 
     def __init__(self) -> None:
         self._history = History()
         self._seen: dict[str, int] = {}
         self._said: dict[str, int] = {}
         self._explained: dict[str, int] = {}
-        """When a finding last was the consequence of another."""
+        """The step at which a finding was last the consequence of another."""
 
     def add(self, metrics: Mapping[str, float]) -> None:
-        """Take a step in without looking for anything, which is faster."""
+        """Add a step without checking anything, which is faster."""
         self._history.add(metrics)
 
     def look(self, metrics: Mapping[str, float]) -> list[Finding]:
-        """What to report after this step. A finding is reported when it begins, again every 50
-        steps while it lasts, and when it returns after 10 steps without it."""
+        """Return the findings to report after this step: those that begin, that have lasted for
+        another 50 steps, or that return after 10 steps without them."""
         self.add(metrics)
         now = self._history.num_steps
         found = self.present()
@@ -136,7 +134,7 @@ def _arranged(found: Sequence[tuple[Check, str]], history: History) -> list[Find
 
 
 def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]]:
-    """What the doctor reports over a whole run: (step, finding)."""
+    """Return all findings of a run as (step, finding)."""
     doctor = Doctor()
     return [
         (int(step) if math.isfinite(step := metrics.get("step", number)) else number, finding)
@@ -146,7 +144,7 @@ def diagnose(history: Iterable[Mapping[str, float]]) -> list[tuple[int, Finding]
 
 
 def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
-    """What is wrong as of the last of these steps; causes first."""
+    """Return the findings as of the last of these steps, causes first."""
     doctor = Doctor()
     for metrics in history:
         doctor.add(metrics)
@@ -154,15 +152,14 @@ def present(history: Iterable[Mapping[str, float]]) -> list[Finding]:
 
 
 def findings(run_folder: str | Path) -> list[Finding]:
-    """What is wrong with a run as of its last step: causes first, each with an episode to look at.
+    """Return the findings of a run as of its last step, causes first, each with an example episode.
 
-    Empty if there are no metrics, and the run did not stop by an error.
+    Empty if there are no metrics, and no error stopped the run.
     """
     folder = RunFolder(Path(run_folder))
-    steps = (numbers_of(line) for line in MetricsLog(folder.metrics_file).read())
     found = [
         dataclasses.replace(finding, example=example_of(folder, finding.code))
-        for finding in present(steps)
+        for finding in present(folder.read_metrics())
     ]
     if (shared := rows_trained_on(folder.facts)) is not None:
         found.append(Finding("shared-rows", shared, AFTER_SHARED_ROWS))

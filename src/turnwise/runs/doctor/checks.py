@@ -1,7 +1,7 @@
-"""All that the doctor knows: what is looked for, what to try, and what else it explains.
+"""The checks of the doctor: what each one detects, its fix, and which other findings it explains.
 
-Causes stand before their consequences. A new check is a function in one of the files beside this
-one, an entry here, a row in docs/debugging.md, and a test with a run that has it.
+Causes come before their consequences. A new check is a function in one of the modules of this
+package, an entry here, a row in docs/debugging.md, and a test with a run that has it.
 """
 
 from __future__ import annotations
@@ -15,27 +15,25 @@ from turnwise.runs.doctor.history import History
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that can be wrong."""
+    """A check for one thing that can be wrong."""
 
     code: str
-    """Its short name."""
     see: Callable[[History], str | None]
-    """What is seen, in words; None: it is not there."""
+    """Returns the observation as text; None: nothing is wrong."""
     fix: str
-    """What to try."""
     explains: tuple[str, ...] = ()
-    """The checks whose findings are consequences where this one is there too."""
+    """The checks whose findings are consequences of this one."""
     is_of_updates: bool = False
-    """Whether updates bring it about: it explains nothing that was so in the first step."""
+    """Whether updates cause it: then it explains nothing that was so in the first step."""
     was_so_at_first: Callable[[History], bool] = lambda history: False
-    """Whether it was so in the first step, before any update."""
+    """Whether it was present in the first step, before any update."""
     is_own_cause: Callable[[History], bool] = lambda history: False
-    """Whether nothing else can explain it."""
+    """Whether no other finding explains it."""
     is_cause: Callable[[History], bool] = lambda history: True
-    """Whether it can explain others."""
+    """Whether it explains others."""
 
     def explains_here(self, other: Check, history: History) -> bool:
-        """Whether the other's finding is a consequence of this one, in this run."""
+        """Return whether the other's finding is a consequence of this one, in this run."""
         if other.code not in self.explains or other.is_own_cause(history):
             return False
         if not self.is_cause(history):

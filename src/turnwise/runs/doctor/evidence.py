@@ -1,4 +1,4 @@
-"""What else a run folder has to say: why the run stopped, and an episode that shows a finding."""
+"""Evidence from a run folder: why the run stopped, and an episode that shows a finding."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
 EpisodeText: TypeAlias = Mapping[str, Any]
-"""An episode as it is stored: `episode_schema.Episode`."""
+"""A stored episode: `episode_schema.Episode`."""
 
 _STOPPED = "stopped: "
 
 
 def why_stopped(folder: RunFolder) -> tuple[int, str] | None:
-    """The steps that were done and the reason, of a run that an error ended."""
+    """Return the finished steps and the reason if an error stopped the run."""
     status = folder.facts
     text = str(status.get("status", ""))
     if not text.startswith(_STOPPED):
@@ -25,9 +25,9 @@ def why_stopped(folder: RunFolder) -> tuple[int, str] | None:
 
 
 def rows_trained_on(facts: Mapping[str, Any]) -> str | None:
-    """How many rows of an evaluation dataset are also in the training dataset, if any are.
+    """Return how many rows of evaluation datasets are also in the training dataset, if any.
 
-    `facts` is what `run.json` says of the run.
+    `facts` is the content of `run.json`.
     """
     found = facts.get("datasets")
     texts = []
@@ -51,7 +51,7 @@ AFTER_SHARED_ROWS = (
 
 
 def example_of(folder: RunFolder, code: str) -> str | None:
-    """The viewer's name of an episode of the last step in which the finding can be seen."""
+    """Return the id of an episode of the last step that shows the finding."""
     shows = _SHOWS.get(code)
     store = EpisodeStore(folder.episodes, 0)
     steps = store.steps() if shows is not None else []

@@ -1,4 +1,4 @@
-"""What the doctor remembers of a run: the last steps, how each metric began, how good it was."""
+"""The metrics that the doctor keeps: the last steps, the first values, and the best."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from itertools import islice
 
 NUM_KEPT = 64
-"""Steps that are remembered."""
+"""Steps that are kept."""
 NUM_RECENT = 5
-"""Steps that "now" means."""
+"""Steps that count as the present."""
 NUM_STEADY = 10
-"""Steps over which a level counts as lasting, and a mean as more than luck."""
+"""Steps over which a level counts as lasting, and a mean as significant."""
 
 COUNTED = (
     *("truncated", "errors", "tool_calls", "malformed_calls", "unread_calls", "cut_turns"),
     *("invalid_actions", "answers_shown"),
 )
-"""Metrics that a step leaves out when there was nothing to count."""
+"""Metrics that are absent from a step if their count is 0."""
 
 WRITTEN = ("cut_turns", "malformed_calls", "invalid_actions")
-"""Shares of turns that say how well the model writes."""
+"""Fractions of turns with errors in the format of the text."""
 
 _FACTOR = 10.0
-"""By what factor an update that rewrites the policy changes the entropy. The chance of a batch of
+"""The factor by which an update that destroys the policy changes the entropy. Noise in batches of
 eight episodes makes up to 3."""
 _RISE = 0.7
-"""By how much it raises a share of `WRITTEN`."""
+"""By how much it raises a fraction of `WRITTEN`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Jump:
 
 
 class History:
-    """The metrics so far, as the symptoms need them."""
+    """The metrics so far, in the form that the checks need."""
 
     def __init__(self) -> None:
         self.num_steps = 0
@@ -51,11 +51,11 @@ class History:
         self.first: dict[str, float] = {}
         """The first value of each metric."""
         self.first_jump: Jump | None = None
-        """The first update that changed the entropy, or how well the model writes, at once."""
+        """The first update that suddenly changed the entropy or a fraction of `WRITTEN`."""
         self.gradient_peak: Jump | None = None
-        """From the first norm of the gradient that was not 0 to the largest."""
+        """From the first nonzero norm of the gradient to the largest."""
         self.highest_reward = -math.inf
-        """Of any single episode."""
+        """The highest reward of any episode."""
         self._first: dict[str, list[float]] = {}
         self._best: dict[str, tuple[float, int]] = {}
 
@@ -89,7 +89,7 @@ class History:
         if not usual or after is None:
             return None
         before = statistics.median(usual)
-        # A policy that is nearly certain has single tokens of any entropy, by chance.
+        # The entropy of a nearly deterministic policy is noisy.
         has_fallen = before >= 0.1 and after <= before / _FACTOR
         has_risen = after >= max(before * _FACTOR, 1.0)
         return Jump("entropy", step, before, after) if has_fallen or has_risen else None
@@ -102,7 +102,7 @@ class History:
         return None
 
     def last(self, name: str, num: int = NUM_RECENT, ago: int = 0) -> list[float]:
-        """The values of so many steps, up to `ago` steps before the last; [] if one is missing."""
+        """Return the values of `num` steps that end `ago` steps ago; [] if one is missing."""
         end = max(len(self.steps) - ago, 0)
         steps = list(islice(self.steps, max(end - num, 0), end))
         if name.startswith(COUNTED):
@@ -120,23 +120,23 @@ class History:
         return statistics.median(values) if values else None
 
     def known(self, name: str, num: int = NUM_STEADY) -> list[float]:
-        """The values among the last `num` steps, of a metric that many steps do not have."""
+        """Return the values of the last `num` steps, of a metric that many steps do not have."""
         recent = islice(self.steps, max(len(self.steps) - num, 0), None)
         return [step[name] for step in recent if name in step]
 
     def start(self, name: str, num: int = NUM_RECENT) -> float | None:
-        """The mean of the metric's first steps, at most five."""
+        """Return the mean of the first `num` steps, at most five."""
         first = self._first.get(name, [])[:num]
         return statistics.fmean(first) if len(first) == num else None
 
     def best(self, name: str) -> tuple[float, int]:
-        """The highest mean of ten steps, and how many steps ago it ended."""
+        """Return the highest mean over ten steps, and how many steps ago it was."""
         level, step = self._best.get(name, (-math.inf, self.num_steps))
         return level, self.num_steps - step
 
     def rise(self, name: str, num: int, ago: int | None = None) -> tuple[float, float] | None:
-        """From the mean of `num` steps, `ago` steps back, to that of the last: by how much, and
-        the standard error of that."""
+        """Return the change of the mean over `num` steps since `ago` steps ago, and its standard
+        error."""
         before, after = self.last(name, num, num if ago is None else ago), self.last(name, num)
         if not before or not after:
             return None
@@ -144,7 +144,7 @@ class History:
         return statistics.fmean(after) - statistics.fmean(before), math.sqrt(spread / num)
 
     def is_rising(self) -> bool:
-        """Whether the reward went up lately, by more than luck."""
+        """Return whether the reward has risen recently by more than noise."""
         rise = self.rise("reward", NUM_STEADY)
         return rise is not None and rise[0] > max(rise[1], 1e-9)
 
@@ -152,29 +152,28 @@ class History:
         return self.mean("success", num) or 0.0
 
     def has_fallen(self) -> bool:
-        """Whether the reward of the last three steps is clearly below that of the first one."""
+        """Return whether the reward of the last three steps is clearly below the first one."""
         now = self.mean("reward", 3)
         least = max(0.25 * self.first.get("reward_std", 0.0), 1e-6)
         return now is not None and now <= self.first["reward"] - least
 
     def is_at_its_highest(self) -> bool:
-        """Whether all earn about as much as the best episode so far did, and once earned less."""
+        """Return whether the mean reward has risen to about that of the best episode so far."""
         now, first = self.mean("reward"), self.first.get("reward", math.inf)
         return (
             now is not None and now > first and now >= first + 0.95 * (self.highest_reward - first)
         )
 
     def has_no_spread(self) -> bool:
-        """Whether all rewards of a step were the same for five steps: nothing can be learned."""
+        """Return whether the rewards were identical within each of five steps: no signal."""
         spreads, rewards = self.last("reward_std"), self.last("reward")
         pairs = zip(spreads, rewards, strict=False)
         return bool(spreads) and all(s <= 1e-6 * max(1.0, abs(r)) for s, r in pairs)
 
     def stays_high(self, name: str, level: float) -> float | None:
-        """The present value of a share that has been at `level` or above, and does not fall.
+        """Return the present value of a fraction that has stayed at `level` or above; else None.
 
-        What a run begins with is no fault while it gets better, which takes twenty steps to see;
-        where there is nothing to learn from, it does not get better.
+        It takes twenty steps to see whether it falls, unless there is no signal to learn from.
         """
         recent = self.last(name)
         is_hopeless = self.has_no_spread() and not self.success()

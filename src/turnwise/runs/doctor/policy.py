@@ -1,4 +1,4 @@
-"""What can be wrong with the updates of the policy."""
+"""Checks of the policy updates."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import statistics
 from turnwise.runs.doctor.history import NUM_STEADY, History, Jump
 
 LARGE_NORM = 10.0
-"""A norm of the gradient below it is no sign of anything, whatever it was before."""
+"""A smaller norm of the gradient is never a finding."""
 FIXED = 0.005
-"""Nats a token below which a policy hardly ever says anything else."""
+"""Entropy in nats per token below which a policy is nearly deterministic."""
 
 
 def learning_rate_too_high(history: History) -> str | None:
-    """Updates that rewrite the policy: the gradient explodes, or the entropy jumps, and the reward
-    is lost."""
+    """Detect updates that destroy the policy: exploding gradients, or entropy jumps."""
     if history.num_steps < 3 or history.success(3) >= 0.9 or history.is_rising():
         return None
     jumps = [_exploding_gradient(history), history.first_jump if history.has_fallen() else None]
@@ -46,7 +45,7 @@ def _exploding_gradient(history: History) -> Jump | None:
         return None
     norms = [step["grad_norm"] for step in history.steps if "grad_norm" in step]
     if sum(norm >= 10 * peak.before for norm in norms) < 2:
-        return None  # once is chance
+        return None  # once may be noise
     rewards = [abs(step.get(name, 0.0)) for step in history.steps for name in _EXTREMES]
     if max(rewards) >= 10 * max(*(abs(history.first.get(name, 0.0)) for name in _EXTREMES), 1.0):
         return None  # a reward of another size explains it
@@ -60,7 +59,7 @@ def entropy_collapse(history: History) -> str | None:
     start, now = history.start("entropy"), history.mean("entropy")
     if start is None or now is None or history.num_steps < NUM_STEADY:
         return None
-    is_rising = history.is_rising() and not history.has_no_spread()  # it has risen, and is over
+    is_rising = history.is_rising() and not history.has_no_spread()  # else it only rose earlier
     if history.success() >= 0.8 or is_rising or history.is_at_its_highest():
         return None
     if now > max(0.1 * start, FIXED):
@@ -70,8 +69,8 @@ def entropy_collapse(history: History) -> str | None:
     else:
         how = f"The entropy fell from {start:.3g} to {now:.2g}"
     return (
-        f"{how} at a success of {history.success():.0%}: the model says the same each time and "
-        "tries nothing new."
+        f"{how} at a success of {history.success():.0%}: the model gives the same answers and "
+        "no longer explores."
     )
 
 

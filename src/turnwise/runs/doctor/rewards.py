@@ -1,4 +1,4 @@
-"""What can be wrong with the rewards."""
+"""Checks of the rewards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from turnwise.runs.doctor.history import NUM_RECENT, NUM_STEADY, History
 
 NUM_FLAT = 50
-"""Steps without a rise that are worth a word."""
+"""Steps without a rise before it is reported."""
 
 
 def constant_reward(history: History) -> str | None:
@@ -25,7 +25,7 @@ def constant_reward(history: History) -> str | None:
 
 
 def success_unpaid(history: History) -> str | None:
-    """What the environment calls a success earns no more than what it calls a failure."""
+    """Detect successful episodes that earn no more than failed ones."""
     solved, failed = history.known("reward_if_success"), history.known("reward_if_failure")
     if len(solved) < NUM_RECENT or history.has_no_spread():
         return None
@@ -50,7 +50,7 @@ def misplaced_reward(history: History) -> str | None:
 
 
 def answer_shown(history: History) -> str | None:
-    """Solved before anything was learned, by repeating a part of what the agent was shown."""
+    """Detect tasks that are solved from the start by repeating text of the prompt."""
     shown, first = history.start("answers_shown", 3), history.first.get("success", 0.0)
     if shown is None or shown < 0.9 or min(first, history.success(3)) < 0.9:
         return None
@@ -130,6 +130,6 @@ def not_rising(history: History) -> str | None:
     if rise is None or rise[0] > 0.5 * rise[1] or success >= 0.9:
         return None
     if history.has_no_spread() or forgetting(history):
-        return None  # which says more
+        return None  # those findings are more specific
     reward = history.mean("reward", half) or 0.0
     return f"The reward has not risen for {NUM_FLAT} steps: {reward:.3g}, success {success:.0%}."

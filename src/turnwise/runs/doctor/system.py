@@ -1,4 +1,4 @@
-"""What can be wrong around the policy: episodes that fail, engines, numbers."""
+"""Checks of failed episodes, of the engine, and of the numerics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def errors(history: History) -> str | None:
 
 
 def stale_engine(history: History) -> str | None:
-    """Sampler and learner agree in the first step, and less after each update."""
+    """Detect an engine with old weights: it agrees with the learner in the first step only."""
     gaps, first = history.known("gap_max", 2), history.first.get("gap_max", 1.0)
     if history.num_steps < 3 or len(gaps) < 2 or "weights_behind" in history.steps[-1]:
-        return None  # played by older weights on purpose
+        return None  # asynchronous training uses older weights on purpose
     if first > 0.01 or min(gaps) < max(100 * first, 0.01):
         return None
     return (
@@ -34,7 +34,7 @@ def sampler_gap(history: History) -> str | None:
     if divergence is None or worst is None or (divergence < 0.01 and worst < 2.0):
         return None
     if stale_engine(history):
-        return None  # which says more
+        return None  # which is more specific
     return (
         f"Sampler and learner disagree on the probabilities of the tokens: divergence "
         f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4). "

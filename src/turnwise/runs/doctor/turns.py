@@ -1,4 +1,4 @@
-"""What can be wrong with what the model writes."""
+"""Checks of the text that the model writes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from turnwise.runs.doctor.history import History
 
 
 def unread_calls(history: History) -> str | None:
-    """A format is not learned within three steps, and nothing is gained by waiting for it."""
+    """Detect tool calls in a format that the parser does not read."""
     share = history.mean("unread_calls", 3)
     if share is None or share < 0.3:
         return None
@@ -54,7 +54,7 @@ def tools_unused(history: History) -> str | None:
 
 def _truncated(history: History, by: str, words: str) -> str | None:
     share = history.stays_high(f"truncated/{by}", 0.5)
-    # Where the point is to last until the end, the cut is the success.
+    # In some environments, lasting until the limit is the success.
     if share is None or history.success() >= 0.5:
         return None
     return f"{share:.0%} of the episodes {words}."
