@@ -1,4 +1,4 @@
-"""Files that anybody may have written, read within limits of kind, size and nesting.
+"""Reads untrusted files within limits of kind, size and nesting.
 
 Run folders are copied from other machines and other people, and a crash can leave anything in
 them. Whatever is wrong with a file is a `ConfigError` that names the file; a file that is missing
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import numpy as np
 
 MAX_DEPTH = 100
-"""Lists and objects inside each other. What turnwise writes has fewer than 30; Python's own
-functions fail somewhere below 1,000."""
+"""The nesting of lists and objects. Files of turnwise have fewer than 30 levels; Python's own
+functions fail below 1,000."""
 _MAX_MEMBERS = 1000
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""The others cannot be read in pieces of bounded size."""
+"""Other methods cannot be decompressed in pieces of bounded size."""
 
 
 @contextmanager
 def opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
-    """A plain file of at most that size, open for reading; never waits, as for a pipe's writer.
+    """Open a regular file of at most that size for reading, without waiting for a pipe's writer.
 
-    What goes wrong while it is read is an error about this file, too.
+    Errors while it is read name the file too.
     """
     try:
         with open(path, "rb", opener=_without_waiting) as file:
@@ -58,7 +58,7 @@ def opened(path: Path, max_bytes: int) -> Iterator[BinaryIO]:
 
 
 def read_bytes(path: Path, max_bytes: int) -> bytes:
-    """The content of a plain file of at most that size."""
+    """Return the content of a regular file of at most that size."""
     with opened(path, max_bytes) as file:
         return file.read()
 
@@ -68,7 +68,7 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def parse_json(data: bytes | str, place: str) -> Any:
-    """The JSON value in `data`; `place` says in errors where it stands."""
+    """Return the JSON value in `data`; `place` is its location in errors."""
     try:
         value = json.loads(data)
     except json.JSONDecodeError as error:
@@ -89,7 +89,7 @@ def parse_json(data: bytes | str, place: str) -> Any:
 
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
-    """A file that holds one JSON object."""
+    """Return the JSON object that a file holds."""
     data = read_bytes(path, max_bytes)
     value = parse_json(data, str(path))
     if not isinstance(value, dict):
@@ -98,8 +98,7 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, Any]:
 
 
 def is_deeper(value: object, max_depth: int) -> bool:
-    """Whether lists and dicts lie deeper inside each other than that; level by level, since a
-    recursive function would itself be stopped by what it looks for.
+    """Return whether lists and dicts are nested deeper; level by level, without recursion.
 
     >>> is_deeper([[1], {"a": 2}], 2), is_deeper([[1], {"a": [2]}], 2)
     (False, True)
@@ -118,8 +117,10 @@ def is_deeper(value: object, max_depth: int) -> bool:
 
 
 def read_archive(path: Path, wants: Callable[[str], bool], max_bytes: int) -> dict[str, bytes]:
-    """The members of a zip file, such as numpy's .npz, that are wanted; `max_bytes` counts what
-    they take unpacked, all together, and the file itself."""
+    """Return the wanted members of a zip file, such as numpy's .npz.
+
+    `max_bytes` limits the file, and all members together when unpacked.
+    """
     with opened(path, max_bytes) as file:
         try:
             return _members(path, file, wants, max_bytes)
@@ -149,12 +150,12 @@ def _members(
                     f"{path}: {member.filename!r:.80} is compressed by method "
                     f"{member.compress_type}, expected deflate"
                 )
-        # A member never gives more than the size that it declares.
+        # A member is never larger than its declared size.
         return {member.filename: archive.read(member) for member in members}
 
 
 def parse_array(data: bytes, place: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """An array of numbers in numpy's .npy format; it takes no more memory than `data`."""
+    """Return an array of numbers in numpy's .npy format, as a view of `data`."""
     import numpy as np
 
     file = io.BytesIO(data)
@@ -169,12 +170,12 @@ def parse_array(data: bytes, place: str) -> np.ndarray[Any, np.dtype[Any]]:
             raise ValueError(f"it is of {dtype}, expected numbers in C order")
         rest = np.frombuffer(data, np.uint8, offset=file.tell())
         return rest.view(dtype).reshape(shape)
-    except Exception as error:  # the header is Python's own syntax: what it raises is not listed
+    except Exception as error:  # the header is Python syntax, which may raise anything
         raise ConfigError(f"{place} is no array of numbers: {error}") from error
 
 
 def start_of(data: bytes | str) -> str:
-    """How something begins, in one line of an error message."""
+    """Return the beginning of data, for one line of an error message."""
     text = data[:240].decode("utf-8", "replace") if isinstance(data, bytes) else data
     return repr(text if len(text) <= 60 else f"{text[:60]}...")
 

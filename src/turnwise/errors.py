@@ -1,7 +1,7 @@
-"""Every error that turnwise raises on purpose, and the words that make it useful.
+"""The errors that turnwise raises on purpose, and helpers for their messages.
 
-One base, few categories, each also a standard type, so that `except ValueError` in a user's
-code keeps working. A message says what was wrong, what was given, what was expected, the fix.
+One base, few categories, each also a standard type, so that `except ValueError` in user code keeps
+working. A message says what was wrong, what was given, what was expected, and the fix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class TurnwiseError(Exception):
 
 
 class ConfigError(TurnwiseError, ValueError):
-    """A setting, a name or an argument is not one that turnwise takes."""
+    """A setting, a name or an argument is not valid."""
 
 
 class EnvironmentFault(TurnwiseError, RuntimeError):
@@ -33,11 +33,11 @@ class ToolError(TurnwiseError, RuntimeError):
 
 
 class EngineError(TurnwiseError, RuntimeError):
-    """An engine that somebody else runs could not be reached, or refused what it was asked."""
+    """An engine in another process could not be reached, or refused a request."""
 
 
 class EngineStalled(EngineError):
-    """Nothing arrived from an engine for longer than it may take."""
+    """No result arrived from an engine within `inference.stall_timeout`."""
 
 
 class CheckpointError(TurnwiseError, RuntimeError):
@@ -45,19 +45,19 @@ class CheckpointError(TurnwiseError, RuntimeError):
 
 
 class DeadlineExceeded(TurnwiseError, TimeoutError):
-    """Something that can wait waited longer than it may."""
+    """A call took longer than its time limit."""
 
 
 class TrainingStopped(TurnwiseError, RuntimeError):
-    """A run was ended, since going on would have taught nothing."""
+    """A run was stopped, because continuing would have been useless."""
 
 
 class MissingExtraError(TurnwiseError, ImportError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed, but not installed."""
 
 
 def import_extra(module: str, extra: str) -> ModuleType:
-    """Import an optional package, or say the exact command that installs it."""
+    """Import an optional package; the error names the command that installs it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -71,7 +71,7 @@ def import_extra(module: str, extra: str) -> ModuleType:
 
 
 def did_you_mean(name: str, options: Iterable[str]) -> str:
-    """End of an error message: the nearest real name if one is near, else all of them."""
+    """Return the end of an error message: the nearest known name, or else all names."""
     known = sorted(options)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
@@ -80,7 +80,7 @@ def did_you_mean(name: str, options: Iterable[str]) -> str:
 
 
 def describe_error(error: BaseException) -> str:
-    """An exception in words: its type and its message. It never raises, whatever the exception.
+    """Return the type and message of an exception. Never raises, whatever the exception.
 
     >>> describe_error(ValueError("no such move"))
     'ValueError: no such move'
@@ -92,7 +92,7 @@ def describe_error(error: BaseException) -> str:
 
 
 def error_message(error: BaseException) -> str:
-    """What an exception says; its `__str__` is other people's code and may itself raise."""
+    """Return the message of an exception, whose `__str__` may itself raise."""
     try:
         return str(error)
     except BaseException as broken:

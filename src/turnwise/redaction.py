@@ -1,4 +1,4 @@
-"""Secrets stay out of run folders: what looks like one is replaced before it is written."""
+"""Keeps secrets out of run folders: what looks like one is replaced before it is written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 REDACTED = "<redacted>"
 
 Replacement: TypeAlias = Callable[[str], str]
-"""From the name of a secret, such as `--api-key`, to what is written in its place."""
+"""Maps the name of a secret, such as `--api-key`, to the text that replaces it."""
 
 _EXACT = {"key", "pat", "pwd", "auth", "authorization", "bearer", "cookie", "credentials"}
 _ENDINGS = ("token", "secret", "password", "passwd", "passphrase", "apikey", "credential")
@@ -24,7 +24,7 @@ _QUERY = re.compile(r"(?<=[?&])([\w.-]+)=([^&#\s]+)")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is a secret: `OPENAI_API_KEY`, `--token`, `X-Api-Key`.
+    """Return whether a name is that of a secret: `OPENAI_API_KEY`, `--token`, `X-Api-Key`.
 
     >>> [is_secret_name(name) for name in ("authToken", "PGPASSWORD", "max_tokens", "monkey")]
     [True, True, False, False]
@@ -34,7 +34,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Whether a variable or a header holds a secret, by its name or by the look of its value."""
+    """Return whether a variable or header holds a secret, by its name or its value."""
     return bool(
         is_secret_name(name)
         or value.startswith(("Bearer ", "Basic "))
@@ -48,7 +48,7 @@ def without_secrets(
     replacement: Replacement = lambda name: REDACTED,
     known: Collection[str] = (),
 ) -> list[str]:
-    """Return the words of a command without the secrets in them; `known` names are none.
+    """Return the words of a command without secrets; `known` names are no secrets.
 
     >>> without_secrets(["serve", "--api-key=abc", "--token", "def", "http://me:pw@host"])
     ['serve', '--api-key=<redacted>', '--token', '<redacted>', 'http://<redacted>@host']

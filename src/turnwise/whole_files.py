@@ -1,8 +1,8 @@
-"""Files that are written whole or not at all, whatever breaks off while they are written.
+"""Writes files whole or not at all, even if the process or the machine dies.
 
-The content is put under a hidden name beside the file, forced onto the disk, and renamed:
+The content is written under a hidden name next to the file, synced to the disk, and renamed:
 
-    .run.json.saving-1f3a    being written; locked by its writer: without a lock, that one is dead
+    .run.json.saving-1f3a    being written, and locked by its writer; unlocked, the writer is dead
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _MARK = ".saving-"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Make `path` hold `content`, or leave it as it was. When this returns, it is on the disk.
+    """Replace the content of `path`, or leave it as it was. On return it is on the disk.
 
-    What an earlier writer of the same file left when it was killed is removed.
+    Drafts of earlier writers that were killed are removed.
     """
     is_new = not os.path.lexists(path)
     remove_abandoned(path.parent, path.name)
     draft, handle = _open_draft(path)
     try:
         left = memoryview(content)
-        while left:  # a full disk may take a part, and only then refuse
+        while left:  # a full disk may accept a part first
             left = left[os.write(handle, left) :]
         os.fsync(handle)
         os.replace(draft, path)
@@ -37,7 +37,7 @@ def write_whole(path: Path, content: bytes) -> None:
         raise
     finally:
         os.close(handle)
-    if is_new:  # else a power cut leaves the old content or the new
+    if is_new:  # otherwise a power cut leaves the old or the new content
         sync_folder(path.parent)
 
 
@@ -49,14 +49,14 @@ def _open_draft(path: Path) -> tuple[Path, int]:
             fcntl.flock(handle, fcntl.LOCK_EX)
         if os.path.lexists(draft):
             return draft, handle
-        os.close(handle)  # another process took it for abandoned before it was locked
+        os.close(handle)  # another process removed it before it was locked
 
 
 def honour_umask(folder: Path) -> None:
-    """Give each file below `folder` the permissions that the umask gives.
+    """Give each file below `folder` the permissions of the umask.
 
-    Some libraries, safetensors among them, write files that only their owner may read. (The umask
-    itself cannot be read without changing it for all threads, so a file shows what it gives.)
+    Some libraries, such as safetensors, write files that only their owner may read. The umask
+    cannot be read without changing it for all threads, so a probe file shows it.
     """
     probe = folder / f".mode-{secrets.token_hex(4)}"
     handle = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -72,17 +72,17 @@ def honour_umask(folder: Path) -> None:
 
 
 def is_draft(name: str) -> bool:
-    """Whether a file's name is that of one which is being written, or was when its writer died."""
+    """Return whether a name is that of a draft: a file being written, or left by a dead writer."""
     return name.startswith(".") and _MARK in name
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder onto the disk."""
+    """Sync the entries of a folder to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
-        # Some network file systems keep folders in order by themselves and say EINVAL.
+        # Some network file systems sync folders themselves and return EINVAL.
         if error.errno != errno.EINVAL:
             raise
     finally:
@@ -90,7 +90,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove_abandoned(folder: Path, name: str = "") -> None:
-    """Remove what killed writers left in a folder: of the file of that name, or of any."""
+    """Remove the drafts of killed writers in a folder, of one file or of all."""
     with suppress(OSError):
         for found in os.listdir(folder):
             if is_draft(found) and found.startswith(f".{name}{_MARK}" if name else "."):

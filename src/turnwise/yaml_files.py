@@ -1,4 +1,4 @@
-"""YAML as people expect it, read and written so that every value comes back as it was."""
+"""Reads and writes YAML so that every value comes back as it was."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from turnwise.errors import ConfigError
 
 MAX_BYTES = 2**20
 _MAX_NODES = 100_000
-"""Values in a file, counted as if every alias were written out."""
+"""Values in a file, with every alias expanded."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML as people expect it: 3e-5 is a number (YAML 1.1 would make it a string).
+    """YAML in which 3e-5 is a number (YAML 1.1 would make it a string).
 
-    An alias stands for all of what it names, so a few lines of aliases of aliases can stand for
-    billions of values. They are counted while they are read.
+    A few lines of aliases of aliases can expand to billions of values, so values are counted while
+    they are read.
     """
 
     def __init__(self, stream: str) -> None:
@@ -29,7 +29,7 @@ class _Loader(yaml.SafeLoader):
         self._num_nodes = 0
         self._depth = 0
         self._sizes: dict[yaml.Node, int] = {}
-        """Nodes that are complete, each with the number of its values."""
+        """Complete nodes, with the number of their values."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         is_alias = self.check_event(yaml.AliasEvent)
@@ -61,7 +61,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        # Only between double quotes are line breaks of any alphabet written as escapes.
+        # Only in double quotes are all kinds of line breaks escaped.
         style = '"' if any(mark in text for mark in "\n\r\x85\u2028\u2029\ufeff") else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -77,9 +77,9 @@ for _class in (_Loader, _Dumper):
 
 
 def read_yaml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """The sections of a configuration file."""
+    """Return the sections of a configuration file."""
     try:
-        text = read_bytes(path, max_bytes).decode("utf-8-sig")  # some editors begin with a mark
+        text = read_bytes(path, max_bytes).decode("utf-8-sig")  # some editors write a BOM
     except FileNotFoundError:
         near = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
         hint = f" In {path.parent} there are: {', '.join(near)}." if near else ""
@@ -108,7 +108,7 @@ def read_yaml(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def line_of(path: Path, names: Sequence[str]) -> int | None:
-    """The line of a file in which a value is named, by the names that lead to it; None if none."""
+    """Return the line of a file that sets a value, given the path of its names, or None."""
     try:
         node: Any = yaml.compose(read_bytes(path, MAX_BYTES).decode("utf-8-sig"), Loader=_Loader)
     except (OSError, ValueError, yaml.YAMLError):
@@ -125,7 +125,7 @@ def line_of(path: Path, names: Sequence[str]) -> int | None:
 
 
 def parse_value(text: str) -> Any:
-    """The value that a piece of YAML means; text that is no YAML is just text."""
+    """Return the value of a piece of YAML; text that is no YAML stays text."""
     try:
         return _parsed(text)
     except yaml.YAMLError:
@@ -133,7 +133,7 @@ def parse_value(text: str) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """What a text means; whatever is wrong with it is a `YAMLError`."""
+    """Return the value of a text; every problem is a `YAMLError`."""
     try:
         data = yaml.load(text, Loader=_Loader)
     except RecursionError:
@@ -147,5 +147,5 @@ def _parsed(text: str) -> Any:
 
 
 def dump(data: dict[str, Any]) -> str:
-    """A mapping as YAML, in its own order, one line for each plain value."""
+    """Return a mapping as YAML, in its own order, one line per plain value."""
     return yaml.dump(data, Dumper=_Dumper, allow_unicode=True, sort_keys=False, width=1_000_000)

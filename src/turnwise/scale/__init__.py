@@ -1,1 +1,1 @@
-"""Beyond one process: Ray, and VERL's own trainers, with the same environment and reward."""
+"""Training on Ray, and by VERL's own trainers, with the same environment and reward."""

@@ -1,4 +1,4 @@
-"""The same script on another engine: one process, a Ray cluster, or VERL's own trainer."""
+"""`create_trainer`: a trainer in one process, on a Ray cluster, or VERL's own."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def create_trainer(
     engine: str = "local",
     **options: Any,
 ) -> Trainer | CustomRayPPOTrainer:
-    """A trainer; `options` are those of `Trainer`, or with "verl" of `CustomRayPPOTrainer`.
+    """Return a trainer; `options` are those of `Trainer`, with "verl" of `CustomRayPPOTrainer`.
 
-    "local" is as the settings say, so with `ray.use_ray` it is on Ray too.
+    "local" follows the settings, so with `ray.use_ray` it runs on Ray too.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine got {engine!r}. {did_you_mean(engine, ENGINES)}")

@@ -1,4 +1,4 @@
-"""A user's code by name: from `file.py:Name` or `module:Name` to the object, and back."""
+"""User code by name: from `file.py:Name` or `module:Name` to the object, and back."""
 
 from turnwise.user_code.fingerprint import fingerprint, is_installed, module_hash
 from turnwise.user_code.imports import (

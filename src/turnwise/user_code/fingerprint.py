@@ -1,4 +1,4 @@
-"""A hash of what a piece of code does: it changes with the code, not with comments or layout.
+"""A hash of what code does: it changes with the code, not with comments or layout.
 
 The hash covers the definition and everything of the user's that it reaches by name: functions,
 classes and constants of the same module, of other files of the project, and values that a closure
@@ -47,9 +47,9 @@ class _Walk:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self._seen: dict[int, object] = {}  # the objects are kept: an id may else be used again
+        self._seen: dict[int, object] = {}  # keeps objects alive: ids are not reused
         self._open: set[int] = set()
-        """Containers whose items are being added: one that holds itself ends there."""
+        """Containers whose items are being added, so that one that contains itself ends."""
 
     def add(self, value: object) -> None:
         if len(self._seen) >= _MOST_OBJECTS:
@@ -112,7 +112,7 @@ class _Walk:
         if file is None or is_foreign(file):
             return
         node = _definition_node(file, cls.__qualname__)
-        if node is None:  # made by a call, such as `type(...)`: what it can do counts
+        if node is None:  # made by a call, such as `type(...)`: its bases and methods count
             self._add_all([*cls.__bases__, *own])
             return
         self.lines.append(ast.dump(node))
@@ -127,7 +127,7 @@ class _Walk:
         if is_foreign(file):
             return
         node = _definition_node(file, function.__qualname__)
-        if node is None:  # a lambda, or code that stands in no file
+        if node is None:  # a lambda, or code without a file
             self.lines.append(_code_text(function.__code__))
             self._add_all(
                 function.__globals__[name]
@@ -181,7 +181,7 @@ def _globals_of(cls: type) -> Mapping[str, Any]:
 
 
 def _own_functions(cls: type) -> list[FunctionType]:
-    """The functions that the class itself defines, not those it took from elsewhere."""
+    """Return the functions that the class defines itself."""
     functions = [f for f in map(_plain_function, vars(cls).values()) if f is not None]
     return [f for f in functions if f.__module__ == cls.__module__]
 
@@ -198,20 +198,20 @@ def _file_of(cls: type) -> str | None:
 
 
 def is_foreign(file: str | None) -> bool:
-    """Whether a file belongs to an installed package, or there is none."""
+    """Return whether a file belongs to an installed package, or there is no file."""
     if file is None or (file.startswith("<") and not linecache.getlines(file)):
         return True
     return _is_foreign_file(file)
 
 
-# Asked for each frame of each failure, and a path takes long to resolve.
+# Called for each frame of each failure, and resolving a path is slow.
 @functools.lru_cache(maxsize=4096)
 def _is_foreign_file(file: str) -> bool:
     return is_installed(Path(file)) or Path(file).resolve().is_relative_to(_PACKAGE)
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file belongs to Python or to an installed package, not to a user's project."""
+    """Return whether a file belongs to Python or to an installed package."""
     return any(path.resolve().is_relative_to(place) for place in _installed_places())
 
 
@@ -222,7 +222,7 @@ def _installed_places() -> tuple[Path, ...]:
 
 
 def _definition_node(file: str, qualname: str) -> ast.AST | None:
-    """The definition of `Outer.inner` in a file, the last one if there are several."""
+    """Return the definition of `Outer.inner` in a file, the last one if there are several."""
     tree = _parsed(_source(file))
     node: ast.AST | None = tree
     for name in qualname.replace(".<locals>", "").split("."):
@@ -231,7 +231,7 @@ def _definition_node(file: str, qualname: str) -> ast.AST | None:
 
 
 def _source(file: str) -> str:
-    linecache.checkcache(file)  # a file that was changed and imported again has other lines now
+    linecache.checkcache(file)  # a file may have changed since
     return "".join(linecache.getlines(file))
 
 
@@ -250,7 +250,7 @@ def _named(node: ast.AST, name: str) -> ast.AST | None:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(source: str) -> ast.Module | None:
-    """The syntax tree without docstrings."""
+    """Return the syntax tree without docstrings."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -1,4 +1,4 @@
-"""Importing a user's file or module by name, once, and never so that it starts a training run."""
+"""Imports a user's file or module by name, once, without starting a training run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from turnwise.user_code.trust import require_code
 GUARD = 'if __name__ == "__main__":'
 
 _STAMP = "__turnwise_stamp__"
-"""The attribute of a user's module that holds when its file was changed, and its size."""
+"""The attribute of a user's module with its file's modification time and size."""
 _importing: list[str] = []
-"""Files that are being imported right now, innermost last."""
+"""Files that are being imported now, the innermost last."""
 _refused: list[ConfigError] = []
-"""Refusals during the current import: a script may catch them, the import fails all the same."""
+"""Refusals during the current import: a script may catch them, the import fails anyway."""
 
 
 _LOST = {
@@ -38,10 +38,9 @@ _LOST = {
 def import_object(target: str, *, option: str = "its name", is_built_in: bool = False) -> Any:
     """Return the object that `path.py:Name` or `package.module:Name` means.
 
-    `option` is what a user would name another one with, for the error about a target that a run
-    recorded and that cannot be imported: `<notebook>:Name`. A folder that the user does not trust
-    cannot name code, unless it is one of turnwise's own tables that does (`is_built_in`); see
-    `trust`.
+    `option` is the setting that names another object, for the error about a recorded target that
+    cannot be imported: `<notebook>:Name`. A folder that the user does not trust cannot name code
+    (see `trust`); `is_built_in` is for turnwise's own tables.
     """
     place, _, attribute = target.rpartition(":")
     if place in _LOST:
@@ -63,7 +62,7 @@ def import_object(target: str, *, option: str = "its name", is_built_in: bool = 
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file under a name of its own; a second call returns the same module.
+    """Import a Python file under a unique module name; a second call returns the same module.
 
     The module is imported again only if the file has changed. The script that is running is not
     imported a second time: its classes exist already.
@@ -98,7 +97,7 @@ def import_file(path: Path) -> ModuleType:
 
 def imported_files() -> list[ModuleType]:
     """Return the modules of users' files in this process: no other one can import their names."""
-    # Not by `hasattr`: some packages import other modules when they are asked for a name.
+    # Not by `hasattr`: it makes some packages import other modules.
     modules = list(sys.modules.values())
     return [module for module in modules if _STAMP in getattr(module, "__dict__", ())]
 
@@ -136,7 +135,7 @@ def _is_top_level(frame: FrameType, file: str) -> bool:
 
 @contextlib.contextmanager
 def _guarded(path: Path) -> Iterator[None]:
-    """Run the top level of a file; nothing in it may train, and leaving it is an error."""
+    """Guard the top level of a file: it must neither train nor exit."""
     _importing.append(str(path))
     num_refused = len(_refused)
     try:
@@ -156,7 +155,7 @@ def _guarded(path: Path) -> Iterator[None]:
 
 
 def import_from(folder: Path, module: str) -> None:
-    """Import `package.module` from a folder that holds the package, whatever else has its name."""
+    """Import `package.module` from the folder of the package, before others of its name."""
     path = list(sys.path)
     sys.path.insert(0, str(folder))
     try:
@@ -190,7 +189,7 @@ def _is_file_of(module: ModuleType, path: Path) -> bool:
 
 
 def _own(module: ModuleType) -> set[str]:
-    """Names that the module defines itself or offers to others."""
+    """Return the names that the module defines or exports."""
     defined = {
         name
         for name, value in vars(module).items()

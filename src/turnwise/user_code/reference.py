@@ -1,4 +1,4 @@
-"""Where a piece of a user's code comes from, so that a later command can import it again."""
+"""`CodeReference`: where user code is defined, so that a later command can import it again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from typing import Any, Literal, Self, TypeAlias
 from turnwise.user_code.fingerprint import fingerprint, is_installed
 
 Origin: TypeAlias = Literal["turnwise", "installed", "file", "script", "notebook", "interactive"]
-"""Who owns the code: this package, an installed package, a file of the user, the script that was
-run, a notebook, or a Python prompt."""
+"""The kind of place that defines the code; script: the one that was run, interactive: a prompt."""
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,18 @@ class CodeReference:
     """
 
     name: str
-    """What people call it: `Greenhouse`, `score.<locals>.inner`, `<lambda>`."""
+    """The qualified name: `Greenhouse`, `score.<locals>.inner`, `<lambda>`."""
     origin: Origin
     target: str | None
     """`file.py:Name` or `module:Name`, from which it can be imported; None if it cannot be."""
     folder: str | None
-    """What `target` is relative to: the working directory, or the folder that holds the package."""
+    """The folder that `target` is relative to: the working directory, or that of the package."""
     fingerprint: str
-    """Changes when the code does something else; see `fingerprint`."""
+    """A hash that changes with the behaviour of the code; see `fingerprint`."""
 
     @property
     def label(self) -> str:
-        """The target, or `<notebook>:Name` and the like for what cannot be imported again."""
+        """The target, or `<notebook>:Name` and the like for code that cannot be imported again."""
         if self.target is not None:
             return self.target
         kind = self.origin if self.origin in ("notebook", "interactive") else "function"
@@ -58,14 +57,14 @@ def reference_to(value: object) -> CodeReference:
     name = str(getattr(definition, "__qualname__", type(definition).__qualname__))
     origin = _origin(module)
     target, folder = None, None
-    # An instance is made by code that is not recorded: only its class can be imported.
+    # The code that made an instance is not recorded: only its class can be imported.
     if module is not None and _finds(module, name) is definition:
         target, folder = _target(module, name, origin)
     return CodeReference(name, origin, target, folder, fingerprint(value))
 
 
 def _definition(value: Any) -> Any:
-    """The function or class that stands in a file."""
+    """Return the function or class that a file defines."""
     while isinstance(value, functools.partial):
         value = value.func
     value = inspect.unwrap(value) if callable(value) else value

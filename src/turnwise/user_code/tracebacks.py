@@ -1,4 +1,4 @@
-"""The part of a traceback that a user can act on: the lines of the user's own files."""
+"""Tracebacks reduced to the lines of the user's own files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from turnwise.errors import describe_error
 from turnwise.user_code.fingerprint import is_foreign
 
-_MOST_LINES = 8
+_MAX_LINES = 8
 
 
 def user_traceback(error: BaseException) -> str | None:
@@ -30,11 +30,11 @@ def user_traceback(error: BaseException) -> str | None:
         for frame, line in traceback.walk_tb(error.__traceback__)
         if not is_foreign(frame.f_code.co_filename)
     )
-    frames = traceback.StackSummary.extract(own)  # it reads their files, so only the user's own
-    if not frames:  # what it returned was wrong: then where it is defined
+    frames = traceback.StackSummary.extract(own)  # it reads the files, so only the user's own
+    if not frames:  # its return value was wrong: then where it is defined
         return "\n".join(dict.fromkeys(notes)) or None
     lines = []
-    for frame in frames[-_MOST_LINES:]:
+    for frame in frames[-_MAX_LINES:]:
         lines.append(f"  {_place(frame.filename)}, line {frame.lineno}, in {frame.name}")
         if frame.line:
             lines.append(f"    {frame.line}")
@@ -42,7 +42,7 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def definition_note(function: Callable[..., Any]) -> str | None:
-    """Where a function of the user is defined, to be added to an error about what it returned."""
+    """Return where a user's function is defined, as a note for an error about what it returned."""
     plain = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(plain, "__code__", None)
     if code is None or is_foreign(code.co_filename):
@@ -57,7 +57,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _place(file: str) -> str:
-    """A cell of a notebook by its number, a file relative to the working directory if below it."""
+    """Return the number of a notebook cell, or a file, relative to the working directory."""
     path, here = Path(file), Path.cwd()
     return _cell(file) or f'File "{path.relative_to(here) if path.is_relative_to(here) else file}"'
 
@@ -65,7 +65,7 @@ def _place(file: str) -> str:
 def _cell(file: str) -> str | None:
     ipython = sys.modules.get("IPython")  # imported by every kernel
     shell = None if ipython is None else ipython.get_ipython()
-    # An older IPython, or another shell, does not name its cells: then the file is named.
+    # An older IPython, or another shell, has no names of cells: then the file is named.
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
     named = None if name_of is None else name_of(file)
     return None if named is None else " ".join(named)

@@ -1,9 +1,9 @@
-"""Which code may be run: what the user named, and of what a folder names, what he allowed.
+"""Which code may be run: what the user named, and what a trusted run folder names.
 
 Code that a user names in a command or in Python is run. A run folder names code too: environment,
-reward, tools, the model's own code. The folder may come from somebody else, so while its settings
-are in force (`settings_from`) code is run only if the user allowed it for this command, or if he
-himself has run the same code from the same place before. That is remembered outside the folder, in
+reward, tools, the model's own code. The folder may come from another person, so while its settings
+are in use (`settings_from`) code is run only if the user allowed it for this command, or has run
+the same code from the same place before. That is remembered outside the folder, in
 `$XDG_STATE_HOME/turnwise/trusted-code`.
 """
 
@@ -20,26 +20,26 @@ from pathlib import Path
 
 from turnwise.errors import ConfigError
 
-_MOST_REMEMBERED = 2000
+_MAX_REMEMBERED = 2000
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A folder whose settings are in force."""
+    """A folder whose settings are in use."""
 
     folder: Path
     is_trusted: bool
 
 
 _sources: list[_Source] = []
-"""Innermost last. Of the whole process: threads that play episodes are bound by it too."""
+"""The innermost is last. Process-wide, so that it holds in threads that play episodes too."""
 _remembered: set[str] = set()
-"""What was run in this process."""
+"""The code that was run in this process."""
 
 
 @contextlib.contextmanager
 def settings_from(folder: str | os.PathLike[str] | None, *, is_trusted: bool) -> Iterator[None]:
-    """Settings in this block were read from a run folder. None: the user gave them himself."""
+    """Treat settings in this block as read from a run folder; None: as the user's own."""
     if folder is None:
         yield
         return
@@ -60,35 +60,35 @@ def require_code(target: str, folder: Path | None = None) -> None:
 
 
 def remember_code(target: str) -> None:
-    """Note that the user himself ran this code: a run that names it may use it later."""
+    """Record that the user ran this code: a run folder that names it may use it later."""
     if not _sources:
         _remember(_location(target))
 
 
 def require_model_code(name_or_path: str | os.PathLike[str]) -> None:
-    """The same for the Python code that comes with a model."""
+    """Refuse, in the same way, the Python code that comes with a model."""
     what = f"the Python code that comes with the model {os.fspath(name_or_path)}"
     _require(_model_location(name_or_path), what)
 
 
 def require_use(what: str) -> None:
-    """The same for anything else that runs code: a command, a server, a cluster."""
+    """Refuse, in the same way, anything else that runs code: a command, a server, a cluster."""
     _require(f"use {what}", what)
 
 
 def remember_use(what: str) -> None:
-    """Note that the user himself used this, as `remember_code` does for code."""
+    """Record that the user used this, as `remember_code` does for code."""
     if not _sources:
         _remember(f"use {what}")
 
 
 def allows_model_code(name_or_path: str | os.PathLike[str]) -> bool:
-    """Whether `require_model_code` would let it pass."""
+    """Return whether `require_model_code` would allow it."""
     return _is_allowed(_model_location(name_or_path))
 
 
 def is_in_run(path: Path) -> bool:
-    """Whether a file lies in the folder of a run or of a checkpoint."""
+    """Return whether a file is in the folder of a run or of a checkpoint."""
     return any(
         (folder / "run.json").is_file()
         or ((folder / "manifest.json").is_file() and (folder / "state.json").is_file())
@@ -113,11 +113,11 @@ def _is_allowed(location: str) -> bool:
 
 
 def _location(target: str, folder: Path | None = None) -> str:
-    """The same text for the same code, wherever it is named from."""
+    """Return a text that identifies the code, independent of the working directory."""
     place, _, name = target.rpartition(":")
     if place.endswith(".py"):
         return f"file {Path(place).resolve()}:{name}"
-    # Where the outermost package is; to look for an inner one would import it.
+    # The location of the outermost package; to find an inner one would import it.
     top = place.partition(".")[0]
     first = [] if folder is None else [str(folder)]
     spec = PathFinder.find_spec(top, [*first, *sys.path])
@@ -132,7 +132,7 @@ def _model_location(name_or_path: str | os.PathLike[str]) -> str:
 
 
 def _remember(location: str) -> None:
-    """Keep it for later commands. Without a place to keep it, they will ask again."""
+    """Save it for later commands; if it cannot be saved, they will ask again."""
     if location in _remembered:
         return
     _remembered.add(location)
@@ -140,14 +140,14 @@ def _remember(location: str) -> None:
     path = path.rpartition(":")[0] if kind == "file" else path
     path = path.rpartition(" in ")[2] if kind == "module" else path
     known = _read()
-    # What lies in a run folder may be exchanged together with the folder, so only for now.
+    # Code in a run folder may be replaced together with the folder, so it is not saved.
     if location in known or (kind != "use" and is_in_run(Path(path, "x"))):
         return
     with contextlib.suppress(OSError, RuntimeError):
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         draft = file.with_name(f".{file.name}.{os.getpid()}")
-        lines = [json.dumps(entry) for entry in [*known, location][-_MOST_REMEMBERED:]]
+        lines = [json.dumps(entry) for entry in [*known, location][-_MAX_REMEMBERED:]]
         draft.write_text("\n".join(lines) + "\n", encoding="utf-8")
         os.replace(draft, file)
 
@@ -156,7 +156,7 @@ def _read() -> list[str]:
     try:
         lines = _file().read_text(encoding="utf-8").splitlines()
         return [entry for line in lines if isinstance(entry := json.loads(line), str)]
-    except (OSError, ValueError, RuntimeError):  # no file yet, no home, or not as we write it
+    except (OSError, ValueError, RuntimeError):  # no file yet, no home, or not our format
         return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,16 +20,11 @@ from turnwise.runs.choose_folder import choose_run_folder
 from turnwise.runs.doctor import Doctor
 from turnwise.runs.metrics_log import MetricsLog
 from turnwise.runs.run_folder import Resume, RunFolder
+from turnwise.scale.verl import files
 from turnwise.scale.verl.arguments import VerlArguments
 from turnwise.scale.verl.compose import check, check_limits_of_verl, compose
 from turnwise.scale.verl.dataset import HELD_OUT, TRAIN, CustomEnvironmentDataset, make_datasets
 from turnwise.scale.verl.episode_components import components_of
-from turnwise.scale.verl.files import (
-    newest_checkpoint,
-    newest_step,
-    take_evaluation,
-    take_metrics,
-)
 from turnwise.scale.verl.resources import find_resources
 from turnwise.scale.verl.running import LegacyRun, NewerRun, prepare_process, start_run
 from turnwise.scale.verl.settings import refuse_mix, to_verl_config
@@ -91,10 +87,9 @@ class CustomRayPPOTrainer:
         if environment is None and isinstance(rows, CustomEnvironmentDataset):
             environment = rows.environment
         eval_rows = val_dataset if eval_dataset is None else eval_dataset
-        user = UserComponents(
-            environment, reward_fn, rows, eval_rows, tools, parser, system_prompt, tokenizer
-        )
-        user = dataclasses.replace(user, limits=limits).filled_from(self.config)
+        user = UserComponents(environment, reward_fn, rows, eval_rows, tools, parser, system_prompt)
+        user = dataclasses.replace(user, tokenizer=tokenizer, limits=limits)
+        user = user.filled_from(self.config)
         # A dataset in VERL's layout makes its own rows, those of evaluations included.
         self._has_verl_rows = isinstance(user.dataset, CustomEnvironmentDataset)
         self._user = user.without_held_out() if self._has_verl_rows else user
@@ -129,8 +124,6 @@ class CustomRayPPOTrainer:
     def step(self) -> int:
         """The number of finished steps."""
         return int(self.metrics_history[-1]["step"]) if self.metrics_history else 0
-
-    # ---- VERL's config ----
 
     def dry_run(self) -> str:
         """Return VERL's whole config as it would run, in YAML, without starting anything."""
@@ -170,11 +163,8 @@ class CustomRayPPOTrainer:
 
     def _steps_per_epoch(self) -> int:
         training, rows = self.config.training, self._user.train_rows
-        if rows is None:
-            return training.steps_per_epoch
-        return max(1, -(-len(rows) // training.batch_size))
-
-    # ---- training ----
+        num_steps = training.steps_per_epoch if rows is None else len(rows) / training.batch_size
+        return max(1, math.ceil(num_steps))
 
     def fit(
         self, num_epochs: int | None = None, num_iters_per_epoch: int | None = None
@@ -184,7 +174,7 @@ class CustomRayPPOTrainer:
         num_steps = self.step + (num_epochs or self.config.training.num_epochs) * per_epoch
         folder = self._made_folder()
         with folder.held(), folder.logged(self.config.logging.level):
-            first = newest_step(folder.path)
+            first = files.newest_step(folder.path)
             if first >= num_steps:
                 self.metrics_history = MetricsLog(folder.metrics_file).read()
                 return self.metrics_history
@@ -204,7 +194,7 @@ class CustomRayPPOTrainer:
     def _finish(self, folder: RunFolder, outcome: str, num_steps: int, first: int) -> None:
         """Collect VERL's metrics, and report the outcome, the steps and the doctor's findings."""
         log = MetricsLog(folder.metrics_file)
-        for step, data in take_metrics(folder.path):
+        for step, data in files.take_metrics(folder.path):
             if "training/global_step" in data:
                 log.rewind(step - 1)
                 log.append({"step": step, "reward": data["critic/score/mean"], **data})
@@ -263,8 +253,6 @@ class CustomRayPPOTrainer:
             status=status, step=self.step, num_steps=num_steps, environment=self._name
         )
 
-    # ---- evaluation and checkpoints ----
-
     def evaluate(self, num_episodes: int | None = None, greedy: bool = True) -> Metrics:
         """Play on held-out starts with VERL's newest checkpoint; `reward`, and VERL's own names."""
         folder = self._made_folder()
@@ -277,16 +265,16 @@ class CustomRayPPOTrainer:
                 f"{place}.top_p={inference.top_p}",
             ]
         try:
-            self._start(max(newest_step(folder.path), 1), num_episodes, extra).fit()
+            self._start(max(files.newest_step(folder.path), 1), num_episodes, extra).fit()
         finally:
             self.cleanup()
-        return take_evaluation(folder.path)
+        return files.take_evaluation(folder.path)
 
     def save_checkpoint(self, path: str | Path | None = None) -> Path:
         """Return VERL's newest checkpoint, copied to `path` if one is given."""
         if self.run_folder is None:
             raise ConfigError("nothing is trained yet: call fit() first")
-        found = newest_checkpoint(self.run_folder)
+        found = files.newest_checkpoint(self.run_folder)
         if path is None:
             return found
         return Path(shutil.copytree(found, Path(path) / found.name, dirs_exist_ok=True))

@@ -1,4 +1,4 @@
-"""The CPU as one of VERL's platforms: the device, its communication, and no memory to manage."""
+"""The CPU as a platform of VERL: the device, its communication, and no device memory."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ class _CpuDevice(ModuleType):
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def empty_cache(self) -> None: ...
+    def empty_cache(self, *_: Any) -> None: ...
 
-    def ipc_collect(self) -> None: ...
-
-    def set_device(self, device: Any) -> None: ...
+    ipc_collect = set_device = empty_cache
 
     def memory_allocated(self, *_: Any) -> int:
         return 0
@@ -64,26 +62,23 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]  # VERL ships no types
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        return False  # only when it is asked for: a GPU is never passed over
+        return False  # only when it is requested: a GPU is preferred
 
     def current_device(self) -> Any:
-        return "cpu"  # VERL hands it to `tensor.to`, where a number would mean a GPU
+        return "cpu"  # VERL passes it to `tensor.to`, where a number would mean a GPU
 
     def device_count(self) -> int:
         return 1
-
-    def set_device(self, device_index: int) -> None: ...
-
-    def synchronize(self, device_index: int | None = None) -> None: ...
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
 
     manual_seed_all = manual_seed
 
-    def set_allocator_settings(self, settings: str) -> None: ...
+    def empty_cache(self, *_: Any) -> None: ...
 
-    def empty_cache(self) -> None: ...
+    set_device = synchronize = set_allocator_settings = empty_cache
+    profiler_start = profiler_stop = empty_cache
 
     def get_device_capability(self, device_index: int = 0) -> tuple[int | None, int | None]:
         return None, None
@@ -98,10 +93,6 @@ class CpuPlatform(PlatformBase):  # type: ignore[misc]  # VERL ships no types
     def nvtx_range(self, msg: str) -> Iterator[None]:
         with nullcontext():
             yield
-
-    def profiler_start(self) -> None: ...
-
-    def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
         return "GPU"

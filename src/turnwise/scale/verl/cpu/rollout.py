@@ -1,4 +1,4 @@
-"""VERL's rollout on a CPU: who starts the servers that sample, and who sends them weights."""
+"""VERL's rollout on a CPU: starts the servers that sample, and sends them weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def server_name(replica_rank: int) -> str:
 
 
 class CpuReplica(RolloutReplica):  # type: ignore[misc]
-    """One server for each learner worker, as VERL counts them."""
+    """Starts one server for each learner worker."""
 
     async def launch_servers(self) -> None:
         actor = ray.remote(CpuServer).options(
@@ -34,7 +34,7 @@ class CpuReplica(RolloutReplica):  # type: ignore[misc]
 
 
 class CpuWeightSender(BaseRollout):  # type: ignore[misc]
-    """The rollout's side of a learner worker: hands the weights to its server."""
+    """Sends the weights of a learner worker to its server."""
 
     async def update_weights(
         self,
@@ -43,7 +43,7 @@ class CpuWeightSender(BaseRollout):  # type: ignore[misc]
         global_steps: int | None = None,
         **_: Any,
     ) -> None:
-        # Making a tensor whole is a collective: all workers walk through, the leader sends.
+        # Gathering a tensor is a collective: all workers take part, the first one sends.
         whole = {name: tensor.detach() for name, tensor in weights}
         num_workers = self.config.tensor_model_parallel_size * self.config.data_parallel_size
         replica_rank, place = divmod(int(os.environ["RANK"]), num_workers)

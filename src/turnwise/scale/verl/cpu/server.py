@@ -1,4 +1,4 @@
-"""The server that samples on a CPU. It does without VERL, whose import would double its start."""
+"""The server that samples on a CPU. It does not import VERL, which would double its start time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from turnwise.models import load_model
 
 @dataclass
 class Sampled:
-    """A turn, with the names that VERL's own `TokenOutput` has."""
+    """A sampled turn, with the fields of VERL's `TokenOutput`."""
 
     token_ids: list[int]
     log_probs: list[float]
@@ -30,7 +30,7 @@ class Sampled:
 
 
 class CpuServer:
-    """A Ray actor that holds the model and samples many conversations at once."""
+    """A Ray actor that holds the model and samples for many conversations at once."""
 
     def __init__(self, model_path: str, trust_remote_code: bool) -> None:
         loaded = load_model(
@@ -72,15 +72,15 @@ class CpuServer:
     async def update_weights(
         self, weights: dict[str, torch.Tensor], global_steps: int | None
     ) -> None:
-        """Sample from these from now on."""
-        # What comes out of Ray's store is read-only; the model copies it into its own.
+        """Load new weights to sample from."""
+        # Tensors from Ray's store are read-only; the model copies them.
         await asyncio.to_thread(self._engine.update_weights, weights)
         self._global_steps = global_steps
 
     async def ready(self) -> None:
         """Returns when the model is loaded."""
 
-    # The model stays where it is between the rollouts: there is no device memory to share.
+    # The model stays in memory between rollouts: there is no device memory to share.
     async def wake_up(self) -> None: ...
 
     async def sleep(self) -> None: ...

@@ -1,4 +1,4 @@
-"""VERL's learner workers on a CPU: gloo between them, FSDP2 on float32, nothing pinned."""
+"""VERL's learner workers on a CPU: gloo, FSDP2 in float32, no pinned memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from verl.workers.engine_workers import ActorRolloutRefWorker, TrainingWorker
 
 
 class _OnCpu:
-    """What differs where there is no device beside the CPU."""
+    """What differs from VERL's engines on a machine without GPU."""
 
     engine_config: Any
 
@@ -28,7 +28,7 @@ class _OnCpu:
             self.engine_config.forward_only = is_reference
 
     def to(self, device: str, **_: Any) -> None:
-        """There is nowhere to go."""
+        """Nothing to do: there is no other device."""
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cpu")
@@ -43,7 +43,7 @@ class CpuValueModel(_OnCpu, FSDPEngineWithValueHead):  # type: ignore[misc]
     model_config: Any
 
     def _build_module(self) -> Any:
-        """The model with a head of one value a token; VERL's own asks for flash attention."""
+        """Return the model with a value head; VERL's own needs flash attention."""
         from transformers import AutoModelForTokenClassification
 
         config = self.model_config.hf_config
@@ -77,7 +77,7 @@ class CpuTrainingWorker(TrainingWorker):  # type: ignore[misc]
 
 
 class CpuActorRolloutRefWorker(ActorRolloutRefWorker):  # type: ignore[misc]
-    """The learner of the policy, with its reference and its side of the rollout."""
+    """The learner of the policy, with its reference model and the sending of weights."""
 
     actor_worker_cls = CpuTrainingWorker
     ref_worker_cls = CpuTrainingWorker
