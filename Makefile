@@ -131,6 +131,10 @@ test-gpu:  ## the algorithms, the local engine and the learner on a GPU; run it 
 	$(PYTHON) bench/gpu/local_check.py
 	$(PYTHON) -m pytest tests/inference/test_zoo.py tests/learner/test_gpu.py
 
+.PHONY: figures
+figures:  ## write the figures of bench/results.jsonl into README.md and docs/
+	@$(PYTHON) scripts/figures.py
+
 .PHONY: docs newcomer
 docs:  ## build the documentation into build/site, readable offline
 	@py=$(call env,docs)

@@ -54,7 +54,7 @@ class Nim(BaseEnvironment):
         return rng.choice("12") if self.left > 1 else "1"
 
 
-class NimAgainstChance(BaseEnvironment):
+class NimAgainstRandom(BaseEnvironment):
     """The same game for one player, against a random one."""
 
     quick = True
@@ -96,7 +96,7 @@ def settings(quick):
 
 def games_won(trainer, num_games):
     """Returns the share of games that the model wins against the random player."""
-    games = EpisodeCollector(trainer.components.engine, NimAgainstChance).collect_sync(num_games)
+    games = EpisodeCollector(trainer.components.engine, NimAgainstRandom).collect_sync(num_games)
     return sum(game.agent.trajectory.success for game in games) / num_games
 
 

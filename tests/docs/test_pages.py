@@ -21,7 +21,13 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
 ]
 # Written like settings, and something else.
-NO_SETTINGS = {"checkpoint.py", "dataset.jsonl", "eval_dataset.jsonl", "ray.init"}
+NO_SETTINGS = {
+    "checkpoint.py",
+    "training.py",
+    "dataset.jsonl",
+    "eval_dataset.jsonl",
+    "ray.init",
+}
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 
 

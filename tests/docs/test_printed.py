@@ -1,6 +1,6 @@
 """README and tutorial word by word: their files and commands are run, what they print is compared.
 
-Training is shortened to one small step. What does not depend on it is compared as it stands, the
+Training is shortened to one small step. What does not depend on it is compared exactly, the
 rest with its numbers masked; `make newcomer` runs the tutorial as it is.
 """
 
@@ -75,7 +75,7 @@ def test_the_tutorial_prints_what_it_says(run, tmp_path, monkeypatch):
 
 
 def assert_printed(shown, printed, *, exactly):
-    """Every line of the page stands among the printed ones, in the same order."""
+    """Every line of the page is printed, in the same order."""
     left = iter([line if exactly else masked(line) for line in printed])
     for line in shown:
         is_left_out = line in ("", "...") or (VARIES.match(line) and not exactly)
