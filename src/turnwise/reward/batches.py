@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -23,7 +24,7 @@ BATCH_TYPES = ("DataProto", "RewardBatch")
 """A function whose first argument is annotated as one of these scores a whole batch."""
 
 
-class Columns:
+class Columns(UserDict[str, Any]):
     """Columns by name, with one entry per row. Its length is the number of rows.
 
     >>> columns = Columns({"state": ["door", "wall"], "depth": [3, 4]})
@@ -31,29 +32,8 @@ class Columns:
     (2, 'wall', True)
     """
 
-    def __init__(self, columns: Mapping[str, Any]) -> None:
-        self._columns = dict(columns)
-
-    def __getitem__(self, name: str) -> Any:
-        return self._columns[name]
-
-    def __setitem__(self, name: str, column: Any) -> None:
-        self._columns[name] = column
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._columns
-
     def __len__(self) -> int:
-        return len(next(iter(self._columns.values()), ()))
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._columns.get(name, default)
-
-    def keys(self) -> Iterable[str]:
-        return self._columns.keys()
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        return self._columns.items()
+        return len(next(iter(self.data.values()), ()))
 
 
 @dataclass(frozen=True)

@@ -34,15 +34,9 @@ class ToolSteps:
     is an invalid action.
     """
 
-    def __init__(
-        self,
-        tools: ToolRegistry | None = None,
-        parser: ActionParser | str = "auto",
-        template: str | None = None,
-    ) -> None:
+    def __init__(self, tools: ToolRegistry | None, parser: ActionParser | str) -> None:
         self._tools = tools
         self._parser = parser
-        self._template = template
         self._open: dict[int, _Open] = {}
 
     async def begin(self, env: BaseEnvironment) -> None:
@@ -85,7 +79,7 @@ class ToolSteps:
         registry = (ToolRegistry() if self._tools is None else self._tools).bind(env)
         parser = self._parser
         if isinstance(parser, str):
-            parser = get_parser(parser, template=self._template, definitions=registry.definitions)
+            parser = get_parser(parser, definitions=registry.definitions)
         found = _Open(env, registry, parser, registry.open_context(env))
         self._open[id(env)] = found
         return found

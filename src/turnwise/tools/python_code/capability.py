@@ -7,8 +7,7 @@ import os
 import sys
 
 from turnwise.tools.python_code.jail.syscalls import ARCHITECTURES
-from turnwise.tools.python_code.limits import CodeLimits
-from turnwise.tools.python_code.runner import run_code
+from turnwise.tools.python_code.runner import CodeLimits, run_code
 
 # Each line prints what it could do. If only "locked" is printed, the isolation holds.
 _PROBE = """

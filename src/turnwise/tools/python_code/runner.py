@@ -1,9 +1,10 @@
-"""Runs a program in a separate process and returns its result."""
+"""Runs a program in a separate process, within `CodeLimits`, and returns its result."""
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import select
 import selectors
@@ -15,11 +16,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from turnwise.errors import ConfigError
 from turnwise.tools.python_code.jail import WORK_FOLDER
-from turnwise.tools.python_code.limits import CodeLimits
 
 _FOLDER = str(Path(__file__).parent)
 _BOOT = (
@@ -33,6 +35,51 @@ _END_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
 _MAX_PRINTED = 1 << 24
 _CHUNK = 1 << 16
+_MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class CodeLimits:
+    """The resources of one run.
+
+    >>> CodeLimits(seconds=2.0).memory_mb
+    512
+    """
+
+    seconds: float = 10.0
+    """Wall-clock time of the program."""
+    memory_mb: int = 512
+    """Address space of the process."""
+    disk_mb: int = 32
+    """All its files together. They are kept in memory, on top of `memory_mb`."""
+    num_files: int = 1000
+    """Files and folders that it may make."""
+    num_threads: int = 32
+    """Itself included."""
+    open_files: int = 64
+    """At once."""
+    output_characters: int = 8000
+    """Of what it prints; the middle of a longer output is left out."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ConfigError(f"{field.name} must be a number above 0, got {value!r}")
+        if self.open_files < 16:
+            raise ConfigError(
+                f"open_files must be at least 16, got {self.open_files}: Python needs some itself"
+            )
+
+    def to_request(self) -> dict[str, Any]:
+        """Returns the limits for the sandboxed process."""
+        return {
+            **asdict(self),
+            "memory_bytes": self.memory_mb * _MEGABYTE,
+            "disk_bytes": self.disk_mb * _MEGABYTE,
+            # The parent process limits the wall-clock time; this is for when the parent has died.
+            "cpu_seconds": math.ceil(self.seconds) * self.num_threads + 1,
+        }
 
 
 @dataclass(frozen=True)

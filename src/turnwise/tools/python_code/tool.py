@@ -14,8 +14,7 @@ from turnwise.deadlines import call_with_deadline
 from turnwise.errors import ConfigError, ToolError
 from turnwise.tools.base import Tool
 from turnwise.tools.python_code.capability import why_not_isolated
-from turnwise.tools.python_code.limits import CodeLimits
-from turnwise.tools.python_code.runner import CodeRun, run_code
+from turnwise.tools.python_code.runner import CodeLimits, CodeRun, run_code
 
 
 class PythonCodeTool(Tool):
