@@ -68,7 +68,7 @@ def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
     result = run_episode(Recording(), Counting, limits=EpisodeLimits(max_tokens=10))
     assert result.status is EpisodeStatus.TRUNCATED_BY_TOKENS
     assert result.num_turns == 0
-    assert "no room" in result.error
+    assert "no tokens left" in result.error
     assert result.reward.total == 0.0
 
 
@@ -105,7 +105,7 @@ def test_out_of_time_while_the_engine_speaks_keeps_what_was_said():
         ("says nothing", "without tokens"),
         ("not finite", "not finite"),
         ("too few log-probs", "2 tokens and 1 log-probs"),
-        ("aborted", "called the turn off"),
+        ("aborted", "cancelled the turn"),
         ("deadline", "longer than"),
     ],
 )

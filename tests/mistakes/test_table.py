@@ -289,7 +289,7 @@ TRAINERS = [
     ),
     (
         {"environment": "guess-numbr"},
-        "there is no environment 'guess-numbr'. Did you mean 'guess-number'? An own one is written "
+        "there is no environment 'guess-numbr'. Did you mean 'guess-number'? Your own is written "
         "path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1.",
     ),
     (

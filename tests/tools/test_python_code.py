@@ -322,7 +322,7 @@ def test_wrong_limits_are_named(limits: Any, told: str) -> None:
 def test_wrong_packages_are_named() -> None:
     with pytest.raises(ConfigError, match="a list of folders"):
         PythonCodeTool(packages="numpy", allow_unsafe=True)
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         PythonCodeTool(packages=["/nowhere/at/all"], allow_unsafe=True)
 
 

@@ -107,7 +107,7 @@ def source_by_name(name: str) -> Callable[..., BaseEnvironment]:
     if target is None and not colon:
         raise ConfigError(
             f"there is no environment {name!r}. {did_you_mean(name, BUILT_IN)} "
-            "An own one is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
+            "Your own is written path/to/file.py:ClassName, a Gymnasium one gym:CartPole-v1."
         )
     found: Callable[..., BaseEnvironment] = import_object(
         target or name, option="--env or environment.name", is_built_in=target is not None

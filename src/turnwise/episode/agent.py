@@ -146,8 +146,8 @@ def too_slow(limit: float | None) -> DeadlineExceeded:
 
 def _check(result: GenerationResult) -> None:
     if result.finish_reason is FinishReason.ABORTED:
-        raise EngineFault("the engine called the turn off; was it closed?")
+        raise EngineFault("the engine cancelled the turn; was it closed?")
     if not result.ids:
-        raise EngineFault(f"the engine gave a turn without tokens ({result.finish_reason})")
+        raise EngineFault(f"the engine returned a turn without tokens ({result.finish_reason})")
     if not math.isfinite(sum(result.log_probs)):
-        raise EngineFault("the engine gave log-probs that are not finite")
+        raise EngineFault("the engine returned log-probs that are not finite")

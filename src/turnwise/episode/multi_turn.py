@@ -146,7 +146,7 @@ class MultiTurnInferenceEngine:
             raise ConfigError("there is nothing to answer: call add_message(text) first")
         if len(agent.record.turns) >= self.max_turns:
             raise ConfigError(
-                f"the conversation has had its max_turns={self.max_turns} turns. "
+                f"the conversation has reached max_turns={self.max_turns}. "
                 "Begin another with start_conversation(text)."
             )
         if agent.tokens_left < 1:

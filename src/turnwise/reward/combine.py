@@ -91,5 +91,5 @@ def reward_by_name(setting: str | Sequence[RewardItem] | None) -> RewardFn | Non
 def _imported(target: str) -> RewardFn:
     function: RewardFn = import_object(target, option="--reward or the setting reward")
     if not callable(function):
-        raise ConfigError(f"reward got {target!r}, which is no function")
+        raise ConfigError(f"reward got {target!r}, which is not a function. Write path.py:function")
     return function

@@ -117,7 +117,7 @@ def package_folders(packages: bool | Sequence[str]) -> list[str]:
         raise ConfigError(f"packages is a list of folders, or True, got the text {packages!r}")
     for path in packages:
         if not os.path.isdir(path):
-            raise ConfigError(f"packages names {path!r}, which is no folder")
+            raise ConfigError(f"packages names {path!r}, which is not a folder")
     return [os.path.abspath(path) for path in packages]
 
 
