@@ -15,6 +15,7 @@ from turnwise.scale.verl.resources import Resources
 from turnwise.scale.verl.targets import (
     ACTOR,
     AGENT_LOOP,
+    COPIED,
     CPU_ROLLOUT,
     ESTIMATORS,
     LOOP_MANAGER,
@@ -53,7 +54,9 @@ def to_verl_config(
     num_steps = num_steps or training.num_epochs * per_epoch
     rollout = _rollout(config, resources, limits or limits_of(config))
     longest = rollout["data.max_prompt_length"] + rollout["data.max_response_length"]
+    values = dict(config.settings())
     return {
+        **{target: values[name] for name, target in COPIED.items()},
         **_model(config, resources),
         **rollout,
         **_algorithm(config),
@@ -143,16 +146,12 @@ def _rollout(config: ConfigStore, resources: Resources, limits: EpisodeLimits) -
     return {
         f"{ROLLOUT}.name": _backend(config, resources),
         f"{ROLLOUT}.mode": "async",
-        f"{ROLLOUT}.temperature": inference.temperature,
-        f"{ROLLOUT}.top_p": inference.top_p,
         f"{ROLLOUT}.n": group_size(config),
-        f"{ROLLOUT}.tensor_model_parallel_size": config.model.tensor_parallel_size,
         f"{ROLLOUT}.calculate_log_probs": True,
         f"{ROLLOUT}.multi_turn.enable": inference.multi_turn,
         f"{ROLLOUT}.multi_turn.max_assistant_turns": turns,
         f"{ROLLOUT}.agent.default_agent_loop": AGENT_LOOP,
         f"{ROLLOUT}.agent.agent_loop_manager_class": LOOP_MANAGER,
-        f"{ROLLOUT}.agent.num_workers": config.ray.num_actors,
         "data.max_prompt_length": prompt,
         "data.max_response_length": response,
         "reward.num_workers": 0,  # the agent loop scores
@@ -180,30 +179,18 @@ def _algorithm(config: ConfigStore) -> dict[str, Any]:
     training = config.training
     found: dict[str, Any] = {
         "algorithm.adv_estimator": ESTIMATORS[training.adv_estimator],
-        "algorithm.gamma": training.gamma,
-        "algorithm.lam": training.lam,
-        "algorithm.use_kl_in_reward": training.use_kl_in_reward,
-        "algorithm.kl_ctrl.kl_coef": training.kl_coef,
-        "algorithm.kl_ctrl.horizon": training.kl_horizon,
-        "algorithm.kl_penalty": training.kl_penalty,
         "algorithm.norm_adv_by_std_in_grpo": training.adv_estimator != "dr_grpo",
         f"{ACTOR}.use_kl_loss": training.kl_loss_coef > 0,
-        f"{ACTOR}.kl_loss_coef": training.kl_loss_coef,
         f"{ACTOR}.policy_loss.loss_mode": POLICY_LOSSES[training.policy_loss],
-        f"{ACTOR}.entropy_coeff": training.entropy_coef,
     }
     if training.kl_target is not None:
         found |= {
             "algorithm.kl_ctrl.type": "adaptive",
             "algorithm.kl_ctrl.target_kl": training.kl_target,
         }
-    low, high = training.clip_ratio_low, training.clip_ratio_high
-    both = training.clip_ratio
-    found |= {
-        f"{ACTOR}.clip_ratio": both,
-        f"{ACTOR}.clip_ratio_low": both if low is None else low,
-        f"{ACTOR}.clip_ratio_high": both if high is None else high,
-    }
+    low, high, both = training.clip_ratio_low, training.clip_ratio_high, training.clip_ratio
+    found[f"{ACTOR}.clip_ratio_low"] = both if low is None else low
+    found[f"{ACTOR}.clip_ratio_high"] = both if high is None else high
     if training.loss_agg_mode is not None:
         found[f"{ACTOR}.loss_agg_mode"] = training.loss_agg_mode
     if training.adv_estimator == "optimal_token_baseline":
@@ -217,7 +204,6 @@ def _update(config: ConfigStore, resources: Resources, longest: int) -> dict[str
     most_tokens = max(training.micro_batch_tokens or _MICRO_BATCH_TOKENS, longest)
     found: dict[str, Any] = {
         f"{ACTOR}.ppo_mini_batch_size": _mini_batch(config),
-        f"{ACTOR}.ppo_epochs": training.update_epochs,
         f"{ACTOR}.use_dynamic_bsz": True,
         f"{ACTOR}.ppo_max_token_len_per_gpu": most_tokens,
         "critic.ppo_max_token_len_per_gpu": most_tokens,
@@ -257,9 +243,7 @@ def _run(
     if unknown:
         raise ConfigError(f"logging.sinks got {unknown}. VERL has: {', '.join(_SINKS)}.")
     found = {
-        "data.train_batch_size": training.batch_size,
         "data.shuffle": False,  # the dataset is in its order already
-        "data.seed": training.seed,
         "data.dataloader_num_workers": 0,
         "data.return_raw_chat": True,
         "trainer.use_v1": False,

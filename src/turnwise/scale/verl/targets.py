@@ -34,44 +34,50 @@ ESTIMATORS = {
     )
 } | {"dr_grpo": "grpo"}  # fmt: skip
 
-# Where each setting goes; the others must have their defaults.
-TARGETS: dict[str, str] = {
+COPIED: dict[str, str] = {
+    "model.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
+    "inference.temperature": f"{ROLLOUT}.temperature",
+    "inference.top_p": f"{ROLLOUT}.top_p",
+    "training.gamma": "algorithm.gamma",
+    "training.lam": "algorithm.lam",
+    "training.clip_ratio": f"{ACTOR}.clip_ratio",
+    "training.batch_size": "data.train_batch_size",
+    "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
+    "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
+    "training.kl_horizon": "algorithm.kl_ctrl.horizon",
+    "training.kl_penalty": "algorithm.kl_penalty",
+    "training.update_epochs": f"{ACTOR}.ppo_epochs",
+    "training.entropy_coef": f"{ACTOR}.entropy_coeff",
+    "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
+    "training.seed": "data.seed",
+    "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
+}
+"""Settings whose values VERL takes as they are, and where they go."""
+
+# Where each setting goes; those that are missing must have their defaults.
+TARGETS: dict[str, str] = COPIED | {
     "model.model_name": f"{MODEL}.path",
     "model.local_path": f"{MODEL}.path",
     "model.dtype": f"{ROLLOUT}.dtype",
     "model.device": "trainer.device",
-    "model.tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
     "model.trust_remote_code": f"{MODEL}.trust_remote_code",
     "inference.backend": f"{ROLLOUT}.name",
     "inference.max_tokens": "data.max_response_length",
-    "inference.temperature": f"{ROLLOUT}.temperature",
-    "inference.top_p": f"{ROLLOUT}.top_p",
     "inference.multi_turn": f"{ROLLOUT}.multi_turn.max_assistant_turns",
     "inference.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
     "training.adv_estimator": "algorithm.adv_estimator",
     "training.learning_rate": f"{ACTOR}.optim.lr",
-    "training.gamma": "algorithm.gamma",
-    "training.lam": "algorithm.lam",
-    "training.clip_ratio": f"{ACTOR}.clip_ratio",
     "training.clip_ratio_low": f"{ACTOR}.clip_ratio_low",
     "training.clip_ratio_high": f"{ACTOR}.clip_ratio_high",
     "training.num_epochs": "trainer.total_training_steps",
     "training.steps_per_epoch": "trainer.total_training_steps",
-    "training.batch_size": "data.train_batch_size",
     "training.group_size": f"{ROLLOUT}.n",
     "training.on_error": OWN_SECTION,
-    "training.use_kl_in_reward": "algorithm.use_kl_in_reward",
-    "training.kl_coef": "algorithm.kl_ctrl.kl_coef",
     "training.kl_target": "algorithm.kl_ctrl.target_kl",
-    "training.kl_horizon": "algorithm.kl_ctrl.horizon",
-    "training.kl_penalty": "algorithm.kl_penalty",
-    "training.update_epochs": f"{ACTOR}.ppo_epochs",
     "training.mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
     "training.micro_batch_tokens": f"{ACTOR}.ppo_max_token_len_per_gpu",
     "training.policy_loss": f"{ACTOR}.policy_loss.loss_mode",
     "training.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
-    "training.entropy_coef": f"{ACTOR}.entropy_coeff",
-    "training.kl_loss_coef": f"{ACTOR}.kl_loss_coef",
     "training.critic": "critic.model.path",  # in VERL always a separate model
     "training.max_grad_norm": f"{ACTOR}.optim.clip_grad",
     "training.weight_decay": f"{ACTOR}.optim.weight_decay",
@@ -82,7 +88,6 @@ TARGETS: dict[str, str] = {
     "training.lora_target_modules": f"{MODEL}.target_modules",
     "training.gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
     "training.eval_episodes": "trainer.test_freq",
-    "training.seed": "data.seed",
     "checkpoint.output_dir": "trainer.default_local_dir",
     "checkpoint.run_name": "trainer.experiment_name",
     "checkpoint.save_interval": "trainer.save_freq",
@@ -92,7 +97,6 @@ TARGETS: dict[str, str] = {
     "environment.params": OWN_SECTION,
     "environment.reward": OWN_SECTION,
     "ray.use_ray": OWN_SECTION,  # VERL is always on Ray
-    "ray.num_actors": f"{ROLLOUT}.agent.num_workers",
     "ray.num_learners": "trainer.n_gpus_per_node",
     "ray.gpus_per_worker": "trainer.n_gpus_per_node",
     "ray.address": "ray_kwargs.ray_init.address",
