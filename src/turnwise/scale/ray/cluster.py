@@ -124,7 +124,7 @@ class Cluster:
             ray.util.remove_placement_group(group)
             there = ray.cluster_resources()
             raise ConfigError(
-                f"the cluster has no room: {number} workers need {number} CPUs and "
+                f"the cluster has too few free resources: {number} workers need {number} CPUs and "
                 f"{number * gpus:g} GPUs, and it has {there.get('CPU', 0):g} CPUs and "
                 f"{there.get('GPU', 0):g} GPUs, some of which may be taken. Lower ray.num_actors, "
                 "ray.num_learners or ray.gpus_per_worker."

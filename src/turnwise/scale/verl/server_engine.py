@@ -49,12 +49,12 @@ class ServerEngine:
         except ConfigError as error:
             self.refusal = error
             raise
-        room = self.context_length - length
-        most = min(request.max_tokens, room)
+        num_left = self.context_length - length
+        max_tokens = min(request.max_tokens, num_left)
         output = await self._client.generate(
             request.session or f"turnwise-{request.seed}",
             prompt_ids=list(request.prompt_ids),
-            sampling_params=self._params(request, most),
+            sampling_params=self._params(request, max_tokens),
         )
         if output.log_probs is None:
             raise EngineError(
@@ -62,7 +62,7 @@ class ServerEngine:
             )
         self.weight_version = int(output.extra_fields.get("global_steps") or 0)
         ids, log_probs = list(output.token_ids), list(output.log_probs)
-        reason = _finish_reason(ids, output.stop_reason, request, most, room)
+        reason = _finish_reason(ids, output.stop_reason, request, max_tokens, num_left)
         return GenerationResult(ids, log_probs, reason, self.weight_version)
 
     def _begin(self, length: int) -> None:
@@ -81,7 +81,7 @@ class ServerEngine:
                 "servers end them with tokens only. Take a model with a chat template."
             )
 
-    def _params(self, request: GenerationRequest, most: int) -> dict[str, Any]:
+    def _params(self, request: GenerationRequest, max_tokens: int) -> dict[str, Any]:
         sampling = request.sampling
         params: dict[str, Any] = {
             "temperature": sampling.temperature,
@@ -89,7 +89,7 @@ class ServerEngine:
             "top_k": sampling.top_k or -1,
             "repetition_penalty": 1.0,
             "logprobs": True,
-            "max_tokens": most,
+            "max_tokens": max_tokens,
             "stop_token_ids": sorted(request.stop_ids),
         }
         if self._backend == "sglang":
@@ -114,12 +114,16 @@ class ServerEngine:
 
 
 def _finish_reason(
-    ids: Sequence[int], stop_reason: str | None, request: GenerationRequest, most: int, room: int
+    ids: Sequence[int],
+    stop_reason: str | None,
+    request: GenerationRequest,
+    max_tokens: int,
+    num_left: int,
 ) -> FinishReason:
     if stop_reason in ("aborted", "abort"):
         return FinishReason.ABORTED
     if ids and ids[-1] in request.stop_ids:
         return FinishReason.STOP
-    if len(ids) >= most:
-        return FinishReason.CONTEXT if most == room else FinishReason.LENGTH
+    if len(ids) >= max_tokens:
+        return FinishReason.CONTEXT if max_tokens == num_left else FinishReason.LENGTH
     return FinishReason.STOP
