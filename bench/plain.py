@@ -32,7 +32,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from algo import estimator_step, loss_step, make_batch, peak_mebibytes
 from decode import SHAPES, make_work, run_engine
 from overhead import our_measure
-from results import add_record_option, describe_machine, record
+from results import Figure, add_record_option, describe_machine, record
 from turnwise import algo
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
@@ -197,6 +197,15 @@ def measure(form: str, work: Work, options: argparse.Namespace) -> tuple[float, 
     return median(plain / fast for plain, fast in zip(*times, strict=True)), memory
 
 
+def summary(found: list[tuple[float, float | None]]) -> dict[str, Figure]:
+    """The least and the most that a form gains over all works."""
+    figures: dict[str, Figure] = {}
+    for name, column in zip(("gain", "memory"), zip(*found, strict=True), strict=True):
+        if values := [value for value in column if value is not None]:
+            figures[name] = [min(values), max(values)]
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -221,15 +230,16 @@ def main() -> None:
         *learner_works(device),
     ]
     for form in forms:
+        found: list[tuple[float, float | None]] = []
         for work in works:
             if not work.uses(form) or options.work not in work.name:
                 continue
             gain, memory = measure(form, work, options)
-            if options.record:
-                figures = {"gain": gain} | ({} if memory is None else {"memory": memory})
-                record(f"plain/{device}/{form}/{work.name}", figures, device)
+            found.append((gain, memory))
             times = [f"{gain:.2f}x", "" if memory is None else f"{memory:.2f}x"]
             print(f"| {' | '.join([form, FORMS[form], work.name, *times])} |", flush=True)
+        if options.record and found:
+            record(f"plain/{device}/{form}", summary(found), device)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def test_a_call_that_blocks_the_loop_does_not_hold_up_closing(monkeypatch, caplo
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
-    assert "left behind" in caplog.text
+    assert "the thread does not end and is abandoned" in caplog.text
     over.set()
 
 

@@ -22,7 +22,7 @@ from turnwise.errors import EngineError
 from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.create import create_inference_engine
 from turnwise.inference.sglang import SGLangServerEngine
-from turnwise.inference.sglang.filters import kept_log_mass
+from turnwise.inference.sglang.wire import kept_log_mass
 
 FILTERS = [
     SamplingParams(),

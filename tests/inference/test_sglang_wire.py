@@ -122,7 +122,7 @@ def test_a_recorded_refusal_of_weights_is_passed_on():
 
 
 def read(answer, request=None):
-    return wire.read_answer(
+    return wire.read_response(
         answer, request or GenerationRequest(recorded.PROMPT, 64), FACTS, VOCABULARY
     )
 

@@ -49,17 +49,14 @@ _CALL_ID = re.compile(r"call\d{5}")
 class RenderedText:
     """A rendering, and the spans of it that the template did not write.
 
-    >>> RenderedText("<s>user: hello</s>", ((9, 14),)).quoted()
-    ['hello']
+    >>> RenderedText("<s>user: hello</s>", ((9, 14),)).after(3)
+    RenderedText(text='user: hello</s>', spans=((6, 11),), controls=None)
     """
 
     text: str
     spans: tuple[Span, ...] = ()
     controls: tuple[int, ...] | None = None
     """The control tokens that the template itself writes, if they are known beforehand."""
-
-    def quoted(self) -> list[str]:
-        return [self.text[start:end] for start, end in self.spans]
 
     def after(self, start: int) -> RenderedText:
         """Return the part from `start` on."""

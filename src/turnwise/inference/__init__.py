@@ -8,11 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from turnwise.inference.base import BaseInferenceEngine
+from turnwise.inference.base import BaseInferenceEngine, GenerationOutput
 from turnwise.inference.batches import BatchError, BatchInferenceManager
 from turnwise.inference.create import create_inference_engine
-from turnwise.inference.output import GenerationOutput
-from turnwise.inference.plain import InferenceEngine
 from turnwise.inference.protocol import (
     Engine,
     FinishReason,
@@ -22,7 +20,7 @@ from turnwise.inference.protocol import (
 from turnwise.inference.rollout import VLLMRolloutSPMD
 from turnwise.inference.sampling import SamplingParams, choose_tokens, sampling_log_probs
 from turnwise.inference.scripted import ScriptedEngine
-from turnwise.inference.transformers import TransformersEngine
+from turnwise.inference.transformers import InferenceEngine, TransformersEngine
 
 if TYPE_CHECKING:
     from turnwise.inference.local import LocalEngine

@@ -1,4 +1,4 @@
-"""What all engines share: strings for people, on top of tokens for episodes."""
+"""The base class of all engines: `generate` on strings, on top of `sample` on tokens."""
 
 from __future__ import annotations
 
@@ -6,29 +6,70 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias, overload
 
+import numpy as np
 import torch
 
 from turnwise.chat.control import configured_ends
 from turnwise.deadlines import result_within, run_sync
 from turnwise.errors import ConfigError
-from turnwise.inference.output import GenerationOutput
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
-"""What to do with a request that asks for more than the context holds."""
+"""What to do with a request that needs more tokens than the context has."""
 Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
-"""What `generate` continues: one text, or a list of texts or of rows of token ids."""
+"""Prompts of `generate`: one text, or a list of texts or of rows of token ids."""
+
+
+@dataclass(frozen=True)
+class GenerationOutput(Sequence[str]):
+    """One answer for each prompt; it is itself the sequence of its strings.
+
+    >>> output = GenerationOutput(["hi"], [[7, 2]], [[-0.1, -0.2]], [FinishReason.STOP], pad_id=0)
+    >>> output[0], output.tokens.shape
+    ('hi', (1, 2))
+    """
+
+    sequences: list[str]
+    """The answers as text, without special tokens."""
+    token_ids: list[list[int]]
+    """The sampled tokens of each answer, stop token included."""
+    logprobs: list[list[float]]
+    """Their log-probs under the distribution that they were drawn from."""
+    finish_reasons: list[FinishReason]
+    """Why each answer ended."""
+    pad_id: int
+    """Pads the shorter rows of `tokens`."""
+
+    @cached_property
+    def tokens(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """The sampled tokens as one array [batch, longest answer], padded on the right."""
+        longest = max((len(ids) for ids in self.token_ids), default=0)
+        table = np.full((len(self.token_ids), longest), self.pad_id, dtype=np.int64)
+        for row, ids in zip(table, self.token_ids, strict=True):
+            row[: len(ids)] = ids
+        return table
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        return self.sequences[index]
+
+    def __len__(self) -> int:
+        return len(self.sequences)
 
 
 class BaseInferenceEngine(ABC):
     """An engine: `sample` and `score` on tokens for episodes, `generate` on strings for people."""
 
     update_timeout = 1800.0
-    """Seconds for turns under way to end and new weights to be loaded, from a slow disk too."""
+    """Seconds for running turns to finish and new weights to load, also from a slow disk."""
 
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
@@ -38,11 +79,11 @@ class BaseInferenceEngine(ABC):
     @property
     @abstractmethod
     def context_length(self) -> int:
-        """Most tokens that a prompt and its turn may have together."""
+        """Maximum number of tokens of a prompt and its turn together."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """How the engine was made, for the record of a run."""
+        """The engine's options, for the records of a run."""
         return {"context_length": self.context_length, "overflow": self._overflow}
 
     @abstractmethod
@@ -51,14 +92,14 @@ class BaseInferenceEngine(ABC):
 
     @abstractmethod
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probs of `ids[start:]`, each after all tokens before it, at temperature 1."""
+        """Return the log-probs of `ids[start:]`, given all earlier tokens, at temperature 1."""
 
     @abstractmethod
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        """Take new weights, or be told that shared ones have changed (None); the new version."""
+        """Load new weights; None means that shared ones have changed. Return the new version."""
 
     def _updated(self, version: Future[int]) -> int:
-        """The new version, once the weights are there; `DeadlineExceeded` if it takes too long."""
+        """Wait for the new version; raise `DeadlineExceeded` if it takes too long."""
         return result_within(
             version,
             self.update_timeout,
@@ -68,11 +109,11 @@ class BaseInferenceEngine(ABC):
         )
 
     def end_session(self, session: Hashable) -> None:
-        """A conversation is over; an engine that keeps nothing for it has nothing to do."""
+        """Free what is kept for a conversation that has ended; by default nothing is."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free the engine; may be called twice. Requests under way end as aborted."""
+        """Free the engine; may be called twice. Running requests end as aborted."""
 
     def generate(
         self,
@@ -122,17 +163,17 @@ class BaseInferenceEngine(ABC):
         )
 
     def _text_of(self, result: GenerationResult) -> str:
-        """What an answer says, without the token that ends it, which need not be a special one."""
+        """Return the text of an answer without its end token, which may not be a special one."""
         ids = list(result.ids)
         if result.finish_reason is FinishReason.STOP and ids and ids[-1] in self._end_ids:
             ids.pop()
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def compute_log_probs(self, prompts: Sequence[str], responses: Sequence[str]) -> torch.Tensor:
-        """Log-prob of each response after its prompt, summed over its tokens [B].
+        """Return the log-prob of each response given its prompt, summed over its tokens [B].
 
-        Prompt and response are encoded apart, so that the prompt's tokens do not depend on what
-        follows it.
+        Prompt and response are encoded separately, so that the prompt's tokens do not depend on
+        the response.
         """
         if len(prompts) != len(responses):
             raise ConfigError(
@@ -177,9 +218,10 @@ class BaseInferenceEngine(ABC):
         return int(next((i for i in (pad, end) if i is not None), 0))
 
     def context_left(self, request: GenerationRequest) -> int:
-        """Tokens that the context still holds after the prompt, or an error if that is the policy.
+        """Return the tokens that fit into the context after the prompt.
 
-        With nothing left the turn ends as `FinishReason.CONTEXT`, with what it has.
+        With overflow="error", raise if they are fewer than the request asks for; otherwise the
+        turn ends with `FinishReason.CONTEXT`.
         """
         left = self.context_length - len(request.prompt_ids)
         if self._overflow == "error" and left < request.max_tokens:

@@ -1,4 +1,4 @@
-"""Long lists of prompts: a window of them at work at once, whatever may fail."""
+"""Generation for long lists of prompts: a bounded number at once, failures collected."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from typing import Any
 import torch
 
 from turnwise.errors import ConfigError, TurnwiseError
-from turnwise.inference.base import BaseInferenceEngine, Prompts
-from turnwise.inference.output import GenerationOutput
+from turnwise.inference.base import BaseInferenceEngine, GenerationOutput, Prompts
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
 
 class BatchError(TurnwiseError, RuntimeError):
     """Some prompts of a batch failed; the answers to the others are here.
 
-    `output` has a place for every prompt, in order: empty and aborted where there is no answer.
-    `failures` says what went wrong, by the prompt's place in the list.
+    `output` has an entry for every prompt, in order; those of failed prompts are empty and aborted.
+    `failures` maps the index of a prompt to its exception.
     """
 
     def __init__(
@@ -35,10 +34,10 @@ class BatchError(TurnwiseError, RuntimeError):
 
 
 class BatchInferenceManager:
-    """Generates for any number of prompts, `batch_size` of them at work at any time.
+    """Generates for any number of prompts, `batch_size` of them at a time.
 
-    When one answer ends, the next prompt takes its place; none waits for the slowest. On a
-    terminal, a list longer than the window has a progress bar.
+    When one answer is finished, the next prompt starts; none waits for the slowest. On a terminal,
+    a list longer than `batch_size` has a progress bar.
     """
 
     def __init__(self, engine: BaseInferenceEngine, batch_size: int = 32) -> None:
@@ -50,59 +49,58 @@ class BatchInferenceManager:
     def generate_batch(
         self, prompts: Prompts, max_tokens: int = 256, **sampling: Any
     ) -> GenerationOutput:
-        """What `engine.generate` gives for these prompts, and takes.
+        """Return what `engine.generate` returns for these prompts; it takes the same options.
 
-        A prompt that fails does not stop the others: when all are through, a `BatchError` names
-        it and brings the answers. Only when nothing but failures come any more, the rest is not
-        tried.
+        A prompt that fails does not stop the others: a `BatchError` at the end names it and holds
+        the answers. If only failures come in a row, the remaining prompts are not tried.
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        with _progress(len(prompts), self.batch_size) as tell:
-            window = _Window(self.engine, self.batch_size, tell)
-            # The engine's own defaults, where nothing is said.
+        with _progress(len(prompts), self.batch_size) as report:
+            window = _Window(self.engine, self.batch_size, report)
+            # With the defaults of this engine.
             asked = inspect.signature(self.engine.generate).bind(prompts, max_tokens, **sampling)
             asked.apply_defaults()
-            output = window.generate(**asked.arguments)
+            output = window.generate(*asked.args, **asked.kwargs)
         if window.failures:
             raise BatchError(_explain(window, prompts), output, window.failures)
         return output
 
 
 class _Window(BaseInferenceEngine):
-    """An engine that hands at most so many requests at once to another, and never fails."""
+    """An engine that passes at most `size` requests at once to another, and collects failures."""
 
     def __init__(
         self,
         engine: BaseInferenceEngine,
         size: int,
-        tell: Callable[[GenerationResult], None],
+        report: Callable[[GenerationResult], None],
     ) -> None:
         super().__init__(engine.tokenizer)
         self.failures: dict[int, Exception] = {}
         self.num_untried = 0
         self._engine = engine
-        # So many in a row are the engine's end, and not about these prompts.
+        # So many in a row mean that the engine is broken, not the prompts.
         self._most_failures = max(size, 8)
-        self._places = asyncio.Semaphore(size)
-        self._tell = tell
+        self._slots = asyncio.Semaphore(size)
+        self._report = report
         self._num_seen = 0
         self._num_failed_in_a_row = 0
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        # `generate` asks in the order of the prompts, and nothing is awaited before this.
+        # `generate` calls in the order of the prompts, and nothing is awaited before this.
         index, self._num_seen = self._num_seen, self._num_seen + 1
         result = GenerationResult([], [], FinishReason.ABORTED, self._engine.weight_version)
-        async with self._places:
+        async with self._slots:
             if self._num_failed_in_a_row >= self._most_failures:
                 self.num_untried += 1
                 return result
             try:
                 result = await self._engine.sample(request)
                 self._num_failed_in_a_row = 0
-            except Exception as error:  # told at the end, when nothing is lost by it
+            except Exception as error:  # reported at the end
                 self.failures[index] = error
                 self._num_failed_in_a_row += 1
-        self._tell(result)
+        self._report(result)
         return result
 
     @property
@@ -116,7 +114,7 @@ class _Window(BaseInferenceEngine):
         return self._engine.update_weights(weights)
 
     def close(self) -> None:
-        """The engine belongs to whoever made it."""
+        """Leaves the engine open: it belongs to the caller."""
 
 
 def _explain(window: _Window, prompts: Sequence[str | Sequence[int]]) -> str:
@@ -134,7 +132,7 @@ def _explain(window: _Window, prompts: Sequence[str | Sequence[int]]) -> str:
 
 @contextlib.contextmanager
 def _progress(num_prompts: int, window: int) -> Iterator[Callable[[GenerationResult], None]]:
-    """A bar on a terminal, if the wait may be long."""
+    """Show a progress bar on a terminal, if the list is long."""
     if num_prompts <= window:
         yield lambda result: None
         return
@@ -161,9 +159,9 @@ def _progress(num_prompts: int, window: int) -> Iterator[Callable[[GenerationRes
         task = progress.add_task("", total=num_prompts, num_tokens=0)
         num_tokens = 0
 
-        def tell(result: GenerationResult) -> None:
+        def report(result: GenerationResult) -> None:
             nonlocal num_tokens
             num_tokens += len(result.ids)
             progress.update(task, advance=1, num_tokens=num_tokens)
 
-        yield tell
+        yield report

@@ -48,7 +48,7 @@ def create_inference_engine(
     tokenizer: Any = None,
     policy: Policy | None = None,
 ) -> BaseInferenceEngine:
-    """An engine for a model: `local`, `transformers`, `vllm`, `sglang` or `scripted`.
+    """Make an engine for a model: `local`, `transformers`, `vllm`, `sglang` or `scripted`.
 
     `model_path` is a built-in name, a folder or a Hugging Face id; for `local` and `transformers`
     also a model that is loaded already (strings then need `tokenizer`); for `vllm` and `sglang`
@@ -120,7 +120,7 @@ BACKENDS: dict[str, Callable[[_Order], BaseInferenceEngine]] = {
     "sglang": _sglang,
     "scripted": _scripted,
 }
-# What any backend can be told, so that one can be put in another's place.
+# Options that every backend accepts, so that one can replace another.
 _COMMON = (
     "dtype",
     "device",
@@ -133,7 +133,7 @@ _LOADING = ("dtype", "device", "trust_remote_code")
 
 
 def _loaded(order: _Order, keywords: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
-    """The model, its tokenizer, and the options that are the engine's own."""
+    """Return the model, its tokenizer, and the engine's own options."""
     keywords = set(keywords) - {"tokenizer"}
     _check_options(order, keywords)
     if order.options.get("tensor_parallel_size", 1) != 1:
@@ -169,7 +169,7 @@ def _loaded(order: _Order, keywords: Iterable[str]) -> tuple[Any, Any, dict[str,
 def _served(
     order: _Order, in_process: Callable[..., Any], behind_url: Callable[..., Any]
 ) -> BaseInferenceEngine:
-    """An engine that brings its own model; options that are not ours are passed on to it."""
+    """Make an engine that loads its own model; unknown options are passed on to it."""
     options = {k: v for k, v in order.options.items() if (k, v) != ("device", "auto")}
     if order.tokenizer is not None:
         options["tokenizer"] = order.tokenizer
@@ -202,7 +202,7 @@ def _check_options(order: _Order, keywords: Iterable[str]) -> None:
 
 
 def _keywords(engine: Callable[..., Any]) -> list[str]:
-    """Options that an engine takes beside the model or the URL, which comes first."""
+    """Return the options of an engine, without the model or URL, which comes first."""
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = list(inspect.signature(engine).parameters.values())[1:]
     return [p.name for p in parameters if p.kind in kinds]

@@ -1,4 +1,4 @@
-"""A small HTTP client for inference servers: JSON in and out, lines of a stream, plain errors."""
+"""A small HTTP client for inference servers: JSON requests, line streams, clear errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from turnwise.errors import ConfigError, EngineError
 
 
 class JsonClient:
-    """Speaks to one server, from one event loop.
+    """A client of one server, for use in one event loop.
 
-    Neither the time of an answer nor the number of open requests is limited: requests have
-    deadlines of their own, and the server does the queueing.
+    It limits neither the time of a response nor the number of open requests: requests have their
+    own deadlines, and the server queues them.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -28,19 +28,19 @@ class JsonClient:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             limits=httpx2.Limits(max_connections=None),
             timeout=httpx2.Timeout(None, connect=10.0),
-            verify=url.startswith("https"),  # else nothing needs the certificates
-            trust_env=False,  # what is set up for the web must not come between us and a server
+            verify=url.startswith("https"),  # otherwise no certificates are needed
+            trust_env=False,  # no proxy between us and the server
         )
 
     async def request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """What the server answers: parsed if it is JSON, else as text."""
+        """Return the response: parsed if it is JSON, otherwise as text."""
         async with self._open(method, path, body) as response:
             await response.aread()
             is_json = response.headers.get("content-type", "").startswith("application/json")
             return response.json() if is_json else response.text
 
     async def post_lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[str]:
-        """The answer line by line, as it comes."""
+        """Yield the lines of the response as they arrive."""
         async with self._open("POST", path, body) as response:
             async for line in response.aiter_lines():
                 yield line
@@ -66,7 +66,7 @@ class JsonClient:
 
 
 def _error_text(body: str) -> str:
-    """The words of an error, out of what servers wrap them in."""
+    """Return the message inside a JSON error."""
     try:
         error = json.loads(body)
     except ValueError:

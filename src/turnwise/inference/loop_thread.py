@@ -1,32 +1,71 @@
-"""An event loop in a thread of its own."""
+"""An event loop in its own thread, and the start of an engine within a deadline."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
+from turnwise.deadlines import result_within
 from turnwise.errors import DeadlineExceeded, describe_error
-from turnwise.inference.starting import wait_for_start
+from turnwise.tools.server_processes import ServerProcesses
 
 S = TypeVar("S")
 T = TypeVar("T")
 
 _CLOSING_SECONDS = 60.0
-"""For what closing waits for; afterwards the thread, a daemon, is left behind."""
+"""Time limit for closing; afterwards the daemon thread is abandoned."""
 _CANCEL_SECONDS = 5.0
 _LOG = logging.getLogger("turnwise")
+START_SECONDS = 900.0
+"""Time limit for loading a model and capturing graphs, which takes minutes for a large one."""
+
+
+def wait_for_start(future: Future[T], seconds: float | None, what: str) -> T:
+    """Return the result of the start; raise `DeadlineExceeded` after `seconds` (None: never)."""
+    if seconds is None:
+        return future.result()
+    fix = (
+        "Its own log, above, says how far it came. If the model is large or the disk slow, give "
+        "the engine more time: start_timeout=SECONDS (in a run inference.start_timeout), or None."
+    )
+    return result_within(future, seconds, f"starting {what}", fix)
+
+
+@contextmanager
+def own_processes() -> Iterator[None]:
+    """Terminate the processes that are started in the block if it exceeds its deadline.
+
+    They are recognised by an environment variable, which only spawned processes have; both
+    engines spawn theirs.
+    """
+    processes = ServerProcesses()
+    before = {name: os.environ.get(name) for name in processes.environment}
+    os.environ.update(processes.environment)
+    try:
+        yield
+    except DeadlineExceeded:
+        processes.terminate()
+        raise
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 class LoopThread(Generic[S]):
-    """Takes calls from any thread and any event loop, and runs them together in its own.
+    """Runs coroutines from any thread and any event loop in its own loop and thread.
 
-    `begin` and `end` run in the thread too, before and after the loop does; what `begin` raises
-    goes to whoever makes it.
+    `begin` and `end` run in that thread before and after the loop; `start` raises what `begin`
+    raises.
     """
 
     def __init__(self, name: str, begin: Callable[[], S], end: Callable[[], None]) -> None:
@@ -40,14 +79,14 @@ class LoopThread(Generic[S]):
         self._thread = threading.Thread(target=self._work, name=f"turnwise: {name}", daemon=True)
 
     def start(self, seconds: float | None = None, what: str = "the engine") -> S:
-        """What `begin` returns; `DeadlineExceeded` if that takes longer. None: no limit."""
+        """Start the thread; return what `begin` returns, or raise `DeadlineExceeded`."""
         self._thread.start()
         try:
             return wait_for_start(self._begun, seconds, what)
         except BaseException as error:
-            self.is_closed = True  # there is nothing to close
+            self.is_closed = True  # nothing to close
             if isinstance(error, DeadlineExceeded):
-                with contextlib.suppress(RuntimeError):  # it has closed its loop by now
+                with contextlib.suppress(RuntimeError):  # the loop is closed already
                     self.loop.call_soon_threadsafe(self._cancel_begin)
             raise
 
@@ -56,7 +95,7 @@ class LoopThread(Generic[S]):
             task.cancel()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine; cancelling its future cancels it."""
+        """Run a coroutine in the loop; cancelling the future cancels it."""
         with self._closing:
             if self.is_closed:
                 coroutine.close()
@@ -64,7 +103,7 @@ class LoopThread(Generic[S]):
             return asyncio.run_coroutine_threadsafe(self._tracked(coroutine), self.loop)
 
     def close(self, shutdown: Callable[[], Coroutine[Any, Any, None]], grace: float) -> None:
-        """Run `shutdown`, which should end the calls; those that last longer are cancelled."""
+        """Run `shutdown`, which should end all calls; after `grace` seconds cancel the rest."""
         with self._closing:
             if self.is_closed:
                 return
@@ -73,11 +112,11 @@ class LoopThread(Generic[S]):
         try:
             ending.result(grace + _CLOSING_SECONDS)
         except TimeoutError:
-            _LOG.warning("%s: calls under way did not end; they are left", self._thread.name)
+            _LOG.warning("%s: running calls did not end and are abandoned", self._thread.name)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSING_SECONDS)
         if self._thread.is_alive():
-            _LOG.warning("%s: it does not end, and is left behind", self._thread.name)
+            _LOG.warning("%s: the thread does not end and is abandoned", self._thread.name)
 
     async def _tracked(self, coroutine: Coroutine[Any, Any, T]) -> T:
         task = asyncio.current_task()
@@ -94,21 +133,21 @@ class LoopThread(Generic[S]):
             _, late = await asyncio.wait(set(self._calls), timeout=grace)
             for call in late:
                 call.cancel()
-            if late:  # one that ignores its cancellation is not waited for
+            if late:  # one that ignores its cancellation is abandoned
                 await asyncio.wait(late, timeout=_CANCEL_SECONDS)
 
     def _work(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
             begun = self._begin()
-        except BaseException as error:  # goes to whoever waits for it, also if `end` fails
+        except BaseException as error:  # goes to `start`, also if `end` fails
             try:
                 self._finally()
             finally:
                 if self._begun.set_running_or_notify_cancel():
                     self._begun.set_exception(error)
             return
-        if self._begun.set_running_or_notify_cancel():  # else it is too late
+        if self._begun.set_running_or_notify_cancel():  # else `start` has given up
             self._begun.set_result(begun)
             self.loop.run_forever()
         self._finally()
@@ -116,7 +155,7 @@ class LoopThread(Generic[S]):
     def _finally(self) -> None:
         try:
             self._end()
-        except Exception as error:  # nobody is left who could act on it
+        except Exception as error:  # no caller could handle it
             _LOG.warning("%s: ending failed: %s", self._thread.name, describe_error(error))
         finally:
             self.loop.close()

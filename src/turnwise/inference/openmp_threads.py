@@ -1,13 +1,13 @@
 """The OpenMP worker threads that torch's operations share their work with on a CPU.
 
-GNU OpenMP keeps a team of worker threads for every thread that ever called a large operation. While
-there are more of them in the process than cores, all of them fall asleep between operations instead
-of waiting for the next one, and waking them takes longer than a small model's layer: an engine in
-the process of a learner ran at two thirds of its speed. So a thread that hands the work to another
-releases its own team; it is there again at its next operation.
+GNU OpenMP keeps a team of worker threads for every thread that ever ran a large operation. If the
+process has more of them than cores, they sleep between operations instead of spinning, and waking
+them takes longer than a small model's layer: an engine in the process of a learner ran at two
+thirds of its speed. So a thread that hands the work to another releases its team, which its next
+operation creates again.
 
-torch's wheels for Linux bring GNU OpenMP, on x86_64 and on aarch64, and both can release a team.
-Builds with another OpenMP (macOS, conda) keep their threads.
+torch's wheels for Linux contain GNU OpenMP on x86_64 and aarch64. Builds with another OpenMP
+(macOS, conda) keep their threads.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SOFT = 1
 
 
 def release_openmp_threads() -> None:
-    """End the OpenMP team of the calling thread, if it has one; it is made again when needed."""
+    """End the OpenMP team of the calling thread, if it has one."""
     for library in () if is_plain("engine.openmp") else _openmp():
         library.omp_pause_resource_all(_SOFT)
 
 
 @cache
 def _openmp() -> list[ctypes.CDLL]:
-    """GNU OpenMP as torch brings it; nothing on systems that have another one."""
+    """Return the loaded GNU OpenMP libraries; none on systems with another OpenMP."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
@@ -39,7 +39,7 @@ def _openmp() -> list[ctypes.CDLL]:
     paths = {line.split(maxsplit=5)[5] for line in maps.splitlines() if "libgomp" in line}
     found = []
     for path in sorted(paths):
-        with suppress(OSError):  # replaced on the disk since: then the threads stay
+        with suppress(OSError):  # replaced on the disk since
             library = ctypes.CDLL(path)
             if hasattr(library, "omp_pause_resource_all"):
                 found.append(library)

@@ -1,4 +1,4 @@
-"""What every engine speaks: token ids in, sampled ids and their log-probs out."""
+"""The protocol of all engines: token ids in, sampled ids and their log-probs out."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """A stop token or a stop string."""
     LENGTH = "length"
-    """As many tokens as were allowed."""
+    """The token limit of the request."""
     CONTEXT = "context"
     """The model's context is full."""
     DEADLINE = "deadline"
-    """Out of time; what was sampled until then is there."""
+    """The timeout; the result holds what was sampled until then."""
     ABORTED = "aborted"
-    """Called off; what was sampled until then is there."""
+    """Cancelled; the result holds what was sampled until then."""
 
 
 @dataclass(slots=True)
 class GenerationRequest:
-    """Continue these tokens.
+    """A request to continue these tokens.
 
     >>> GenerationRequest([5, 6, 7], max_tokens=16, seed=3).sampling.temperature
     1.0
     """
 
     prompt_ids: Sequence[int]
-    """What to continue, from the very first token."""
+    """The whole context, from the first token on."""
     max_tokens: int
-    """Most tokens to sample."""
+    """Maximum number of tokens to sample."""
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop_ids: frozenset[int] = frozenset()
-    """Tokens that end the turn; the one that was sampled is part of the result."""
+    """Tokens that end the turn; the sampled one is part of the result."""
     stop_strings: tuple[str, ...] = ()
     """Text that ends the turn; the tokens that completed it are part of the result."""
     seed: int = 0
-    """Of this request's own random stream: its draws do not depend on its neighbours."""
+    """Seed of the request's own random stream, which does not depend on other requests."""
     timeout: float | None = None
-    """Seconds after which it ends with what it has."""
+    """Seconds after which the turn ends with the tokens sampled so far."""
     session: Hashable | None = None
-    """Names a conversation: what was computed for it may be kept for its next turn."""
+    """Key of a conversation, whose KV cache may be kept for its next turn."""
     branch_of: tuple[Hashable, int] | None = None
-    """A session and a number of its tokens with which this prompt begins. An engine may copy what
-    it has computed for them, when it sees the new session for the first time."""
+    """A session, and how many of its first tokens this prompt starts with. An engine may copy their
+    KV cache when it sees the new session for the first time."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:
@@ -64,7 +64,7 @@ class GenerationRequest:
 
 @dataclass(slots=True)
 class GenerationResult:
-    """What was sampled.
+    """The sampled tokens of one request.
 
     >>> GenerationResult([8, 2], [-0.3, -0.1], FinishReason.STOP, weight_version=0).ids
     [8, 2]
@@ -73,37 +73,36 @@ class GenerationResult:
     ids: Sequence[int]
     """The sampled tokens, the stop token included."""
     log_probs: Sequence[float]
-    """Of each, under the distribution that it was drawn from."""
+    """The log-prob of each, under the distribution that it was drawn from."""
     finish_reason: FinishReason
     weight_version: int
-    """Which weights sampled it; counts the updates of the engine."""
+    """Version of the weights that sampled it: the number of the engine's weight updates."""
 
 
 class Engine(Protocol):
-    """What an episode needs: many requests at once, none waiting for another's turn to end."""
+    """What an episode needs of an engine: concurrent requests, none of which waits for another."""
 
     @property
     def weight_version(self) -> int: ...
 
     @property
     def context_length(self) -> int:
-        """Most tokens that a prompt and its turn may have together."""
+        """Maximum number of tokens of a prompt and its turn together."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         """Sample one turn. Cancelling the call aborts the request."""
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """Log-probs of `ids[start:]`, each after all tokens before it, at temperature 1."""
+        """Return the log-probs of `ids[start:]`, given all earlier tokens, at temperature 1."""
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        """Take new weights, or be told that shared ones have changed (None); the new version.
+        """Load new weights; None means that shared ones have changed. Return the new version.
 
-        No turn is sampled by two sets of weights, and nothing computed with the old ones is used
-        again.
+        No turn is sampled with two versions, and no KV cache of the old weights is used again.
         """
 
     def end_session(self, session: Hashable) -> None:
-        """A conversation is over: what was kept for it can go."""
+        """Free what is kept for a conversation that has ended."""
 
     def close(self) -> None:
-        """Free the engine; may be called twice. Requests under way end as aborted."""
+        """Free the engine; may be called twice. Running requests end as aborted."""

@@ -1,4 +1,4 @@
-"""`VLLMRolloutSPMD`: generation as VERL's rollouts have it, batches of tokens in and out."""
+"""`VLLMRolloutSPMD`: generation with the interface of VERL's rollouts, batches of tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, Self
 import torch
 
 from turnwise.errors import ConfigError, did_you_mean
-from turnwise.inference.base import BaseInferenceEngine, Prompts
+from turnwise.inference.base import BaseInferenceEngine, GenerationOutput, Prompts
 from turnwise.inference.batches import BatchInferenceManager
 from turnwise.inference.create import create_inference_engine
-from turnwise.inference.output import GenerationOutput
 from turnwise.reward.batches import Columns, RewardBatch, is_data_proto
 
 _NOT_SAMPLING = ("self", "prompts")
@@ -21,10 +20,9 @@ _NOT_SAMPLING = ("self", "prompts")
 class VLLMRolloutSPMD:
     """Samples responses for batches of prompts, on vLLM or any other engine.
 
-    `model_path` is a model's name, its folder, a server's URL, or an engine, which stays yours to
-    close. `config` and `tokenizer` are those of `create_inference_engine`. The other options are
-    those of `engine.generate` (`max_tokens`, `temperature`, `top_p`, ...): every call has them
-    unless it says otherwise.
+    `model_path` is a model's name, its folder, a server's URL, or an engine, which the caller
+    closes. `config` and `tokenizer` are those of `create_inference_engine`. The other options are
+    the defaults of `engine.generate` (`max_tokens`, `temperature`, `top_p`, ...).
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class VLLMRolloutSPMD:
         self._manager = BatchInferenceManager(self.engine, batch_size)
 
     def generate_sequences(self, prompts: Any, **kwargs: Any) -> Any:
-        """Responses to a batch of prompts; the result is of the same kind as the batch.
+        """Return responses to a batch of prompts; the result has the type of the batch.
 
         A batch is a `DataProto` of VERL's, a `RewardBatch`, or a dict such as `collate_fn` makes;
         it has `input_ids` [B, P], and `attention_mask` where they are padded. The result has
@@ -59,14 +57,14 @@ class VLLMRolloutSPMD:
             return self.inference(prompts, **kwargs)
         if not getattr(prompts, "meta_info", {}).get("do_sample", True):
             kwargs.setdefault("temperature", 0.0)
-        return _like(prompts, _laid_out(columns, self.inference(prompts, **kwargs)))
+        return _like(prompts, _make_columns(columns, self.inference(prompts, **kwargs)))
 
     def inference(self, inputs: Any, **kwargs: Any) -> GenerationOutput:
         """Run the model on these inputs, all at once: texts, rows of token ids, or a batch."""
         return self.engine.generate(_prompts(inputs), **self._with(kwargs))
 
     def batch_generation(self, batch: Any, **kwargs: Any) -> GenerationOutput:
-        """The same for any number of inputs, `batch_size` of them at work at any time.
+        """Generate for any number of inputs, `batch_size` of them at a time.
 
         An input that fails does not stop the others; see `BatchInferenceManager`.
         """
@@ -97,7 +95,7 @@ def _check_sampling(options: Mapping[str, Any]) -> None:
 
 
 def _prompts(inputs: Any) -> Prompts:
-    """Texts, or rows of token ids without their padding."""
+    """Return texts, or rows of token ids without padding."""
     columns = inputs if isinstance(inputs, Mapping) else getattr(inputs, "batch", None)
     if columns is None:
         return inputs if isinstance(inputs, str) else [_row(one) for one in inputs]
@@ -118,7 +116,7 @@ def _row(row: Any) -> Any:
     return row.tolist() if hasattr(row, "tolist") else row
 
 
-def _laid_out(columns: Any, output: GenerationOutput) -> dict[str, Any]:
+def _make_columns(columns: Any, output: GenerationOutput) -> dict[str, Any]:
     prompts = torch.as_tensor(columns["input_ids"])
     seen = torch.ones_like(prompts)
     if "attention_mask" in columns.keys():  # noqa: SIM118 - a TensorDict's too

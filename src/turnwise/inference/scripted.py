@@ -1,4 +1,4 @@
-"""An engine without a model: a Python function, or chance, says what to answer."""
+"""An engine without a model: a Python function or random tokens answer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from turnwise.inference.base import BaseInferenceEngine
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 
 Policy: TypeAlias = Callable[[str], str] | str
-"""The text so far in, the answer out; or one answer for whatever is asked."""
+"""A function from the prompt's text to the answer, or one fixed answer."""
 
 
 class ScriptedEngine(BaseInferenceEngine):
-    """Answers with what `policy` says, as tokens; to try environments and rewards without a model.
+    """Answers with what `policy` returns, to try environments and rewards without a model.
 
-    `policy` gets the decoded prompt, or is the answer itself. Without one, each answer is random
-    tokens of the vocabulary. Log-probs are 0 for a script, which does not sample, and those of the
-    uniform distribution for chance.
+    `policy` gets the decoded prompt, or is the answer itself. Without one, answers are random
+    tokens. Log-probs are 0 for a policy and those of the uniform distribution for random tokens.
     """
 
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
@@ -32,7 +31,7 @@ class ScriptedEngine(BaseInferenceEngine):
 
     @property
     def context_length(self) -> int:
-        return 2**31  # a script reads as much as there is
+        return 2**31  # unlimited
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         if self._policy is None:
@@ -65,14 +64,14 @@ class ScriptedEngine(BaseInferenceEngine):
         return ids
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        """As in `sample`: what a script says is certain, what chance says is uniform."""
+        """Return the log-probs that `sample` gives: 0, or those of the uniform distribution."""
         log_prob = -math.log(len(self.tokenizer)) if self._policy is None else 0.0
         return [log_prob] * (len(ids) - start)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        """There are none; the version is counted all the same."""
+        """Count the version; there are no weights."""
         self.weight_version += 1
         return self.weight_version
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to free."""

@@ -1,34 +1,73 @@
-"""The plain engine: a Hugging Face model, forward by forward. The others are tested against it.
+"""The transformers engine: any Hugging Face model. Other engines are tested against it.
 
-Requests that are waiting are sampled together as one padded batch; those that come while a batch
-is at work wait for its end.
+Waiting requests are sampled together as one padded batch; requests that arrive while a batch runs
+wait until it has finished.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from turnwise.inference.base import Overflow
-from turnwise.inference.comparison import (
-    PROBE_ERRORS,
-    is_out_of_memory,
-    largest_gap,
-    relative_gap,
-)
+from turnwise.inference.base import GenerationOutput, Overflow, Prompts
 from turnwise.inference.protocol import FinishReason
 from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.worker import WorkerEngine
+from turnwise.models import load_model
 
 _log = logging.getLogger(__name__)
 
+PROBE_ERRORS = (
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+)
+"""What a forward may raise that a model does not support; see `is_out_of_memory`."""
 
-class TransformersEngine(WorkerEngine):
+
+class ModelEngine(WorkerEngine):
+    """An engine on a Hugging Face model in this process, on the device it is on."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, max_model_len: int | None, overflow: Overflow
+    ) -> None:
+        super().__init__(tokenizer, overflow)
+        self.model = model.eval()
+        self._max_model_len = max_model_len
+
+    @property
+    def context_length(self) -> int:
+        return _context_length(self.model.config, self._max_model_len)
+
+    async def score(self, ids: Sequence[int], start: int) -> list[float]:
+        task = self._in_thread(lambda: _plain_scores(self.model, ids, start), wait_for_idle=False)
+        return await asyncio.wrap_future(task)
+
+    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        def update() -> int:
+            if weights is not None:
+                self.model.load_state_dict(weights)
+            self._on_new_weights()
+            self.weight_version += 1
+            return self.weight_version
+
+        return self._updated(self._in_thread(update, wait_for_idle=True))
+
+    def _on_new_weights(self) -> None:
+        """Drop what was computed with the old weights. Called in the engine's thread."""
+
+
+class TransformersEngine(ModelEngine):
     """Any causal language model of transformers, on the device it is on."""
 
     def __init__(
@@ -40,29 +79,10 @@ class TransformersEngine(WorkerEngine):
         max_model_len: int | None = None,
         overflow: Overflow = "truncate",
     ) -> None:
-        super().__init__(tokenizer, overflow)
-        self.model = model.eval()
-        self._max_model_len = max_model_len
+        super().__init__(model, tokenizer, max_model_len, overflow)
         self._max_batch_size = max_batch_size
         self._batch: list[EngineTurn] = []
         self._forward = _Padded if _can_pad(model) else _OneByOne
-
-    @property
-    def context_length(self) -> int:
-        return context_length(self.model, self._max_model_len)
-
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        task = self._in_thread(lambda: plain_scores(self.model, ids, start), wait_for_idle=False)
-        return await asyncio.wrap_future(task)
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        def update() -> int:
-            if weights is not None:
-                self.model.load_state_dict(weights)
-            self.weight_version += 1
-            return self.weight_version
-
-        return self._updated(self._in_thread(update, wait_for_idle=True))
 
     def _active_turns(self) -> list[EngineTurn]:
         return self._batch
@@ -72,7 +92,7 @@ class TransformersEngine(WorkerEngine):
             self._batch.append(self._waiting.popleft())
         try:
             self._sample(self._batch)
-        except Exception as error:  # handed to those who wait; the engine lives on
+        except Exception as error:  # goes to the callers; the engine continues
             for turn in self._batch:
                 turn.fail(error)
         if not self._is_closed:
@@ -96,15 +116,48 @@ class TransformersEngine(WorkerEngine):
             forward.append(chosen)
 
     def _end(self, turn: EngineTurn) -> FinishReason | None:
-        """Settle a turn that has ended."""
+        """Deliver the result of a turn that has ended; return why it ended, or None."""
         reason = turn.finish_reason()
         if reason is not None:
             turn.finish(reason, self.weight_version)
         return reason
 
 
+class InferenceEngine(TransformersEngine):
+    """The transformers engine on a model that it loads itself: a name, a folder, or a hub id."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        device: str | torch.device = "auto",
+        *,
+        dtype: str | torch.dtype = "auto",
+        trust_remote_code: bool = False,
+        max_batch_size: int = 64,
+        overflow: Overflow = "truncate",
+    ) -> None:
+        loaded = load_model(
+            model_path, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+        )
+        super().__init__(
+            loaded.model, loaded.tokenizer, max_batch_size=max_batch_size, overflow=overflow
+        )
+        self.device: torch.device = loaded.model.device
+
+    def generate(
+        self,
+        prompts: Prompts,
+        max_tokens: int = 256,
+        temperature: float = 0.7,
+        top_p: float = 0.9,
+        **options: Any,
+    ) -> GenerationOutput:
+        """Continue each prompt as every engine does, with other defaults for sampling."""
+        return super().generate(prompts, max_tokens, temperature, top_p, **options)
+
+
 class _Padded:
-    """Sequences as one batch, padded on the left, so that all end together; with a cache."""
+    """Computes sequences as one batch with a KV cache, padded on the left."""
 
     def __init__(self, model: Any, sequences: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -116,7 +169,7 @@ class _Padded:
         self._cache: Any = None
 
     def next_logits(self) -> torch.Tensor:
-        """After the last token of each sequence [B, V]."""
+        """Return the logits after the last token of each sequence [B, V]."""
         positions = (self._mask.cumsum(1) - 1).clamp(min=0)[:, -self._new.shape[1] :]
         output = self._model(
             input_ids=self._new,
@@ -130,13 +183,13 @@ class _Padded:
         return logits
 
     def append(self, ids: torch.Tensor) -> None:
-        """One more token for each sequence [B]."""
+        """Append one token to each sequence [B]."""
         self._new = ids[:, None]
         self._mask = torch.cat([self._mask, torch.ones_like(self._new)], 1)
 
 
 class _OneByOne:
-    """Each sequence by itself and as a whole: what any causal language model can do."""
+    """Computes each whole sequence by itself, which any causal language model can do."""
 
     def __init__(self, model: Any, sequences: Sequence[Sequence[int]]) -> None:
         self._model = model
@@ -152,10 +205,10 @@ class _OneByOne:
 
 @torch.no_grad()
 def _can_pad(model: Any) -> bool:
-    """Whether padded sequences with a cache have the logits of each sequence by itself.
+    """Return whether padded sequences with a KV cache have the logits of each by itself.
 
-    Not so with models that keep another state than keys and values: some do not take a mask, or
-    call their cache otherwise.
+    They do not in models with a recurrent state: some take no mask, or name their cache
+    differently.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     sequences = [[(7 * i + 3) % vocab_size for i in range(length)] for length in (7, 4)]
@@ -175,7 +228,7 @@ def _can_pad(model: Any) -> bool:
     else:
         if gap <= largest_gap(expected.dtype):
             return True
-        reason = f"its logits are then {gap:.2g} away from those of each by itself"
+        reason = f"its logits differ by {gap:.2g} from those of each sequence by itself"
     _log.warning(
         "%s cannot compute padded sequences with a cache (%s). Each sequence is computed by "
         "itself, and anew for every token, which is slow.",
@@ -185,13 +238,29 @@ def _can_pad(model: Any) -> bool:
     return False
 
 
-def context_length(model: Any, at_most: int | None) -> int:
-    """Tokens that a model has positions for, or fewer if so wished.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, which says nothing about the model."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "can't allocate memory" in str(error)
 
-    Some rotary embeddings change for all tokens of a text that is longer than some length. What
-    was computed before is then another model's, so that they are used up to that length alone.
+
+def relative_gap(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference between logits, relative to the largest logit."""
+    got, expected = got.float(), expected.float()
+    return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
+
+
+def largest_gap(dtype: torch.dtype) -> float:
+    """Return the relative gap up to which two forwards differ by rounding alone."""
+    return 1e-3 if dtype == torch.float32 else 0.1
+
+
+def _context_length(config: Any, limit: int | None) -> int:
+    """Return the number of positions of a model, or `limit` if that is less.
+
+    Some rotary embeddings change for all tokens once a text exceeds some length, which would
+    invalidate the KV cache; models with these are used up to that length only.
     """
-    config = model.config
     length = int(getattr(config, "max_position_embeddings", None) or 2**31)
     rotary = getattr(config, "rope_parameters", None) or {}
     if rotary.get("rope_type") in {"dynamic", "longrope"}:
@@ -199,18 +268,18 @@ def context_length(model: Any, at_most: int | None) -> int:
             config, "original_max_position_embeddings", None
         )
         length = min(length, int(original or length))
-    return min(length, at_most or length)
+    return min(length, limit or length)
 
 
 def _plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
-    """Logits [N, V] of one sequence, from one plain forward."""
+    """Return the logits [N, V] of one sequence, from one plain forward."""
     logits: torch.Tensor = model(torch.tensor([list(ids)], device=model.device)).logits[0]
     return logits
 
 
 @torch.no_grad()
-def plain_scores(model: Any, ids: Sequence[int], start: int) -> list[float]:
-    """Log-probs of `ids[start:]` from one plain forward of the whole sequence."""
+def _plain_scores(model: Any, ids: Sequence[int], start: int) -> list[float]:
+    """Return the log-probs of `ids[start:]` from one plain forward of the whole sequence."""
     log_probs = torch.log_softmax(_plain_logits(model, ids)[start - 1 : -1].float(), -1)
     chosen = torch.tensor(list(ids[start:]), device=model.device)
     scores: list[float] = log_probs.gather(1, chosen[:, None]).squeeze(1).tolist()

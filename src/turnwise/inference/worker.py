@@ -1,4 +1,4 @@
-"""Engines whose model runs in a thread of its own."""
+"""The base of engines whose model runs in one thread of this process."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class WorkerEngine(BaseInferenceEngine):
                 while self._tasks and not (self._tasks[0].wait_for_idle and self._active_turns()):
                     self._tasks.popleft().run()
                 self._advance(may_admit=not self._tasks)
-        except BaseException as error:  # without a result every caller would wait for ever
+        except BaseException as error:  # otherwise every caller would wait for ever
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error
             self._refuse_all(failure)

@@ -1,4 +1,4 @@
-"""Which attention the layers of a model use: a name in its configs."""
+"""Selects the attention that the layers of a model use, by its name in transformers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def configs_of(model: Any) -> list[Any]:
-    """All configs that modules of a model look at."""
+    """Return all configs that modules of a model read."""
     from transformers import PreTrainedConfig
 
     found = {}
@@ -21,7 +21,7 @@ def configs_of(model: Any) -> list[Any]:
 
 @contextmanager
 def attention_named(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """Let the model use the attention of that name meanwhile; who else runs it has its own."""
+    """Make a model use the attention of that name inside the block."""
     before = [config._attn_implementation for config in configs]
     try:
         for config in configs:

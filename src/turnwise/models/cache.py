@@ -1,4 +1,4 @@
-"""Folders in the user's cache that are made once: whole, or not there."""
+"""Folders in the user's cache that are created once, atomically."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from turnwise.whole_files import honour_umask
 
 
 def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
-    """The folder of that name, filled by `fill` if it is not there yet.
+    """Return the folder of that name, filled by `fill` if it does not exist.
 
-    Two processes at once may both do the work; the first to end wins, and both use its folder.
+    Of several processes at once, the first to finish wins, and all use its folder.
     """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "turnwise" / "models" / name
@@ -25,12 +25,12 @@ def cached_folder(name: str, fill: Callable[[Path], None]) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         draft = folder.with_name(f".{name}.{secrets.token_hex(4)}")
-        draft.mkdir()  # not mkdtemp, whose folders are their owner's alone
+        draft.mkdir()  # not mkdtemp, whose folders only their owner can read
         fill(draft)
         honour_umask(draft)
         draft.rename(folder)
     except OSError as error:
-        if not folder.is_dir():  # if it is there by now, another process was first
+        if not folder.is_dir():  # otherwise another process was first
             raise ConfigError(
                 f"cannot make the folder {folder}: {error}. "
                 "XDG_CACHE_HOME names another place for caches."

@@ -1,4 +1,4 @@
-"""Data types that a processor has to compute in software, and how slow that is."""
+"""Warns of data types that a processor emulates in software, which is slow."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import torch
 _log = logging.getLogger(__name__)
 
 _SLOW = 8.0
-"""Times as long as float32 from which it is reported: software is 50 to 200 times as slow."""
+"""Slowdown compared with float32 that is reported; emulation is 50 to 200 times as slow."""
 
 
 def warn_if_emulated(model: Any) -> None:
-    """Log one warning for each data type on a CPU whose matrix products are done in software."""
+    """Log one warning for each data type whose matrix products a CPU emulates."""
     parameter = next(iter(model.parameters()), None)
     if parameter is not None and parameter.device.type == "cpu" and parameter.is_floating_point():
         _warn_once(parameter.dtype)
@@ -37,10 +37,10 @@ def _warn_once(dtype: torch.dtype) -> None:
 
 @cache
 def cost_of_products(dtype: torch.dtype) -> float:
-    """The time of a small matrix product, as a multiple of the same in float32.
+    """Return the time of a small matrix product relative to float32.
 
-    It is measured (some milliseconds), since what torch has kernels for differs between builds,
-    processors and shapes, and no flag of a processor says it.
+    It is measured (some milliseconds), since the kernels depend on torch's build, the processor
+    and the shape.
     """
     if dtype in (torch.float32, torch.float64):
         return 1.0
@@ -48,7 +48,7 @@ def cost_of_products(dtype: torch.dtype) -> float:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """The best of a few: what else the machine does can only make it longer."""
+    """Return the shortest of a few runs."""
     rows, weight = torch.ones(32, 128, dtype=dtype), torch.ones(128, 128, dtype=dtype)
     times = []
     with warnings.catch_warnings(), torch.no_grad():

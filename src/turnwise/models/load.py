@@ -1,4 +1,4 @@
-"""From a name to a model and its tokenizer."""
+"""Loads a model and its tokenizer by name."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _tiny_folder() -> Path:
     return cached_folder(f"tiny-{__version__}-{RECIPE}", fill)
 
 
-# Each built-in name, and the folder that holds it; `tiny` needs none unless one is asked for.
+# Each built-in name, and a function that returns its folder.
 BUILT_IN: dict[str, Callable[[], Path]] = {
     "tiny": _tiny_folder,
     "smollm2-135m": smollm2_folder,
@@ -52,9 +52,9 @@ def load_model(
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """A built-in model (`tiny`, `smollm2-135m`), a folder, or a Hugging Face id.
+    """Load a built-in model (`tiny`, `smollm2-135m`), a folder, or a Hugging Face id.
 
-    By itself it chooses a GPU and bfloat16 where there is one, else the CPU and float32.
+    `auto` chooses a GPU and bfloat16 if there is one, otherwise the CPU and float32.
     """
     place = _device(device)
     kind = _dtype(dtype, place)
@@ -65,7 +65,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
-    with _in_plain_words(name_or_path):
+    with _readable_errors(name_or_path):
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code
         )
@@ -75,13 +75,13 @@ def load_model(
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer alone; one without a padding token pads with its end token."""
+    """Load the tokenizer alone; one without a padding token pads with its end token."""
     if name_or_path == "tiny":
         return make_tiny_tokenizer()
     from transformers import AutoTokenizer
 
     source = model_folder(name_or_path)
-    with _in_plain_words(name_or_path):
+    with _readable_errors(name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -90,10 +90,9 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: b
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Refuse a tokenizer that turns ordinary text into nothing: a model would read none of it.
+    """Raise for a tokenizer that encodes ordinary text to no tokens, or to unknown ones alone.
 
-    One whose files are incomplete loads without a word and encodes every text to no tokens, or to
-    unknown ones alone.
+    A tokenizer with incomplete files does so, although it loads without an error.
     """
     text = "Hello, what is 3 + 4?"
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -110,7 +109,7 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 
 def model_folder(name_or_path: str | os.PathLike[str]) -> str:
-    """What other programs can open: the folder of a built-in name or path, or the hub's id."""
+    """Return the folder of a built-in name or path, or the hub id, for other programs."""
     name = os.fspath(name_or_path)
     if name in BUILT_IN:
         with without_progress_bars():
@@ -121,7 +120,7 @@ def model_folder(name_or_path: str | os.PathLike[str]) -> str:
         return str(path)
     if path.exists():
         raise ConfigError(f"{name} is a file, expected a folder with a model in it")
-    # `runs/last` could be an id of the hub, but not where there is a folder `runs`.
+    # `runs/last` could be a hub id, but not if there is a folder `runs`.
     if not _HUB_ID.fullmatch(name) or ("/" in name and path.parent.is_dir()):
         raise ConfigError(
             f"there is no folder {name}. {did_you_mean(name, BUILT_IN)} "
@@ -170,7 +169,7 @@ def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
 
 @contextmanager
 def without_progress_bars() -> Iterator[None]:
-    """Saving and loading of transformers, without a word on the terminal meanwhile."""
+    """Turn off the progress bars of transformers inside the block."""
     from transformers.utils import logging
 
     had_bars = logging.is_progress_bar_enabled()
@@ -183,12 +182,12 @@ def without_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _in_plain_words(name: str | os.PathLike[str]) -> Iterator[None]:
-    """Whatever transformers raises becomes one message of ours."""
+def _readable_errors(name: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn any exception of transformers into a `ConfigError`."""
     try:
         with without_progress_bars():
             yield
-    except Exception as error:  # whatever it is, it is about this model
+    except Exception as error:  # transformers may raise anything
         raise ConfigError(_explain(str(name), error)) from error
 
 

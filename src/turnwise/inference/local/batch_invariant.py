@@ -1,8 +1,8 @@
-"""Which batch sizes are batch-invariant: a row's bits do not depend on the other rows.
+"""Measures which batch sizes are batch-invariant: a row's bits do not depend on the other rows.
 
-A matrix product may sum in another order when it has another number of rows, so a token's log-prob
-could depend on the size of its batch, by a rounding. Which sizes agree is a
-matter of the machine and its libraries: it is measured, on the model's own layers.
+A matrix product may sum in another order with another number of rows, so the rounding of a log-prob
+could depend on the batch size. Which sizes agree depends on the machine and its libraries, so it is
+measured on the model's own layers.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from turnwise.inference.local.fast.fused_linear import FusedLinear
 
 _REFERENCE = 32
 _SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-# Worth their while on a CPU, where so many rows of a small model are still little work: what a
-# forward costs besides its products is paid less often.
+# For small models on a CPU, where larger forwards amortise the fixed cost of a forward.
 _LARGE_SIZES = (320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536, 1792, 2048)
 _LITTLE_WORK = 10**9
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 _measured: dict[Hashable, frozenset[int]] = {}
-"""Measured once in a process: a trainer, an evaluation and a reference may each have an engine."""
+"""Measured once per process, which may have several engines."""
 
 
 @torch.no_grad()
@@ -57,7 +56,7 @@ def batch_invariant_sizes(
 
 
 def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
-    """All that the choice of a kernel goes by; None for a layer of which that is not known."""
+    """Return everything that determines the choice of a kernel; None if that is unknown."""
     module: object = layer
     options: dict[str, object] = {}
     if isinstance(layer, partial):
@@ -82,15 +81,14 @@ def _kernel(layer: Layer, weight: torch.Tensor, width: int) -> Hashable:
 def _invariant_for(
     layer: Layer, weight: torch.Tensor, width: int, sizes: Sequence[int]
 ) -> set[int]:
-    """Sizes at which rows get the bits that they get in the reference size, in any order.
+    """Return the sizes at which rows have the bits that they have in the reference size.
 
-    The order is tried in the reference size alone: there each place must give what its neighbour
-    gives, and in every other size each place what its place in the reference gives.
+    In the reference size, a permutation of the rows must also give the same bits.
     """
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(max(sizes), width, generator=generator).to(weight.device, weight.dtype)
     expected = torch.cat([layer(piece) for piece in torch.split(rows, _REFERENCE)])
-    turned = layer(rows[:_REFERENCE].roll(1, 0)).roll(-1, 0)
-    if not torch.equal(turned, expected[:_REFERENCE]):
+    permuted = layer(rows[:_REFERENCE].roll(1, 0)).roll(-1, 0)
+    if not torch.equal(permuted, expected[:_REFERENCE]):
         return set()
     return {size for size in sizes if torch.equal(layer(rows[:size]), expected[:size])}

@@ -6,27 +6,24 @@ sampled tokens one by one. `schedule.py` has the rules: what runs, what waits, w
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from turnwise.errors import ConfigError
 from turnwise.inference.base import Overflow
-from turnwise.inference.comparison import is_out_of_memory
 from turnwise.inference.local.fast.cpu_decode import CpuDecodeBatch
 from turnwise.inference.local.runner import Chunk, Runner
 from turnwise.inference.local.sampling import draw_tokens
 from turnwise.inference.local.schedule import Schedule
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.transformers import context_length, plain_scores
+from turnwise.inference.transformers import ModelEngine, is_out_of_memory
 from turnwise.inference.turns import EngineTurn, Outcome, ResultQueue
-from turnwise.inference.worker import WorkerEngine
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
@@ -35,12 +32,13 @@ if TYPE_CHECKING:
     from turnwise.inference.local.fast.cuda_graphs import DecodeGraphs
 
 
-class LocalEngine(WorkerEngine):
+class LocalEngine(ModelEngine):
     """Samples from a Hugging Face model in this process, many conversations at once.
 
     `deterministic` makes results batch-invariant: a turn's bits do not depend on the rest of the
-    batch; None: on a CPU. `cache_tokens` is the size of the KV cache; None: as many as the batch
-    can need, within a budget. Raises `UnsupportedModel` for a model that cannot run on our cache.
+    batch; None enables it on a CPU. `cache_tokens` is the size of the KV cache; None allocates what
+    the batch can need, within a budget. Raises `UnsupportedModel` for a model that cannot run on
+    this cache.
     """
 
     def __init__(
@@ -55,9 +53,7 @@ class LocalEngine(WorkerEngine):
         max_model_len: int | None = None,
         overflow: Overflow = "truncate",
     ) -> None:
-        super().__init__(tokenizer, overflow)
-        self.model = model.eval()
-        self._max_model_len = max_model_len
+        super().__init__(model, tokenizer, max_model_len, overflow)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._on_cpu = on_cpu = model.device.type == "cpu"
         self._runner = Runner(
@@ -80,10 +76,6 @@ class LocalEngine(WorkerEngine):
         self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
         self._ended_sessions: deque[Hashable] = deque()
         self._outcomes: dict[ResultQueue, list[Outcome]] = {}
-
-    @property
-    def context_length(self) -> int:
-        return context_length(self.model, self._max_model_len)
 
     @property
     def deterministic(self) -> bool:
@@ -112,24 +104,13 @@ class LocalEngine(WorkerEngine):
             )
         return await super().sample(request)
 
-    async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        task = self._in_thread(lambda: plain_scores(self.model, ids, start), wait_for_idle=False)
-        return await asyncio.wrap_future(task)
-
-    def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        def update() -> int:
-            if weights is not None:
-                self.model.load_state_dict(weights)
-            self._schedule.forget_all()
-            if self._runner.weights_moved() and self._graphs is not None:
-                self._graphs = self._make_graphs()
-            self.weight_version += 1
-            return self.weight_version
-
-        return self._updated(self._in_thread(update, wait_for_idle=True))
+    def _on_new_weights(self) -> None:
+        self._schedule.forget_all()
+        if self._runner.weights_moved() and self._graphs is not None:
+            self._graphs = self._make_graphs()
 
     def end_session(self, session: Hashable) -> None:
-        self._ended_sessions.append(session)  # done by the engine's thread, at its next step
+        self._ended_sessions.append(session)  # the engine's thread ends it at its next step
 
     def _active_turns(self) -> list[EngineTurn]:
         sessions = (*self._schedule.running, *self._schedule.preempted)
@@ -169,7 +150,7 @@ class LocalEngine(WorkerEngine):
             if not self._decode():
                 for sessions, logits in self._compute():
                     self._sample(sessions, logits)
-        except Exception as error:  # handed to those who wait; the engine lives on
+        except Exception as error:  # goes to the callers; the engine continues
             for session in list(schedule.running):
                 schedule.end(session, error)
 

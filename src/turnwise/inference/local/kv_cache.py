@@ -60,11 +60,11 @@ class KVCache:
         self.values: Sequence[torch.Tensor] = self.storage[1].unbind()
         """Of each layer, views [tokens, heads, width]."""
         self.num_moves = 0
-        """How often it grew: what reads it by address is void afterwards."""
+        """How often it grew, which invalidates captured graphs."""
         self._free: dict[int, set[int]] = {}
         """Starts of the free regions, by size in units."""
         self._roots: dict[int, int] = {}
-        """Where the regions that were never split begin, and their size."""
+        """Starts and sizes of the regions that were never split."""
         self._allocated: dict[int, int] = {}
         """Size in units of each allocated region, by its start in units."""
         start = 0
@@ -82,7 +82,7 @@ class KVCache:
 
     @property
     def largest(self) -> int:
-        """Tokens of the largest region that there can ever be."""
+        """Tokens of the largest possible region."""
         sizes, num_units = [max(self._roots.values())], self.num_tokens // self.UNIT
         while size := self._next_root(num_units):
             sizes.append(size)
@@ -95,12 +95,12 @@ class KVCache:
         return sum(self._allocated.values()) * self.UNIT
 
     def alloc(self, num_tokens: int) -> int | None:
-        """Start of a free region of at least so many tokens; None if there is none now."""
+        """Allocate a region of at least so many tokens; return its start, or None if full."""
         size = 1 << max(-(-num_tokens // self.UNIT) - 1, 0).bit_length()
         while (found := self._smallest_free(size)) is None:
             if not self._grow():
                 return None
-        # The lowest first: which region one gets does not depend on the order of a set.
+        # The lowest first, so that allocation does not depend on the order of a set.
         start = min(self._free[found])
         self._free[found].remove(start)
         while found > size:
@@ -113,12 +113,12 @@ class KVCache:
         return min((s for s, starts in self._free.items() if s >= size and starts), default=None)
 
     def _next_root(self, num_units: int) -> int:
-        """Units that a cache of so many grows by: as many again, or what the budget leaves."""
+        """Return the units by which a cache of so many grows: it doubles, within the budget."""
         left = min(self._most_units - num_units, num_units)
         return 1 << (left.bit_length() - 1) if left > 0 else 0
 
     def _grow(self) -> bool:
-        """Make room for more regions, in a larger block; False: the budget allows no more."""
+        """Move to a larger block; return False if the budget allows no more."""
         start = self.num_tokens // self.UNIT
         size = self._next_root(start)
         if not size:
@@ -157,13 +157,12 @@ class KVCache:
         self._free.setdefault(size, set()).add(unit)
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Copy what a region holds into another one."""
+        """Copy the first tokens of a region into another one."""
         self.storage[:, :, target : target + length] = self.storage[:, :, source : source + length]
 
 
 def _zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> torch.Tensor:
-    """On a CPU of pages that the system hands out when they are first written: a cache that is
-    large in case it is needed takes no more memory than is used of it."""
+    """Return zeros; on a CPU in pages that take no memory before they are first written."""
     if torch.device(device).type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)

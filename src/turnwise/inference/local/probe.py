@@ -1,9 +1,9 @@
-"""What each layer of a model asks of its attention, read from one short forward of its own.
+"""Finds out what attention each layer of a model needs, from one short forward.
 
-A model's config does not say it reliably: a sliding window stands in the config of one family, in
-the attention module of another, and holds for all layers or for some. What counts is the mask that
-the model makes for each layer. transformers hands it to attention as a function of two positions,
-so that it can be held against a window at any length without computing as many tokens.
+A model's config does not say it reliably: a sliding window is in the config of one family, in the
+attention module of another, and applies to all layers or to some. What counts is the mask that the
+model makes for each layer. transformers passes it to attention as a function of two positions, so
+that it can be compared with a window at any length without computing as many tokens.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from turnwise.errors import TurnwiseError
-from turnwise.inference.comparison import PROBE_ERRORS, is_out_of_memory
+from turnwise.inference.transformers import PROBE_ERRORS, is_out_of_memory
 from turnwise.models.attention import attention_named, configs_of
 
 _NAME = "turnwise_probe"
-"""What transformers knows the probe by, as an attention and as a maker of masks."""
+"""The name of the probe in transformers, as an attention and as a mask function."""
 _HARMLESS = {
     "cache_position",
     "dropout",
@@ -30,16 +30,16 @@ _HARMLESS = {
     "position_ids",
     "return_dict",
     "scaling",
-    "sliding_window",  # the mask tells, which is what a plain forward goes by
+    "sliding_window",  # the mask shows it
     "use_cache",
 }
-"""Arguments of attention that ask for nothing which packed attention does not do."""
+"""Arguments of attention that packed attention need not handle."""
 _LONGEST = 2**20
-"""Positions up to which masks are looked at."""
+"""Positions up to which masks are checked."""
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
-    """A model that cannot run on the local engine; the one on transformers takes it."""
+    """A model that cannot run on the local engine, but on the transformers engine."""
 
     @classmethod
     def because(cls, model: Any, reason: object) -> UnsupportedModel:
@@ -50,26 +50,26 @@ class UnsupportedModel(TurnwiseError, TypeError):
 
 
 class _ProbeError(Exception):
-    """Why a layer's attention is not one that we can compute."""
+    """Why a layer's attention is not supported."""
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """What one layer asks of attention."""
+    """The attention that one layer needs."""
 
     num_kv_heads: int
     width: int
-    """Of a key or a value, whichever is wider."""
+    """Width of a key or a value, whichever is larger."""
     window: int | None
-    """Tokens that a token sees, itself included; None: all before it."""
+    """Tokens that a token attends to, itself included; None: all before it."""
 
 
 @torch.no_grad()
 def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
-    """What each layer of a model asks of attention, within a context of so many tokens.
+    """Return the attention that each layer of a model needs, within a context of so many tokens.
 
-    Raises `UnsupportedModel` if it asks for something else than causal attention over all tokens
-    or a sliding window, or keeps another state than keys and values.
+    Raises `UnsupportedModel` if it is neither causal attention over all tokens nor a sliding
+    window, or if a layer keeps another state than keys and values.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -117,9 +117,9 @@ def _check_all_there(layers: dict[int, LayerAttention], number: int) -> None:
 
 @dataclass(frozen=True)
 class _Mask:
-    """Stands for a mask: which position sees which, as the model has it."""
+    """A mask as a function: which position attends to which."""
 
-    sees: Callable[..., torch.Tensor]
+    attends: Callable[..., torch.Tensor]
 
 
 def _keep_mask(*_: Any, mask_function: Callable[..., torch.Tensor], **__: Any) -> _Mask:
@@ -136,7 +136,7 @@ def _record(
     turnwise_layers: tuple[dict[int, LayerAttention], int],
     **asked: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of transformers' signature that only writes down what is asked of it."""
+    """Attention with transformers' signature that only records what it is asked for."""
     layers, length = turnwise_layers
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None:
@@ -148,7 +148,7 @@ def _record(
         raise _ProbeError(f"layer {index} attends more than once")
     window = None
     if isinstance(attention_mask, _Mask):
-        window = _window_of(attention_mask.sees, length)
+        window = _window_of(attention_mask.attends, length)
     elif attention_mask is not None:
         raise _ProbeError("its attention has a mask or bias of its own")
     width = max(key.shape[-1], value.shape[-1])
@@ -156,24 +156,24 @@ def _record(
     return query.new_zeros(*query.shape[:1], query.shape[2], query.shape[1], value.shape[-1]), None
 
 
-def _window_of(sees: Callable[..., torch.Tensor], length: int) -> int | None:
-    """The sliding window that a mask is; None: all tokens before are seen, within `length`.
+def _window_of(attends: Callable[..., torch.Tensor], length: int) -> int | None:
+    """Return the sliding window of a mask; None: all earlier tokens within `length`.
 
-    It is measured at the last position, and held against positions on either side of it.
+    It is measured at the last position, and checked at positions on both sides of it.
     """
     positions = torch.arange(length)
 
-    def seen_from(position: int) -> torch.Tensor:
+    def visible_from(position: int) -> torch.Tensor:
         zero = torch.tensor(0)
-        row = sees(zero, zero, torch.tensor(position), positions)
+        row = attends(zero, zero, torch.tensor(position), positions)
         return row.expand(length) if row.ndim == 0 else row
 
-    window = int(seen_from(length - 1).sum())
+    window = int(visible_from(length - 1).sum())
     around = {window + i for i in (-2, -1, 0, 1, 2)} | {2 * window, 2 * window + 1, 3 * window}
     spread = set(torch.linspace(0, length - 1, 32).long().tolist())
     for position in sorted(around | spread | {0, 1, length - 1}):
         if 0 <= position < length:
             expected = (positions <= position) & (positions > position - window)
-            if not torch.equal(seen_from(position), expected):
+            if not torch.equal(visible_from(position), expected):
                 raise _ProbeError("its mask is neither causal nor a sliding window")
     return window if window < length else None

@@ -1,4 +1,4 @@
-"""Forwards of a Hugging Face model over packed tokens and the kv_cache."""
+"""Forwards of a Hugging Face model over packed tokens and the KV cache."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 import torch
 from torch import nn
 
-from turnwise.inference.comparison import (
-    PROBE_ERRORS,
-    is_out_of_memory,
-    largest_gap,
-    relative_gap,
-)
 from turnwise.inference.local.attention import NAME, Packed, packed_attention
 from turnwise.inference.local.batch_invariant import batch_invariant_sizes
 from turnwise.inference.local.fast.cpu_attention import packing_order
 from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
 from turnwise.inference.local.probe import LayerAttention, UnsupportedModel, probe_layers
+from turnwise.inference.transformers import (
+    PROBE_ERRORS,
+    is_out_of_memory,
+    largest_gap,
+    relative_gap,
+)
 from turnwise.models.attention import attention_named, configs_of
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
 
 _BUDGET = 2 * 2**30
-"""Bytes of the cache on a CPU where nothing is said; the system hands them out as they are used."""
+"""Default bytes of the cache on a CPU; the system allocates pages when they are first used."""
 _FIRST_ON_GPU = 2**29
-"""Bytes that it begins with on a GPU, where it grows."""
+"""Initial bytes on a GPU, where the cache grows."""
 _LONGEST_WINDOW = 2**14
-"""Tokens of the longest sliding window past which attention is computed when an engine is made."""
+"""Longest sliding window that is probed past its end when an engine is made."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class Runner:
         use_fused = not is_plain("engine.fused_forward")
         self._fused = self._make_fused() if use_fused and is_supported(model) else None
         self.sizes = self._stable_sizes()
-        """Numbers of tokens that a forward may have, so that they do not change its bits."""
+        """Batch-invariant numbers of tokens of a forward; None: any number."""
         if self._fused is not None and (reason := self._probe_error()) is not None:
             _log.warning(
-                "the fused forward is not used for %s: %s. Its own modules are, which are slower.",
+                "the fused forward is not used for %s: %s. Its own modules are slower.",
                 type(model).__name__,
                 reason,
             )
@@ -88,12 +88,12 @@ class Runner:
 
     @property
     def max_forward_tokens(self) -> int | None:
-        """Tokens that one forward takes; None: any number."""
+        """Maximum number of tokens of one forward; None: any number."""
         return None if self.sizes is None else self.sizes[-1]
 
     @torch.no_grad()
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
-        """Compute chunks of different sequences together; logits [chunks that want them, V]."""
+        """Compute chunks of several sequences; return logits [chunks that want them, V]."""
         segments = [Segment(c.region, c.past, len(c.ids)) for c in chunks]
         num_tokens = sum(segment.num_new for segment in segments)
         fill = self.padded_size(num_tokens) - num_tokens
@@ -125,7 +125,7 @@ class Runner:
         packed: Packed,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Logits [rows, V] after the tokens in these rows, or in all; all go into the cache."""
+        """Compute packed tokens into the cache; return logits [rows, V] of `rows`, or of all."""
         if self._fused is not None:
             return self._fused(ids, positions, packed, rows)
         with attention_named(self._configs, NAME):
@@ -141,13 +141,13 @@ class Runner:
         return logits
 
     def padded_size(self, number: int) -> int:
-        """A number of rows, filled up to one that is known to be stable if that is asked for."""
+        """Return the next batch-invariant size, or the number itself if any is allowed."""
         return number if self.sizes is None else next(s for s in self.sizes if s >= number)
 
     def weights_moved(self) -> bool:
-        """Whether the weights lie elsewhere than before; what reads them by address is void.
+        """Return whether the weights have new addresses, which invalidates captured graphs.
 
-        Called when weights may have changed: a trainer may have put other tensors in their place.
+        Called after a weight update, in which a trainer may have replaced the tensors.
         """
         before, now = self._addresses, [p.data_ptr() for p in self.model.parameters()]
         if now != before and self._fused is not None:
@@ -177,7 +177,7 @@ class Runner:
             elif isinstance(module, Conv1D):
                 layers.append((module, module.weight, module.weight.shape[0]))
             elif not isinstance(module, nn.Embedding) and _has_matrices(module):
-                # Experts: how many rows each product has depends on where all tokens are routed.
+                # Experts: the rows of each product depend on the routing of all tokens.
                 _log.warning(
                     "%s has %s layers, whose rounding depends on the other tokens of a forward: "
                     "in deterministic mode each token is computed by itself, which is slow. "
@@ -189,11 +189,11 @@ class Runner:
         return batch_invariant_sizes(layers)
 
     def _probe_error(self) -> str | None:
-        """Why forwards over the cache are not those of the model; None: they are."""
+        """Return why forwards over the cache differ from the model's; None if they do not."""
         try:
             gap = max(self._gap_to_plain_forward(), self._gap_past_windows())
         except PROBE_ERRORS as error:
-            if is_out_of_memory(error):  # of the machine, not of the model
+            if is_out_of_memory(error):  # not a property of the model
                 raise
             return f"{type(error).__name__}: {error}"
         if gap <= largest_gap(self.kv_cache.storage.dtype):
@@ -202,7 +202,7 @@ class Runner:
 
     @torch.no_grad()
     def _gap_to_plain_forward(self) -> float:
-        """Of two sequences computed in chunks: believe numbers, not a model's name."""
+        """Compare two sequences computed in chunks with plain forwards."""
         vocab_size = self.model.get_input_embeddings().num_embeddings
         small = [window for window in self._windows if window is not None and window <= 32]
         first = [(7 * i + 3) % vocab_size for i in range(11 + max(small, default=0))]
@@ -235,7 +235,7 @@ class Runner:
 
     @torch.no_grad()
     def _gap_past_windows(self) -> float:
-        """Of our attention alone, on either side of each window, with random keys and values."""
+        """Compare our attention on both sides of each window, with random keys and values."""
         gap = 0.0
         for window in {window for window in self._windows if window is not None}:
             if window <= _LONGEST_WINDOW and window + 2 <= self.kv_cache.largest:
@@ -244,7 +244,7 @@ class Runner:
 
     def _gap_past(self, window: int) -> float:
         region = self.kv_cache.alloc(window + 2)
-        if region is None:  # others hold the memory: this is made when the cache is empty
+        if region is None:  # not at the start, when the cache is empty
             return 0.0
         keys, values = (
             x[0][region : region + window + 2] for x in (self.kv_cache.keys, self.kv_cache.values)
@@ -282,7 +282,7 @@ def _make_kv_cache(
     if cache_tokens is None:
         per_token = 2 * num_layers * num_heads * width * dtype.itemsize
         cache_tokens = min(max_tokens, _BUDGET // per_token)
-        if device.type == "cuda":  # the rest is for the learner, which lives on the same device
+        if device.type == "cuda":  # the rest is for the learner on the same device
             budget = int(0.3 * torch.cuda.mem_get_info(device)[0])
             largest = min(max_tokens, budget // per_token)
             cache_tokens = min(largest, _FIRST_ON_GPU // per_token)

@@ -1,4 +1,4 @@
-"""Draw tokens: by the plain functions, or by one kernel on a GPU."""
+"""Samples one token for each turn, by plain torch or by one kernel on a GPU."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from turnwise.plain_mode import is_plain
 def draw_tokens(
     logits: torch.Tensor, turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each turn from its row of logits [B, V]: (ids [B], their log-probs [B]).
+    """Sample one token for each turn from logits [B, V]: (ids [B], their log-probs [B]).
 
-    Each turn draws from its own random stream, and always from the same one: what a request draws
-    must not depend on how its neighbours are sampled.
+    Each turn has its own random stream, which does not depend on the other turns.
     """
     if logits.is_cuda and not is_plain("engine.sampling"):
         return _draw_by_kernel(logits, turns)
@@ -27,24 +26,24 @@ def draw_tokens(
 
 
 def seed_of(turn: EngineTurn) -> int:
-    """A request's seed as a kernel takes it."""
+    """Return a request's seed in the range of the kernel."""
     return turn.request.seed & (2**62 - 1)
 
 
 def _draw_by_kernel(
     logits: torch.Tensor, turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw filtered rows and the others by a launch each.
+    """Sample filtered rows and the others by one launch each.
 
-    A kernel for float32 sums in another order than one for bfloat16, so a row's last bits depend
-    on the type that it is read in: only filtered rows, whose filters need float32, may take it.
+    The kernel sums float32 and bfloat16 in different orders. So only filtered rows, whose filters
+    need float32, are converted; the bits of the others must not depend on them.
     """
     params = [turn.request.sampling for turn in turns]
     filtered = [i for i, p in enumerate(params) if p.is_filtered]
     if not filtered:
         return _launch(logits, [p.temperature for p in params], turns)
     plain = [i for i, p in enumerate(params) if not p.is_filtered]
-    # Log-probs that hold temperature and filters are logits of temperature 1.
+    # Log-probs after temperature and filters are logits at temperature 1.
     chosen = sampling_log_probs(logits[filtered], [params[i] for i in filtered])
     found = _launch(chosen, [1.0] * len(filtered), [turns[i] for i in filtered])
     if not plain:
@@ -60,8 +59,7 @@ def _draw_by_kernel(
 def _launch(
     logits: torch.Tensor, temperatures: Sequence[float], turns: Sequence[EngineTurn]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's random numbers follow from the seed and the token's index in the turn alone, so
-    that a captured graph continues with the same stream."""
+    """Launch the kernel; its random numbers depend on seed and token index, as in a graph."""
     from turnwise.inference.local.fast.kernels import sample_rows
 
     numbers = torch.tensor([[seed_of(turn), len(turn.ids)] for turn in turns])

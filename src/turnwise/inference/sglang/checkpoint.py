@@ -1,7 +1,7 @@
-"""New weights on their way to a server: checked against its model, then written as a checkpoint.
+"""Checks new weights against a server's model and writes them as a checkpoint.
 
-A server that finds a tensor of another shape in the middle of loading cannot go back: it reads
-the same folder again, and exits. So names and shapes are checked before anything is sent.
+A server that meets a wrong shape while loading cannot go back: it reads the same folder again and
+exits. So names and shapes are checked before anything is sent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from turnwise.whole_files import honour_umask
 
 
 def find_config(paths: Iterable[str], *, trust_remote_code: bool) -> Any | None:
-    """The transformers configuration of a model that lies on a disk here; None if none does."""
+    """Return the first configuration that is on a local disk; None if there is none."""
     from transformers import AutoConfig
 
     for path in paths:
@@ -34,7 +34,7 @@ def find_config(paths: Iterable[str], *, trust_remote_code: bool) -> Any | None:
 def write_checkpoint(
     config: Any, weights: Mapping[str, torch.Tensor], folder: Path, *, trust_remote_code: bool
 ) -> None:
-    """Write `weights`, named as in the model's own state, into a folder as files of the hub."""
+    """Write `weights`, named as in `state_dict()`, into a folder as Hugging Face files."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
@@ -42,7 +42,7 @@ def write_checkpoint(
             config, trust_remote_code=trust_remote_code
         )
     known = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    # Tied weights have two names and may come under one.
+    # Tied weights have two names; one is enough.
     needed = {name for name, _ in model.named_parameters()}
     for name, tensor in weights.items():
         if name not in known:

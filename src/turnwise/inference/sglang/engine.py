@@ -1,7 +1,7 @@
-"""What the SGLang engines share: turns, their deadlines, and weights that wait for them.
+"""The base of the SGLang engines: turns, their deadlines, and weight updates.
 
-All traffic happens in one event loop in a thread of its own. So requests come from any loop, and
-`update_weights` may block its caller while the turns under way go on to their end.
+All traffic runs in one event loop in its own thread. So requests may come from any event loop, and
+`update_weights` may block its caller while running turns finish.
 """
 
 from __future__ import annotations
@@ -20,31 +20,30 @@ import torch
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.loop_thread import LoopThread
+from turnwise.inference.loop_thread import START_SECONDS, LoopThread, own_processes
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
 from turnwise.inference.sglang.turn import StreamedTurn
-from turnwise.inference.starting import START_SECONDS, own_processes
 from turnwise.inference.update_lock import UpdateLock
 
 
 class SGLangEngine(BaseInferenceEngine):
-    """Base of the engine in this process and the one behind a URL.
+    """The base of the engine in this process and of the one behind a URL.
 
     Log-probs are those of the distribution that was sampled from. SGLang reports them before
-    top-k, top-p and min-p; the mass that those leave is computed from the likeliest tokens of each
-    place. With top-k that is exact. Without it, `num_top_log_probs` tokens are looked at: where
-    the filters let more through, a log-prob is known up to `log_prob_slack`, the largest so far.
-    With top-k and top-p together SGLang measures top-p on the whole distribution, not on what
-    top-k left. An SGLang with `SGLANG_RETURN_ORIGINAL_LOGPROB` set leaves out the temperature
-    too: then log-probs are right at temperature 1 only.
+    top-k, top-p and min-p; the mass that these keep is computed from the top tokens at each
+    position. With top-k that is exact. Without it, `num_top_log_probs` tokens are used: if the
+    filters keep more, a log-prob is known up to `log_prob_slack`, the largest so far. With top-k
+    and top-p together, SGLang applies top-p to the whole distribution, not to what top-k kept. With
+    `SGLANG_RETURN_ORIGINAL_LOGPROB` set, SGLang also leaves out the temperature: log-probs are then
+    correct at temperature 1 only.
 
-    A seed counts only if SGLang runs with deterministic inference, which in turn has no min-p.
+    Seeds work only if SGLang runs with deterministic inference, which does not support min-p.
     """
 
     abort_grace = 10.0
-    """Seconds that SGLang has to hand over what it sampled of a turn that is called off."""
+    """Seconds in which SGLang must return the tokens of an aborted turn."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class SGLangEngine(BaseInferenceEngine):
         self._weights_dir = weights_dir
         self._trust_remote_code = trust_remote_code
         self._update_lock = UpdateLock()
-        self._asked: dict[str, asyncio.Task[None]] = {}
+        self._requests: dict[str, asyncio.Task[None]] = {}
         self._thread = LoopThread("sglang", self._connect, self._disconnect)
         self._loop = self._thread.loop
         with own_processes():
@@ -78,35 +77,35 @@ class SGLangEngine(BaseInferenceEngine):
             self.close()
             raise
 
-    # What each of the two engines does in its own way, in the engine's thread.
+    # Implemented by the two engines; called in the engine's thread.
 
     @abstractmethod
     def _connect(self) -> Mapping[str, Any]:
-        """Get ready; what SGLang says of itself. The loop is not running yet."""
+        """Connect; return what SGLang reports about itself. The loop is not running yet."""
 
     @abstractmethod
-    def _answers(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
-        """Send a request: its answer, or its answer so far again and again."""
+    def _responses(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+        """Send a request; yield its response, or repeatedly its response so far."""
 
     @abstractmethod
     async def _abort(self, rid: str) -> None:
-        """Have a request answered now, with what there is of it."""
+        """Make SGLang respond now, with the tokens sampled so far."""
 
     @abstractmethod
     async def _load(self, folder: str, weight_version: str) -> None:
-        """Take the weights of a folder and forget what was cached; an `EngineError` if refused."""
+        """Load the weights of a folder and flush the cache; raise `EngineError` if refused."""
 
     @abstractmethod
-    async def _take_note(self) -> str:
-        """Forget what was cached; the version that SGLang gives the weights that it has."""
+    async def _flush_cache(self) -> str:
+        """Flush the cache; return the version that SGLang reports for its weights."""
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Free everything. The loop is not running any more."""
+        """Disconnect. The loop is not running any more."""
 
     @property
     def context_length(self) -> int:
-        """What SGLang takes as an input: whatever was sampled can be scored again."""
+        """The longest input that SGLang accepts, so that sampled tokens can be scored."""
         return self._facts.max_input_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
@@ -133,12 +132,12 @@ class SGLangEngine(BaseInferenceEngine):
     def update_weights(
         self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
     ) -> int:
-        """Take new weights: tensors, or the folder of a checkpoint that SGLang can read.
+        """Load new weights: tensors, or the folder of a checkpoint that SGLang can read.
 
         Tensors are written into a folder in `weights_dir`, which must be on a disk that SGLang
-        sees. None says that somebody else has given SGLang new weights. Turns under way end with
-        the old ones, and none begins before the new ones are there. If SGLang refuses, it goes on
-        with the old ones, and so does the version.
+        can read. None means that another client has updated SGLang's weights. Running turns
+        finish with the old weights, and none starts before the new ones are loaded. If SGLang
+        refuses, it keeps the old weights and their version.
         """
         if not isinstance(weights, Mapping):
             return self._updated(self._thread.call(self._update(weights)))
@@ -149,7 +148,7 @@ class SGLangEngine(BaseInferenceEngine):
                 "update_weights a folder."
             )
         with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=self._weights_dir) as path:
-            os.chmod(path, 0o755)  # the server may be another user
+            os.chmod(path, 0o755)  # the server may run as another user
             write_checkpoint(
                 self._config, weights, Path(path), trust_remote_code=self._trust_remote_code
             )
@@ -171,12 +170,12 @@ class SGLangEngine(BaseInferenceEngine):
         except TimeoutError:
             return self._result(turn, FinishReason.DEADLINE)
         try:
-            answer = await self._ask(turn)
-            while not turn.add(answer):
-                answer = await self._ask(turn)
+            response = await self._request(turn)
+            while not turn.add(response):
+                response = await self._request(turn)
         finally:
             self._update_lock.leave()
-        reason = turn.reason(answer, self._loop.time())
+        reason = turn.reason(response, self._loop.time())
         if turn.cut_at_stop_string(self.tokenizer):
             reason = FinishReason.STOP
         return self._result(turn, reason)
@@ -184,11 +183,11 @@ class SGLangEngine(BaseInferenceEngine):
     def _result(self, turn: StreamedTurn, reason: FinishReason) -> GenerationResult:
         return GenerationResult(turn.ids, turn.log_probs, reason, self.weight_version)
 
-    async def _ask(self, turn: StreamedTurn) -> wire.Answer:
-        """Have SGLang go on with a turn until it stops or its time is over."""
+    async def _request(self, turn: StreamedTurn) -> wire.Response:
+        """Let SGLang continue a turn until it stops or its deadline passes."""
         if self._thread.is_closed or turn.time_left(self._loop.time()) == 0.0:
-            return wire.NOTHING
-        rid = uuid.uuid4().hex  # all of one length, since an abort takes all that begin with it
+            return wire.NO_RESPONSE
+        rid = uuid.uuid4().hex  # of equal length: an abort applies to every id with this prefix
         body = wire.generation_body(
             turn.request,
             [*turn.request.prompt_ids, *turn.ids],
@@ -198,44 +197,45 @@ class SGLangEngine(BaseInferenceEngine):
         )
         latest: list[Mapping[str, Any]] = []
         task = self._loop.create_task(self._listen(body, latest))
-        task.add_done_callback(_look_at)
-        self._asked[rid] = task
+        task.add_done_callback(_ignore_error)
+        self._requests[rid] = task
         try:
             await asyncio.wait({task}, timeout=turn.time_left(self._loop.time()))
             if not task.done():
-                await self._call_off(rid, task)
-        except asyncio.CancelledError:  # whoever asked has gone
+                await self._abort_and_wait(rid, task)
+        except asyncio.CancelledError:  # the caller was cancelled
             self._drop(rid)
             raise
         finally:
             task.cancel()
-            del self._asked[rid]
+            del self._requests[rid]
         if not task.cancelled():
-            task.result()  # or its error
+            task.result()  # raises its error
         elif not latest and not self._thread.is_closed:
             raise EngineError(f"no answer within {self.abort_grace:g} s after a turn's deadline")
         if not latest:
-            return wire.NOTHING
-        answer = wire.read_answer(latest[0], turn.request, self._facts, self._vocab_size)
-        self.log_prob_slack = max(self.log_prob_slack, answer.slack)
-        if answer.weight_version != self._served:
+            return wire.NO_RESPONSE
+        response = wire.read_response(latest[0], turn.request, self._facts, self._vocab_size)
+        self.log_prob_slack = max(self.log_prob_slack, response.slack)
+        if response.weight_version != self._served:
             raise EngineError(
-                f"a turn was sampled by the weights {answer.weight_version!r}, expected "
+                f"a turn was sampled by the weights {response.weight_version!r}, expected "
                 f"{self._served!r}: somebody else has updated this SGLang. Call "
                 "update_weights(None) when that happens."
             )
-        return answer
+        return response
 
     async def _listen(self, body: Mapping[str, Any], latest: list[Mapping[str, Any]]) -> None:
-        async for answer in self._answers(body):
-            latest[:] = [answer]
+        async for response in self._responses(body):
+            latest[:] = [response]
 
-    async def _call_off(self, rid: str, task: asyncio.Task[None]) -> None:
-        """Wait for what there is of a request; after the time of grace, give it up."""
+    async def _abort_and_wait(self, rid: str, task: asyncio.Task[None]) -> None:
+        """Abort a request and wait for its response; give up after `abort_grace`."""
         try:
             async with asyncio.timeout(self.abort_grace):
                 while not task.done():
-                    await self._abort(rid)  # again: one that overtakes its request does nothing
+                    # Repeated, since an abort that overtakes its request does nothing.
+                    await self._abort(rid)
                     await asyncio.wait({task}, timeout=0.2)
         except TimeoutError:
             task.cancel()
@@ -254,7 +254,7 @@ class SGLangEngine(BaseInferenceEngine):
         async with self._update_lock.exclusive():
             version = self.weight_version + 1
             if folder is None:
-                self._served = await self._take_note()
+                self._served = await self._flush_cache()
             else:
                 path = os.path.abspath(folder) if os.path.exists(folder) else os.fspath(folder)
                 await self._load(path, str(version))
@@ -263,14 +263,14 @@ class SGLangEngine(BaseInferenceEngine):
             return version
 
     def _drop(self, rid: str) -> None:
-        """Nobody wants a request any more; if SGLang is gone as well, so much the better."""
+        """Abort a request without waiting for it."""
         if not self._thread.is_closed:
-            self._thread.call(self._abort(rid)).add_done_callback(_look_at)
+            self._thread.call(self._abort(rid)).add_done_callback(_ignore_error)
 
     async def _end_turns(self) -> None:
-        """Have every turn end with what it has."""
-        off = (self._call_off(rid, task) for rid, task in list(self._asked.items()))
-        await asyncio.gather(*off, return_exceptions=True)
+        """End every turn with the tokens sampled so far."""
+        aborts = (self._abort_and_wait(rid, task) for rid, task in list(self._requests.items()))
+        await asyncio.gather(*aborts, return_exceptions=True)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         low, high = min(ids), max(ids)
@@ -291,7 +291,7 @@ class SGLangEngine(BaseInferenceEngine):
         )
 
 
-def _look_at(future: asyncio.Future[Any] | Future[Any]) -> None:
-    """Nobody may be waiting for it any more, and then its error needs no mention."""
+def _ignore_error(future: asyncio.Future[Any] | Future[Any]) -> None:
+    """Retrieve the exception of a future that may not be awaited, so that it is not logged."""
     if not future.cancelled():
         future.exception()

@@ -1,4 +1,4 @@
-"""SGLang's own engine, started from this process."""
+"""The engine on `sglang.Engine`, started from this process."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from turnwise.errors import ConfigError, EngineError, import_extra
 from turnwise.inference.base import Overflow
+from turnwise.inference.loop_thread import START_SECONDS
 from turnwise.inference.sglang.engine import SGLangEngine
-from turnwise.inference.starting import START_SECONDS
 from turnwise.models import load_tokenizer, model_folder
 
 
 class SGLangInferenceEngine(SGLangEngine):
-    """`sglang.Engine` on the GPUs of this machine; it lives as long as this engine.
+    """`sglang.Engine` on the GPUs of this machine; closing this engine shuts it down.
 
-    `engine_options` go to it as they are, such as `mem_fraction_static=0.5`, or
-    `enable_deterministic_inference=True` for seeds that count. Closing it ends every process that
-    this one has started, whosever it is: so `sglang.Engine` does it.
+    `engine_options` are passed to it, such as `mem_fraction_static=0.5`, or
+    `enable_deterministic_inference=True` for seeds that work. On shutdown `sglang.Engine` ends
+    every child process of this process, also those of others.
     """
 
     def __init__(
@@ -66,23 +66,23 @@ class SGLangInferenceEngine(SGLangEngine):
         )
 
     def _connect(self) -> Mapping[str, Any]:
-        # Its processes end with the thread that starts them, so it is started in ours.
+        # Its processes end with the thread that starts them, so the engine's thread does.
         self._engine = self._sglang.Engine(**self._options)
-        self._engine.loop = self._loop  # it is tied to the first loop that it runs in
+        self._engine.loop = self._loop  # it is bound to the first loop that it runs in
         info: Mapping[str, Any] = self._engine.get_server_info()
         return info
 
-    async def _answers(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def _responses(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         try:
             yield await self._engine.async_generate(**body)
-        except Exception as error:  # it raises what its server would answer with
+        except Exception as error:  # it raises what its server would respond with
             raise EngineError(f"SGLang refused a request: {error}") from error
 
     async def _abort(self, rid: str) -> None:
         self._engine.tokenizer_manager.abort_request(rid=rid)
 
     async def _load(self, folder: str, weight_version: str) -> None:
-        # The engine's own method runs an event loop, and ours is running already.
+        # The engine's own method would run an event loop, and ours is running already.
         requests = importlib.import_module("sglang.srt.managers.io_struct")
         success, message, _ = await self._engine.tokenizer_manager.update_weights_from_disk(
             requests.UpdateWeightFromDiskReqInput(
@@ -92,7 +92,7 @@ class SGLangInferenceEngine(SGLangEngine):
         if not success:
             raise EngineError(f"SGLang did not take the weights in {folder}: {message}")
 
-    async def _take_note(self) -> str:
+    async def _flush_cache(self) -> str:
         manager = self._engine.tokenizer_manager
         flushed = await manager.flush_cache()
         if not flushed.success:

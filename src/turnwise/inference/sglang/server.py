@@ -1,4 +1,4 @@
-"""A server of SGLang, over HTTP."""
+"""The engine for an SGLang server, over HTTP."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from turnwise.errors import EngineError
 from turnwise.inference.base import Overflow
 from turnwise.inference.http import JsonClient
+from turnwise.inference.loop_thread import START_SECONDS
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
-from turnwise.inference.starting import START_SECONDS
 from turnwise.models import load_tokenizer
 
 
@@ -21,13 +21,13 @@ class SGLangServerEngine(SGLangEngine):
 
     python -m sglang.launch_server --model-path MODEL --port 30000
 
-    `tokenizer` is for strings only: for people, and for stop strings; it may be a name or a folder.
-    `model_path` says where the model lies here, if that is not where the server has it: token ids
-    and new weights are checked against its configuration.
+    `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `model_path`
+    is the model's folder on this machine, if it differs from the server's: token ids and new
+    weights are checked against its configuration.
 
-    With `stream` the tokens come as they are sampled. Nobody sees them earlier for it, and a long
-    turn costs more, since SGLang sends all of it again with each token; but what came until the
-    deadline is there even if the server has stopped answering.
+    With `stream`, tokens arrive as they are sampled. A long turn then costs more, since SGLang
+    sends all of it again with each token; but the tokens until the deadline are kept even if the
+    server has stopped responding.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class SGLangServerEngine(SGLangEngine):
         return self._loop.run_until_complete(self._describe())
 
     async def _describe(self) -> Mapping[str, Any]:
-        # What was changed while the server ran stands in the second.
+        # The second has what was changed while the server ran.
         info = await self._client.request("GET", "/server_info")
         model = await self._client.request("GET", "/model_info")
         return {**info, **model}
 
-    async def _answers(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    async def _responses(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         if not self._is_stream:
             yield await self._client.request("POST", "/generate", body)
             return
@@ -94,7 +94,7 @@ class SGLangServerEngine(SGLangEngine):
                 "disk that it sees: weights_dir= says where tensors are written."
             ) from error
 
-    async def _take_note(self) -> str:
+    async def _flush_cache(self) -> str:
         await self._client.request("POST", "/flush_cache")
         return wire.ServerFacts.read(await self._describe()).weight_version
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turnwise.inference.protocol import FinishReason, GenerationRequest
-from turnwise.inference.sglang.wire import Answer
+from turnwise.inference.sglang.wire import Response
 
 
 @dataclass(eq=False)
@@ -16,46 +16,44 @@ class StreamedTurn:
 
     request: GenerationRequest
     limit: int
-    """Most tokens, as far as the context has room."""
+    """Maximum number of tokens that fit into the context."""
     deadline: float | None
-    """On the clock of the engine's loop."""
+    """On the clock of the engine's event loop."""
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
     def time_left(self, now: float) -> float | None:
         return None if self.deadline is None else max(self.deadline - now, 0.0)
 
-    def add(self, answer: Answer) -> bool:
-        """Take in what was sampled; whether the turn has ended.
+    def add(self, response: Response) -> bool:
+        """Append what was sampled; return whether the turn has ended.
 
-        It has not if it met an end token of the model's that nobody asked to stop at: given any
-        stop tokens, SGLang stops at those too.
+        It has not if SGLang stopped at an end token of the model that the request does not list.
         """
-        self.ids += answer.ids
-        self.log_probs += answer.log_probs
-        is_foreign = (
-            answer.finish == "stop"
-            and isinstance(answer.matched, int)
-            and answer.matched not in self.request.stop_ids
+        self.ids += response.ids
+        self.log_probs += response.log_probs
+        is_unrequested_end = (
+            response.finish == "stop"
+            and isinstance(response.matched, int)
+            and response.matched not in self.request.stop_ids
         )
-        return not is_foreign or len(self.ids) >= self.limit
+        return not is_unrequested_end or len(self.ids) >= self.limit
 
-    def reason(self, answer: Answer, now: float) -> FinishReason:
-        """Why it ended with this answer."""
-        if answer.finish == "abort":
+    def reason(self, response: Response, now: float) -> FinishReason:
+        """Return why the turn ended with this response."""
+        if response.finish == "abort":
             return FinishReason.DEADLINE if self.time_left(now) == 0.0 else FinishReason.ABORTED
-        if answer.finish == "stop" and (
-            isinstance(answer.matched, str) or answer.matched in self.request.stop_ids
+        if response.finish == "stop" and (
+            isinstance(response.matched, str) or response.matched in self.request.stop_ids
         ):
             return FinishReason.STOP
         is_full = len(self.ids) < self.request.max_tokens
         return FinishReason.CONTEXT if is_full else FinishReason.LENGTH
 
     def cut_at_stop_string(self, tokenizer: Any) -> bool:
-        """Drop what was sampled after a stop string that SGLang did not see; whether there is one.
+        """Drop what follows a stop string that SGLang missed; return whether there is one.
 
-        It looks at as many tokens as the string has when it is encoded, and the model may have
-        spelt it with more.
+        SGLang checks as many tokens as the encoded string has; the model may have used more.
         """
         stops = self.request.stop_strings
 

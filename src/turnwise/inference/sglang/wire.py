@@ -1,36 +1,79 @@
-"""SGLang's wire format: the only place that knows what requests and answers look like.
+"""SGLang's wire format: request bodies and responses.
 
-Read in the source of 0.5.23, and checked against exchanges recorded from a 0.5.17 server. The
+Written after the source of 0.5.23, and checked against exchanges recorded from a 0.5.17 server. The
 same bodies go to `/generate` as JSON and to `sglang.Engine.async_generate` as arguments.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.errors import EngineError
 from turnwise.inference.protocol import GenerationRequest
-from turnwise.inference.sglang.filters import LogMass, kept_log_mass
+from turnwise.inference.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class LogMass:
+    """Bounds for the log of a probability mass; equal if it is known exactly."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def slack(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def kept_log_mass(
+    top: Sequence[float], params: SamplingParams, vocab_size: int, *, is_joint: bool
+) -> LogMass:
+    """Return the log of the mass that the filters keep, from the top log-probs in falling order.
+
+    SGLang reports log-probs after the temperature and before top-k, top-p and min-p; it samples
+    from what these keep, renormalised. `is_joint`: top-p applies to the whole distribution even
+    with top-k, otherwise to what top-k kept. If all of `top` is kept and there are more tokens,
+    their mass is bounded: top-p overshoots by less than the last token that it keeps, which is no
+    more likely than the last one that is known.
+    """
+    limit = min(params.top_k or vocab_size, vocab_size)
+    probs = [math.exp(log_prob) for log_prob in top[:limit]]
+    whole = sum(probs) if params.top_k and not is_joint else 1.0
+    mass = 0.0
+    for prob in probs:
+        if mass > params.top_p * whole or prob < params.min_p * probs[0]:
+            return LogMass(math.log(mass), math.log(mass))
+        mass += prob
+    if len(probs) == limit or mass > params.top_p * whole:
+        return LogMass(math.log(mass), math.log(mass))
+    high = min(params.top_p + probs[-1], 1.0)
+    low = max(mass, params.top_p) if params.min_p == 0.0 else mass
+    return LogMass(math.log(low), math.log(max(low, high)))
 
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What an SGLang says of itself."""
+    """What an SGLang reports about itself."""
 
     max_input_length: int
     """Longest input, in tokens."""
     is_deterministic: bool
-    """Started with `--enable-deterministic-inference`: seeds count, min-p cannot be."""
+    """Started with `--enable-deterministic-inference`: seeds work, min-p does not."""
     sampling_backend: str
     weight_version: str
     model_paths: tuple[str, ...]
-    """Where its model was loaded from, the surest first."""
+    """Where its model was loaded from, the most reliable first."""
 
     @classmethod
     def read(cls, info: Mapping[str, Any]) -> ServerFacts:
-        """From `/server_info`, with `/model_info` on top where there is one."""
+        """Read `/server_info`, updated with `/model_info` if there is one."""
         try:
             return cls(
                 max_input_length=info["max_req_input_len"] - 1,  # the limit itself is refused
@@ -46,8 +89,8 @@ class ServerFacts:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What came back for one request."""
+class Response:
+    """The response to one request."""
 
     ids: list[int]
     log_probs: list[float]
@@ -58,17 +101,17 @@ class Answer:
     """The stop token or the stop string."""
     weight_version: str | None
     slack: float
-    """Most that a log-prob may be off, where the filters let through more than was listed."""
+    """Largest error of a log-prob, if the filters keep more tokens than were listed."""
 
 
-NOTHING = Answer([], [], "abort", None, None, 0.0)
-"""Of a request that was called off before it was answered."""
+NO_RESPONSE = Response([], [], "abort", None, None, 0.0)
+"""For a request that was aborted before there was a response."""
 
 
 def generation_body(
     request: GenerationRequest, prompt_ids: Sequence[int], max_tokens: int, rid: str, num_top: int
 ) -> dict[str, Any]:
-    """Ask for tokens, their log-probs, and those of the `num_top` likeliest in each place."""
+    """Return a request for tokens with their log-probs, and the top `num_top` at each position."""
     sampling: dict[str, Any] = {
         "max_new_tokens": max_tokens,
         "temperature": request.sampling.temperature,
@@ -76,7 +119,7 @@ def generation_body(
         "top_k": request.sampling.top_k or -1,
         "min_p": request.sampling.min_p,
         "sampling_seed": request.seed % 2**63,
-        # With this the model's own end tokens stop nothing, but neither do ours.
+        # If set, the model's own end tokens are ignored, but so are ours.
         "ignore_eos": not request.stop_ids,
     }
     if request.stop_ids:
@@ -94,10 +137,9 @@ def generation_body(
 
 
 def num_top_needed(request: GenerationRequest, most: int, vocab_size: int) -> int:
-    """How many log-probs of each place tell what the filters let through.
+    """Return how many top log-probs per position determine what the filters keep.
 
-    SGLang's log-probs know the temperature, not the filters. Never more than there are tokens:
-    the server would exit.
+    Never more than the vocabulary: the server would exit.
     """
     sampling = request.sampling
     if sampling.is_greedy or not (sampling.top_k or sampling.top_p < 1.0 or sampling.min_p > 0.0):
@@ -105,10 +147,10 @@ def num_top_needed(request: GenerationRequest, most: int, vocab_size: int) -> in
     return min(sampling.top_k or most, vocab_size)
 
 
-def read_answer(
+def read_response(
     answer: Mapping[str, Any], request: GenerationRequest, facts: ServerFacts, vocab_size: int
-) -> Answer:
-    """The tokens are read beside their log-probs, so that the two can never shift."""
+) -> Response:
+    """Read a response; ids and log-probs come from the same entries, so that they stay aligned."""
     try:
         meta = answer["meta_info"]
         finish = meta["finish_reason"] or {"type": "abort"}  # none yet: the middle of a stream
@@ -131,7 +173,7 @@ def read_answer(
             log_probs = [min(own - mass.middle, 0.0) for own, mass in pairs]
             slack = max((mass.slack for mass in masses), default=0.0)
         version = meta.get("weight_version")
-        return Answer(ids, log_probs, finish["type"], matched, version, slack)
+        return Response(ids, log_probs, finish["type"], matched, version, slack)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise EngineError(
             f"this is no answer of SGLang's /generate ({error!r}): {str(answer)[:200]}"
@@ -149,13 +191,13 @@ def _log_mass(
 
 
 def scoring_body(ids: Sequence[int], start: int, rid: str) -> dict[str, Any]:
-    """Ask for the log-probs of `ids[start:]`; the one token that it samples costs no step."""
+    """Return a request for the log-probs of `ids[start:]`; its one sampled token costs no step."""
     return {
         "rid": rid,
         "input_ids": list(ids),
         "sampling_params": {"max_new_tokens": 1, "temperature": 0.0, "ignore_eos": True},
         "return_logprob": True,
-        # The first place asked for has no log-prob, whatever stands before it.
+        # The first position of the range has no log-prob.
         "logprob_start_len": start - 1,
     }
 
@@ -169,10 +211,10 @@ def read_scores(answer: Mapping[str, Any], num_scores: int) -> list[float]:
 
 
 def join_chunks(before: Mapping[str, Any] | None, chunk: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer so far, after another chunk of a stream.
+    """Return the response so far, after another chunk of a stream.
 
-    A chunk holds everything from the beginning, or only what is new if the server was started
-    with `--incremental-streaming-output`.
+    A chunk holds everything from the start, or only what is new if the server was started with
+    `--incremental-streaming-output`.
     """
     meta = chunk["meta_info"]
     entries = meta.get("output_token_logprobs", [])

@@ -1,4 +1,4 @@
-"""vLLM as a server: an engine that speaks tokens with it."""
+"""The engine for a vLLM server, over HTTP."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow
-from turnwise.inference.loop_thread import LoopThread
+from turnwise.inference.loop_thread import START_SECONDS, LoopThread
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
-from turnwise.inference.starting import START_SECONDS
 from turnwise.inference.update_lock import UpdateLock
-from turnwise.inference.vllm.server import ClosedDoorError, VLLMServer
+from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
 from turnwise.inference.vllm.translate import (
     check_ids,
     check_scored,
@@ -37,11 +36,11 @@ class VLLMServerEngine(BaseInferenceEngine):
 
         VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
 
-    The mode makes log-probs those of the distribution that was sampled from; the variable opens
-    the calls that update weights. Tensors go through a folder in `weights_dir`, which must be on
-    a disk that the server sees. `model_path` says where the model lies here, if that is not where
-    the server has it: weights and token ids are checked against its configuration. One engine
-    should own a server's weights: it counts its own updates, not those of others.
+    The mode makes log-probs those of the distribution that was sampled from; the variable enables
+    weight updates. Tensors are written into a folder in `weights_dir`, which must be on a disk that
+    the server can read. `model_path` is the model's folder on this machine, if it differs from the
+    server's: weights and token ids are checked against its configuration. Only one engine should
+    update a server's weights: it does not see the updates of others.
     """
 
     def __init__(
@@ -64,14 +63,14 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._weights_dir, self._update_timeout = weights_dir, update_timeout
         self._server = VLLMServer(url, api_key)
         self._update_lock = UpdateLock()
-        self._asking_mode = asyncio.Lock()
-        self._gives_processed: bool | None = None
+        self._mode_lock = asyncio.Lock()
+        self._has_processed_log_probs: bool | None = None
         self._failure: str | None = None
-        # A loop of our own: the caller's may be blocked by an update that waits for turns.
+        # Its own loop: the caller's may be blocked by an update that waits for turns.
         self._thread = LoopThread("vllm", lambda: self._connect(model), self._disconnect)
         card = self._thread.start(start_timeout, f"a connection to {url}")
         self.model: str = card["id"]
-        """The name that the server has for the model."""
+        """The server's name of the model."""
         self._context_length = int(card["max_model_len"])
         root = model_path or card.get("root") or ""
         is_here = model_path is not None or (Path(root) / "config.json").is_file()
@@ -99,9 +98,9 @@ class VLLMServerEngine(BaseInferenceEngine):
         return scores[start - 1 :]
 
     def update_weights(self, weights: NewWeights) -> int:
-        """Take new weights in place, from tensors by their Hugging Face names or from a folder.
+        """Load new weights in place, from tensors by their Hugging Face names or from a folder.
 
-        Turns under way are finished first, on the old weights.
+        Running turns finish first, with the old weights.
         """
         if weights is None:
             raise ConfigError(
@@ -155,7 +154,7 @@ class VLLMServerEngine(BaseInferenceEngine):
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """While this lasts the weights stay as they are."""
+        """Hold weight updates back while a turn runs."""
         await self._update_lock.enter()
         try:
             self._check_works()
@@ -166,7 +165,7 @@ class VLLMServerEngine(BaseInferenceEngine):
     async def _stream(
         self, request: GenerationRequest, context_left: int, ids: list[int], log_probs: list[float]
     ) -> FinishReason:
-        """Sample, adding tokens as they come: a turn that is cut short keeps what it has."""
+        """Sample, appending tokens as they arrive: a turn that times out keeps them."""
         body = {
             "model": self.model,
             "prompt": list(request.prompt_ids),
@@ -177,7 +176,7 @@ class VLLMServerEngine(BaseInferenceEngine):
             "spaces_between_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            # Only a turn with a deadline may have to do with what has come.
+            # Only a turn with a deadline may need partial results.
             "stream_interval": 1 if request.timeout is not None else 64,
         }
         ended = None
@@ -199,20 +198,20 @@ class VLLMServerEngine(BaseInferenceEngine):
         return [*scores, choice["logprobs"]["top_logprobs"][0][f"token_id:{ids[-1]}"]]
 
     async def _check_mode(self, request: GenerationRequest) -> None:
-        """Log-probs must be those of what is sampled from; that is a setting of the server.
+        """Check that the server's log-probs include temperature and filters; that is its setting.
 
-        With a single token to choose from its log-prob is 0, unless it is that of the model.
+        With top_k=1 the log-prob of the sampled token is 0 if they do.
         """
         sampling = request.sampling
         if sampling.is_greedy or sampling == SamplingParams():
-            return  # these are the model's own in either case
-        async with self._asking_mode:
-            if self._gives_processed is None:
-                sure = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
+            return  # equal in both modes
+        async with self._mode_lock:
+            if self._has_processed_log_probs is None:
+                probe = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
                 log_probs: list[float] = []
-                await self._stream(sure, 1, [], log_probs)
-                self._gives_processed = log_probs[0] == 0.0
-        if not self._gives_processed:
+                await self._stream(probe, 1, [], log_probs)
+                self._has_processed_log_probs = log_probs[0] == 0.0
+        if not self._has_processed_log_probs:
             raise ConfigError(
                 "the server gives log-probs before temperature and filters are applied, and "
                 "training needs those after. Start it with --logprobs-mode processed_logprobs"
@@ -235,7 +234,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._failure = f"{self._server.url} may have lost its weights in an update that failed"
         try:
             await self._server.load_weights(folder)
-        except ClosedDoorError:
+        except UpdatesDisabledError:
             self._failure = None
             raise
         except EngineError as error:
@@ -246,7 +245,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._failure = None
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        if self._skeleton is not None:  # the server looks at them in any case
+        if self._skeleton is not None:  # otherwise only the server checks
             check_ids(ids, self._skeleton.vocabulary_size)
 
     def _check_works(self) -> None:
@@ -255,7 +254,7 @@ class VLLMServerEngine(BaseInferenceEngine):
 
 
 async def _nothing() -> None:
-    """Turns under way end as they are cancelled."""
+    """Do nothing: closing cancels running turns."""
 
 
 def _reason(word: str | None, is_full: bool) -> FinishReason:

@@ -1,4 +1,4 @@
-"""vLLM in this process: its scheduler and its model, stepped by one thread of ours."""
+"""The engine on vLLM in this process: one thread runs its scheduler and its model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import torch
 
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow
+from turnwise.inference.loop_thread import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.starting import START_SECONDS, own_processes, wait_for_start
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.vllm.process import (
-    Seat,
+    ProcessLock,
     engine_settings,
     import_vllm,
     make_engine,
-    undisturbed,
+    preserved_state,
 )
 from turnwise.inference.vllm.translate import (
     check_ids,
@@ -43,13 +43,12 @@ from turnwise.models import load_tokenizer, model_folder
 class VLLMInferenceEngine(WorkerEngine):
     """A model on vLLM: continuous batching, paged and shared KV cache, tensor parallelism.
 
-    What is not named here goes to vLLM as it is (`gpu_memory_utilization=0.5`, ...). Log-probs
-    are those of the distribution that was sampled from; those of greedy turns are the model's own.
-    Filters are applied as elsewhere but for two things: vLLM applies min-p before top-p, so with
-    both the set of tokens can be smaller, and of equally likely tokens at the edge of top-p it
-    may keep only some. The same seed gives the same tokens up to rounding, which in vLLM depends
-    on the neighbours in the batch. vLLM also draws from torch's global generator, so nothing that
-    must be repeatable should draw from that beside it.
+    Other options are passed to vLLM (`gpu_memory_utilization=0.5`, ...). Log-probs are those of the
+    distribution that was sampled from; those of greedy turns are the model's own. Filters work as
+    in other engines with two exceptions: vLLM applies min-p before top-p, so with both the set of
+    tokens can be smaller, and of equally likely tokens at the edge of top-p it may keep only some.
+    The same seed gives the same tokens up to rounding, which in vLLM depends on the batch. vLLM
+    also draws from torch's global generator, so reproducible code should not use that.
     """
 
     def __init__(
@@ -83,14 +82,14 @@ class VLLMInferenceEngine(WorkerEngine):
                 **engine_options,
             },
         )
-        """What vLLM's engine was made with."""
+        """The settings of vLLM's engine."""
         self._vllm: Any = None
-        self._seat: Seat | None = None
+        self._process_lock: ProcessLock | None = None
         self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
         try:
-            with undisturbed(), own_processes():
+            with preserved_state(), own_processes():
                 start = self._in_thread(self._start, wait_for_idle=False)
                 wait_for_start(start, start_timeout, "vLLM")
         except BaseException:
@@ -103,7 +102,7 @@ class VLLMInferenceEngine(WorkerEngine):
 
     @property
     def num_unfinished(self) -> int:
-        """Requests that vLLM still holds."""
+        """Number of unfinished requests in vLLM."""
         return int(self._vllm.get_num_unfinished_requests())
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
@@ -111,7 +110,7 @@ class VLLMInferenceEngine(WorkerEngine):
         check_ids(request.prompt_ids, self._vocabulary_size)
         if request.stop_strings and self.tokenizer is None:
             raise ConfigError("stop strings need a tokenizer. Pass tokenizer=.")
-        sampling_arguments(request, 1)  # refuses what vLLM does not take, here and now
+        sampling_arguments(request, 1)  # raises what vLLM would refuse later
         return await super().sample(request)
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
@@ -131,9 +130,9 @@ class VLLMInferenceEngine(WorkerEngine):
         return list(result.log_probs[start - 1 :])
 
     def update_weights(self, weights: NewWeights) -> int:
-        """Take new weights in place, from tensors by their Hugging Face names or from a folder.
+        """Load new weights in place, from tensors by their Hugging Face names or from a folder.
 
-        Turns under way are finished first, on the old weights.
+        Running turns finish first, with the old weights.
         """
         if weights is None:
             raise ConfigError(
@@ -148,7 +147,7 @@ class VLLMInferenceEngine(WorkerEngine):
         if isinstance(weights, Mapping):
             self._skeleton.check(weights)
             named = self._skeleton.as_files_have_them(weights)
-            if torch.cuda.is_available():  # what still computes them must end before they are read
+            if torch.cuda.is_available():  # the kernels that compute them must finish first
                 torch.cuda.synchronize()
             return self._updated(
                 self._in_thread(lambda: self._take_tensors(named), wait_for_idle=True)
@@ -159,18 +158,18 @@ class VLLMInferenceEngine(WorkerEngine):
         return self._updated(taking)
 
     def _start(self) -> None:
-        self._seat = Seat()
+        self._process_lock = ProcessLock()
         self._vllm = make_engine(self.settings)
-        words = import_extra("vllm.sampling_params", "vllm")
-        self._params_kind, self._delta = words.SamplingParams, words.RequestOutputKind.DELTA
+        params = import_extra("vllm.sampling_params", "vllm")
+        self._params_kind, self._delta = params.SamplingParams, params.RequestOutputKind.DELTA
         self._vocabulary_size = int(self._vllm.model_config.get_vocab_size())
 
     def _work(self) -> None:
         super()._work()
-        if self._vllm is not None:  # taken down by the thread that put it up
+        if self._vllm is not None:  # in the thread that made it
             self._vllm.engine_core.shutdown()
-        if self._seat is not None:
-            self._seat.leave()
+        if self._process_lock is not None:
+            self._process_lock.release()
 
     def _active_turns(self) -> Collection[EngineTurn]:
         return self._turns.values()
@@ -181,7 +180,7 @@ class VLLMInferenceEngine(WorkerEngine):
                 self._begin(self._waiting.popleft())
             if self._turns:
                 self._step()
-        except Exception as error:  # vLLM itself failed: nothing that it holds can be trusted
+        except Exception as error:  # vLLM itself failed: all its requests are lost
             self._failure = f"vLLM failed: {error}. Make a new engine."
             for turn in self._turns.values():
                 turn.fail(error)
@@ -191,14 +190,14 @@ class VLLMInferenceEngine(WorkerEngine):
         reason = turn.finish_reason()
         if self._failure is not None:
             turn.fail(RuntimeError(self._failure))
-        elif reason is not None:  # no room, or too late
+        elif reason is not None:  # no context left, or its deadline has passed
             turn.finish(reason, self.weight_version)
         else:
             name = str(next(self._names))
             self._turns[name] = turn
             try:
                 self._add(name, turn)
-            except Exception as error:  # it looks at a request before it takes it
+            except Exception as error:  # vLLM validates requests
                 turn.fail(ConfigError(f"vLLM refused a request: {error}"))
                 del self._turns[name]
 
@@ -215,11 +214,11 @@ class VLLMInferenceEngine(WorkerEngine):
         self._vllm.add_request(name, {"type": "token", "prompt_token_ids": prompt}, params)
 
     def _step(self) -> None:
-        """One forward for every turn under way; settle those that it ends."""
+        """Run one step of vLLM; deliver the results of turns that finish."""
         outputs = {output.request_id: output for output in self._vllm.step()}
         for name, turn in list(self._turns.items()):
             output: Any = outputs.get(name)
-            reason = turn.finish_reason() if output is None else _take_in(turn, output)
+            reason = turn.finish_reason() if output is None else _append_output(turn, output)
             if output is not None and output.finished:
                 del self._turns[name]
             elif reason is not None:
@@ -234,7 +233,7 @@ class VLLMInferenceEngine(WorkerEngine):
                 turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
 
     def _take_tensors(self, named: Mapping[str, torch.Tensor]) -> int:
-        if self._num_workers > 1:  # in processes of their own
+        if self._num_workers > 1:  # in other processes
             with written_folder(named) as folder:
                 return self._take(weights_path=str(folder))
         return self._take(
@@ -252,8 +251,8 @@ class VLLMInferenceEngine(WorkerEngine):
         return self.weight_version
 
     def _forget_prefixes(self) -> None:
-        """Drop all keys and values computed with old weights; else they are used again."""
-        for _ in range(8):  # a batch that was cut off may still hold some, for a step or two
+        """Reset the prefix cache, whose keys and values belong to the old weights."""
+        for _ in range(8):  # an aborted batch may still hold some blocks for a step or two
             if self._vllm.reset_prefix_cache():
                 return
             self._vllm.step()
@@ -274,11 +273,11 @@ class VLLMInferenceEngine(WorkerEngine):
 
 @dataclass(eq=False)
 class _Scored(EngineTurn):
-    """Tokens whose log-probs are asked for: a prompt, and nothing of what is sampled after it."""
+    """A request for the log-probs of its prompt."""
 
 
-def _take_in(turn: EngineTurn, output: Any) -> FinishReason | None:
-    """Add what vLLM sampled to a turn, up to its end."""
+def _append_output(turn: EngineTurn, output: Any) -> FinishReason | None:
+    """Append what vLLM sampled to a turn, up to its end; return why it ended."""
     completion = output.outputs[0]
     if isinstance(turn, _Scored):
         ids = turn.request.prompt_ids
@@ -295,8 +294,8 @@ def _take_in(turn: EngineTurn, output: Any) -> FinishReason | None:
 
 
 def _find_tokenizer(folder: str, trust_remote_code: bool) -> Any:
-    """The model's own; a model without one works on tokens, and strings then ask for it."""
+    """Return the model's tokenizer; None if it has none, which only strings need."""
     path = Path(folder)
     if path.is_dir() and not any(path.glob("tokenizer*")):
-        return None  # transformers would make up an empty one
+        return None  # transformers would return an empty one
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)

@@ -1,4 +1,4 @@
-"""vLLM as a guest of this process: what it needs, and what it must leave as it was."""
+"""vLLM inside this process: its settings, and the state that it must not change."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import torch
 from turnwise.errors import ConfigError, did_you_mean, import_extra
 
 CPU_CACHE_BYTES = 2 * 2**30
-"""KV cache on a CPU; vLLM would else take nearly all memory of the machine."""
+"""KV cache on a CPU; by default vLLM would take nearly all memory of the machine."""
 
 
 def import_vllm() -> bool:
-    """Import vLLM with the settings that it reads from the environment; whether it is on a CPU."""
+    """Import vLLM with the environment that it needs; return whether it runs on a CPU."""
     # Its scheduler runs in our engine's thread: weights reach it without a copy to another
     # process, and a script needs no `if __name__ == "__main__"`.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -29,19 +29,19 @@ def import_vllm() -> bool:
     platform = import_extra("vllm.platforms", "vllm").current_platform
     is_cpu: bool = platform.is_cpu()
     if is_cpu:
-        # A few helpers of its sampler are compiled at first use: half a minute of C++ for nothing.
+        # Otherwise its sampler is compiled at first use, which takes half a minute.
         platform.simple_compile_backend = "eager"
-        # Threads stay where the system puts them: bound ones would keep ours off those cores.
+        # Threads bound to cores would keep ours off those cores.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     return is_cpu
 
 
 def engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM's engine is made with: what we need of it, and what the user said."""
+    """Return the settings of vLLM's engine: ours, and the user's `options`."""
     settings: dict[str, Any] = {
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # Tokens in, tokens out: it has no use for one.
+        # It gets and returns token ids.
         "skip_tokenizer_init": True,
     }
     if is_cpu:
@@ -65,7 +65,7 @@ def engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_engine_args(settings: Mapping[str, Any]) -> Any:
-    """vLLM's own arguments; a name that it does not know is named with the nearest one."""
+    """Return vLLM's arguments; an unknown name is an error that suggests the nearest one."""
     kind = import_extra("vllm.engine.arg_utils", "vllm").EngineArgs
     known = {field.name for field in fields(kind)}
     for name in settings:
@@ -75,7 +75,7 @@ def make_engine_args(settings: Mapping[str, Any]) -> Any:
 
 
 def make_engine(settings: Mapping[str, Any]) -> Any:
-    """vLLM's engine, up and loaded; to be called, used and shut down in one thread."""
+    """Return vLLM's engine, loaded; it must be made, used and shut down in one thread."""
     shared = cast(Any, torch.distributed)
     if shared.is_available() and shared.is_initialized():
         raise ConfigError(
@@ -87,30 +87,30 @@ def make_engine(settings: Mapping[str, Any]) -> Any:
     try:
         return engine_kind.from_engine_args(arguments)
     except Exception as error:  # a setting that cannot work, a model that it does not know, ...
-        # What it had set up by then would be in the way of another try.
+        # What it has set up would break another attempt.
         import_extra("vllm.distributed.parallel_state", "vllm").cleanup_dist_env_and_memory()
         raise ConfigError(f"vLLM could not start with {settings['model']!r}: {error}") from error
 
 
-class Seat:
-    """There is one in a process: vLLM takes down what all its engines share with the first."""
+class ProcessLock:
+    """Allows one vLLM engine per process: closing one shuts down what all of them share."""
 
-    _taken = threading.Lock()
+    _lock = threading.Lock()
 
     def __init__(self) -> None:
-        if not self._taken.acquire(blocking=False):
+        if not self._lock.acquire(blocking=False):
             raise ConfigError(
                 "this process has a vLLM engine already, and can have one at a time. Close it, or "
                 "start vLLM as a server and use VLLMServerEngine."
             )
 
-    def leave(self) -> None:
-        self._taken.release()
+    def release(self) -> None:
+        self._lock.release()
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Start vLLM within this: it seeds every generator of the process, and sets torch's threads."""
+def preserved_state() -> Iterator[None]:
+    """Restore the random generators and torch's threads, which vLLM's start changes."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = cast(Any, torch.cuda)
     gpus = cuda.get_rng_state_all() if cuda.is_initialized() else []
@@ -118,7 +118,7 @@ def undisturbed() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads = set_num_threads  # on a CPU it is replaced
+        torch.set_num_threads = set_num_threads  # vLLM replaces it on a CPU
         torch.set_num_threads(num_threads)
         random.setstate(python)
         np.random.set_state(numpy)

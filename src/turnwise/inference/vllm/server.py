@@ -1,4 +1,4 @@
-"""The calls that a vLLM server takes."""
+"""The HTTP calls of a vLLM server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ START = "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logpr
 
 
 class VLLMServer:
-    """One server, spoken to from one event loop."""
+    """A client of one server, for use in one event loop."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
-        # The address that other clients are given often ends in /v1.
+        # URLs for other clients often end in /v1.
         self._client = JsonClient(url.rstrip("/").removesuffix("/v1"), api_key)
 
     @property
@@ -26,7 +26,7 @@ class VLLMServer:
         return self._client.url
 
     async def find_model(self, name: str | None) -> dict[str, Any]:
-        """What the server says of a model, by default of the first that it has."""
+        """Return the server's description of a model, by default of its first."""
         try:
             reply = await self._client.request("GET", "/v1/models")
         except EngineError as error:
@@ -40,13 +40,13 @@ class VLLMServer:
         return known[name]
 
     async def complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A completion, whole."""
+        """Return a whole completion."""
         reply = await self._client.request("POST", "/v1/completions", body)
         (choice,) = reply["choices"]
         return dict(choice)
 
     async def stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """A completion, piece by piece."""
+        """Yield a completion in pieces."""
         lines = self._client.post_lines("/v1/completions", {**body, "stream": True})
         async for line in lines:
             data = line.removeprefix("data:").strip()
@@ -59,26 +59,23 @@ class VLLMServer:
                 yield choice
 
     async def load_weights(self, folder: Path) -> None:
-        """Have the server take the weights in this folder, when no turn is under way.
-
-        The turns of other clients are waited for, too.
-        """
+        """Load the weights in this folder, after all running turns, also those of other clients."""
         try:
             await self._client.request("POST", "/pause?mode=wait")
         except EngineError as error:
-            raise ClosedDoorError(
+            raise UpdatesDisabledError(
                 f"{error}. Only a server that was started with VLLM_SERVER_DEV_MODE=1 in its "
                 "environment takes new weights."
             ) from error
         try:
             call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             await self._client.request("POST", "/collective_rpc", call)
-            # Keys and values computed with the old weights would be used again.
+            # The cached keys and values belong to the old weights.
             reply = await self._client.request("POST", "/reset_prefix_cache")
             if isinstance(reply, dict) and not reply.get("success", True):
                 raise EngineError(f"{self.url} keeps keys and values of the old weights")
         except BaseException:
-            with suppress(EngineError):  # the first failure is the one to tell of
+            with suppress(EngineError):  # the first error is the one to raise
                 await self._client.request("POST", "/resume")
             raise
         await self._client.request("POST", "/resume")
@@ -87,5 +84,5 @@ class VLLMServer:
         await self._client.close()
 
 
-class ClosedDoorError(EngineError):
-    """The server does not take weights; those that it has are as they were."""
+class UpdatesDisabledError(EngineError):
+    """The server does not accept weight updates; its weights are unchanged."""

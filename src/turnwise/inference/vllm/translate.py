@@ -1,4 +1,4 @@
-"""Our requests in vLLM's words; the same words for its engine and for its server."""
+"""Requests as vLLM's arguments, the same for its engine and for its server."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from turnwise.inference.protocol import GenerationRequest
 from turnwise.inference.sampling import SamplingParams
 
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
-"""vLLM raises what is lower without a word, and refuses what is higher."""
+"""vLLM silently raises lower temperatures, and refuses higher ones."""
 
 
 def sampling_arguments(request: GenerationRequest, context_left: int) -> dict[str, Any]:
-    """How to sample this request, under the names that vLLM has for it.
+    """Return the sampling parameters of a request under vLLM's names.
 
-    Everything is said, defaults too: a server would else take what is missing from the model's
-    own generation settings. Only our stop tokens end a turn, so the model's own is ignored.
+    Defaults are included: a server would take missing ones from the model's generation config.
+    Only our stop tokens end a turn, so the model's own is ignored.
     """
     params = request.sampling
     _check_temperature(params)
@@ -29,7 +29,7 @@ def sampling_arguments(request: GenerationRequest, context_left: int) -> dict[st
         "repetition_penalty": 1.0,
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
-        "seed": request.seed % 2**63,  # vLLM takes −1 for "no seed"
+        "seed": request.seed % 2**63,  # −1 means "no seed" in vLLM
         "max_tokens": min(request.max_tokens, context_left),
         "stop_token_ids": sorted(request.stop_ids),
         "ignore_eos": True,
@@ -38,10 +38,10 @@ def sampling_arguments(request: GenerationRequest, context_left: int) -> dict[st
 
 
 def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
-    """A prompt and how to run it, to get the log-probs of all of `ids` but the first.
+    """Return a prompt and parameters that give the log-probs of all of `ids` but the first.
 
-    vLLM always samples a token after a prompt, so a prompt as long as the context is refused. The
-    last token is therefore left out of it, and its log-prob asked for at the sampled position.
+    vLLM always samples a token, so it refuses a prompt as long as the context. The last token is
+    therefore left out of the prompt, and its log-prob requested at the sampled position.
     """
     *prompt, last = ids
     return prompt, {
@@ -55,7 +55,7 @@ def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
 
 
 def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
-    """Refuse what the model has no embedding for: vLLM may fail as a whole on it."""
+    """Raise for ids without an embedding, which may break the whole vLLM engine."""
     if min(ids) >= 0 and max(ids) < vocabulary_size:
         return
     position, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
@@ -66,7 +66,7 @@ def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
 
 
 def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
-    """Refuse to score what has nothing before it, or does not fit."""
+    """Raise if the first token would be scored, or the tokens exceed the context."""
     if not 1 <= start <= len(ids):
         raise ConfigError(
             f"score got start={start} for {len(ids)} tokens, expected 1 to {len(ids)}: the first "

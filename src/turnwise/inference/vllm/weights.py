@@ -1,7 +1,6 @@
-"""New weights for vLLM: checked before it sees them, and in a form that it can read.
+"""Checks new weights and writes them in a form that vLLM can read.
 
-vLLM says nothing of a weight that is missing, and is broken by one that it does not know; so all
-are looked at first.
+vLLM ignores missing weights and is broken by unknown ones, so all are checked first.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 
 class Skeleton:
-    """A model without its values: the names and shapes of its weights, in memory and in files.
+    """The names and shapes of a model's weights, in memory and in files, without their values.
 
-    The two differ where transformers joins on loading what files hold apart, such as experts.
+    The two differ where transformers merges weights on loading, such as those of experts.
     """
 
     def __init__(self, model_path: str, trust_remote_code: bool) -> None:
@@ -41,7 +40,7 @@ class Skeleton:
         self.vocabulary_size = int(self._config.get_text_config().vocab_size)
 
     def check(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Refuse what `model.load_state_dict` would."""
+        """Raise for weights that `model.load_state_dict` would refuse."""
         expected = _shapes(self._model.state_dict())
         for name in weights:
             if name not in expected:
@@ -50,7 +49,7 @@ class Skeleton:
         self._compare(_shapes(weights), expected)
 
     def check_folder(self, folder: Path) -> None:
-        """Refuse a folder that lacks weights, or has them in other shapes."""
+        """Raise for a folder that lacks weights, or has them in other shapes."""
         from safetensors import safe_open
 
         found: dict[str, Sequence[int]] = {}
@@ -61,7 +60,7 @@ class Skeleton:
         self._compare(found, _shapes(self.as_files_have_them(self._model.state_dict())))
 
     def as_files_have_them(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Under the names that are saved, and that vLLM knows."""
+        """Return the weights under the names of saved files, which vLLM expects."""
         from transformers.core_model_loading import revert_weight_conversion
 
         apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
@@ -76,7 +75,7 @@ class Skeleton:
             return kind.from_config(self._config, trust_remote_code=self._trust_remote_code)
 
     def _compare(self, found: Shapes, expected: Shapes) -> None:
-        # The same weight under a second name may be left out.
+        # A tied weight may be left out under its second name.
         missing = sorted(expected.keys() - found.keys() - self._model.all_tied_weights_keys.keys())
         if missing:
             raise ConfigError(
@@ -104,7 +103,7 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
 def written_folder(
     weights: Mapping[str, torch.Tensor], parent: str | os.PathLike[str] | None = None
 ) -> Iterator[Path]:
-    """A folder that holds these weights until the end of the block."""
+    """Write the weights into a temporary folder, which exists until the end of the block."""
     from safetensors.torch import save_file
 
     with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=parent) as folder:
@@ -120,7 +119,7 @@ def _shapes(weights: Mapping[str, torch.Tensor]) -> Shapes:
 
 
 def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors that share no memory, which a safetensors file cannot hold."""
+    """Copy tensors that share memory, which a safetensors file cannot hold."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in weights.items():

@@ -4,5 +4,5 @@
 - `log_probs.py`: log-probs of chosen tokens without ever holding [tokens x vocabulary].
 - `modules.py`: RMS norms as one kernel on a GPU; gated MLPs that save less for the backward.
 
-`TURNWISE_PLAIN=1` disables them; `bench/train_step.py` measures what they gain.
+`TURNWISE_PLAIN=1` disables them; `bench/plain.py` measures what they gain.
 """

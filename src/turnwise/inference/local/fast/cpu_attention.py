@@ -48,26 +48,26 @@ class AttentionBatch:
     num_new: int
     keys: Sequence[torch.Tensor]
     values: Sequence[torch.Tensor]
-    """What they look at in each layer, views of the KV cache [rows, K, L, D]."""
+    """Their keys and values in each layer, views of the KV cache [rows, K, L, D]."""
     mask: torch.Tensor
-    """0 on what counts, −∞ on the rest: [rows, 1, 1, L] for single tokens, else [G T, L]."""
+    """0 on visible tokens, −∞ on others: [rows, 1, 1, L] for single tokens, else [G T, L]."""
 
     @property
     def num_tokens(self) -> int:
         return self.num_rows * self.num_new
 
     def attend(self, query: torch.Tensor, layer: int, scale: float) -> torch.Tensor:
-        """query [rows · T, H, D], and so the result."""
+        """Return the attention of query [rows · T, H, D], in the same shape."""
         _, num_heads, size = query.shape
         key, value = self.keys[layer], self.values[layer]
         num_kv = key.shape[1]
-        # The heads of a group see the same keys: they are rows of one matrix product, and the
-        # tokens of a segment are rows below them [rows, K, G T, D].
+        # The heads of a group share keys: they are rows of one matrix product, followed by the
+        # tokens of the segment [rows, K, G T, D].
         if self.num_new == 1:
             grouped = query.reshape(self.num_rows, num_kv, -1, size)
         else:
-            apart = query.view(self.num_rows, self.num_new, num_kv, -1, size)
-            grouped = apart.permute(0, 2, 3, 1, 4).reshape(self.num_rows, num_kv, -1, size)
+            split = query.view(self.num_rows, self.num_new, num_kv, -1, size)
+            grouped = split.permute(0, 2, 3, 1, 4).reshape(self.num_rows, num_kv, -1, size)
         output = F.scaled_dot_product_attention(
             grouped, key, value, attn_mask=self.mask, scale=scale
         )
@@ -77,18 +77,18 @@ class AttentionBatch:
         return output.reshape(self.num_tokens, num_heads, size)
 
     def advance(self, positions: torch.Tensor, window: int | None) -> None:
-        """Single tokens: their sequences have one token more, at these positions [rows]."""
+        """Extend the sequences of single tokens by one token, at these positions [rows]."""
         rows = self.mask[:, 0, 0]
         rows.scatter_(1, positions[:, None], 0.0)
         if window is not None:
-            gone = (positions - window).clamp_(min=-1)[:, None]
-            rows.masked_fill_(torch.arange(rows.shape[1])[None] <= gone, -torch.inf)
+            outside = (positions - window).clamp_(min=-1)[:, None]
+            rows.masked_fill_(torch.arange(rows.shape[1])[None] <= outside, -torch.inf)
 
 
 def make_batches(
     segments: Sequence[Segment], window: int | None, group: int, kv_cache: KVCache
 ) -> list[AttentionBatch]:
-    """All segments, in their order, in as few batches as can be; `group` heads share a key."""
+    """Return all segments, in order, in as few batches as possible; `group` heads share a key."""
     groups: list[list[Segment]] = []
     for segment in segments:
         if groups and _belongs(segment, groups[-1]):

@@ -1,4 +1,4 @@
-"""Decoding on a CPU: rows that each sample a token a step, planned once for several steps."""
+"""Decoding on a CPU: several steps of the same rows with one plan."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from turnwise.inference.local.session import DecodeRow
 
 
 class CpuDecodeBatch:
-    """The same rows for `num_steps` steps: until one of them needs to look at more memory."""
+    """Decodes the same rows for up to `num_steps` steps, until one needs a longer KV range."""
 
     def __init__(self, runner: Runner, rows: Sequence[DecodeRow]) -> None:
         self._runner = runner
         segments = [Segment(row.region, row.past, 1) for row in rows]
         order = sorted(range(len(rows)), key=lambda i: packing_order(segments[i]))
         self.rows = [rows[i] for i in order]
-        """In the order of what `step` gives."""
+        """The rows in the order of the results of `step`."""
         segments = [segments[i] for i in order]
         self.num_steps = min(padded_kv_len(s.past, 1) - s.past for s in segments)
         fill = runner.padded_size(len(rows)) - len(rows)
@@ -36,7 +36,7 @@ class CpuDecodeBatch:
         )
         self._table = table
         self._ids, self._positions, self._slots = table
-        # Fillers stay where they are; the others move on by one at each step.
+        # Padding rows stay; the others advance by one position at each step.
         self._moves = torch.tensor([1] * len(self.rows) + [0] * fill)
         self._packed = Packed(segments, runner.kv_cache, self._slots)
         self._has_moved = False

@@ -1,8 +1,8 @@
-"""Decoding on a GPU as captured graphs: many steps without Python in between.
+"""Decoding on a GPU with CUDA graphs: several steps without Python in between.
 
-A graph holds one decode step for a fixed number of rows: forward, sampling, and the feedback of
-the sampled token as the next input. The host launches a burst of steps, then reads what was
-sampled; rows that ended within a burst are cut there.
+A graph holds one decode step for a fixed number of rows: forward, sampling, and the sampled token
+as the next input. The host launches a burst of steps, then reads the sampled tokens; rows that end
+within a burst are cut there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from turnwise.inference.turns import EngineTurn
 
 @contextmanager
 def _no_synchronization() -> Iterator[None]:
-    """An operation that waits for the device raises RuntimeError."""
+    """Make operations that synchronize with the device raise RuntimeError."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -33,7 +33,7 @@ def _no_synchronization() -> Iterator[None]:
 
 
 class _State:
-    """The device's side of a burst: what a step reads and writes, at fixed addresses."""
+    """The buffers of a burst on the device, at fixed addresses."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         def table(kind: torch.dtype, *shape: int) -> torch.Tensor:
@@ -55,7 +55,7 @@ class _State:
 
 
 class DecodeGraphs:
-    """One captured decode step for each of a few batch sizes, made when it is first needed."""
+    """One captured decode step for each of a few batch sizes, captured at first use."""
 
     def __init__(self, runner: Runner, sizes: Sequence[int]) -> None:
         self._runner = runner
@@ -64,19 +64,19 @@ class DecodeGraphs:
         self._pool: Any = None
         self._num_moves = runner.kv_cache.num_moves
         self._last: list[tuple[EngineTurn, int, int]] = []
-        """EngineTurn, region and length of each row after the last burst."""
+        """Turn, region and length of each row after the last burst."""
 
     @torch.no_grad()
     def decode(
         self, rows: Sequence[DecodeRow], num_steps: int
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Several steps at once: tokens and log-probs, [row][step]."""
+        """Run several steps; return tokens and log-probs, [row][step]."""
         num_rows = len(rows)
         if self._num_moves != self._runner.kv_cache.num_moves:
             self._forget()
         size = next(size for size in self._sizes if size >= num_rows)
         graph, state = self._captured.get(size) or self._capture(size)
-        if not self._goes_on(rows):  # else the device knows where it stands
+        if not self._continues(rows):  # otherwise the buffers are up to date
             self._load(state, rows, size)
         state.step.zero_()
         for _ in range(num_steps):
@@ -87,13 +87,13 @@ class DecodeGraphs:
         return tokens, log_probs
 
     def _forget(self) -> None:
-        """What was captured reads a cache that is no longer there."""
+        """Drop graphs that read a KV cache that has moved."""
         self._captured.clear()
         self._pool, self._last = None, []
         self._num_moves = self._runner.kv_cache.num_moves
 
-    def _goes_on(self, rows: Sequence[DecodeRow]) -> bool:
-        """Whether these are the rows of the last burst, all just as it left them."""
+    def _continues(self, rows: Sequence[DecodeRow]) -> bool:
+        """Return whether these are the rows of the last burst, unchanged."""
         return self._last == [(row.turn, row.region, row.past) for row in rows]
 
     @property
@@ -123,8 +123,10 @@ class DecodeGraphs:
 
     @torch.no_grad()
     def try_capture(self) -> None:
-        """Capture the smallest size. Raises RuntimeError if the model cannot be captured: if a
-        step of it waits for the device, for instance to see which experts have tokens."""
+        """Capture the smallest size. Raises RuntimeError if the model cannot be captured.
+
+        For instance, a step of a mixture of experts may synchronize to count tokens per expert.
+        """
         self._capture(self._sizes[0])
 
     def _capture(self, size: int) -> tuple[Any, _State]:
@@ -141,9 +143,9 @@ class DecodeGraphs:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):  # kernels are compiled and libraries choose theirs before capture
+            for _ in range(2):  # compiles and selects kernels before the capture
                 step()
-            with _no_synchronization():  # rather than in the midst of a capture
+            with _no_synchronization():  # fails here rather than during the capture
                 step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()

@@ -1,9 +1,9 @@
-"""A leaner forward for models of Llama's kind: the same weights, far fewer small steps.
+"""A fused forward for models of Llama's architecture, on the same weights.
 
-At decode sizes a model spends more time starting operations than computing them. Llama, Qwen2,
-Qwen3 and Mistral share one plan; here it is with norms, rotation, cache and gate each in one step,
-and with projections of the same input in one product. `Runner` compares it with a plain forward
-before it is used; other models run as they are.
+At decode sizes a model spends more time launching operations than computing them. For Llama, Qwen2,
+Qwen3 and Mistral, norms, rotation, cache writes and gates are one operation each here, and
+projections of the same input one product. `Runner` compares it with a plain forward before it is
+used; other models run on their own modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen
 
 
 def is_supported(model: Any) -> bool:
-    """Whether a model is of a family that this forward was written for, without adapters."""
+    """Return whether a model is of a supported family, without adapters."""
     return (
         type(model).__name__ in _FAMILIES
         and model.config.hidden_act == "silu"
@@ -41,7 +41,7 @@ def _linears(layer: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer's weights, taken out of its modules once: looking them up costs more than a norm."""
+    """A layer's weights, read from its modules once: attribute lookups cost more than a norm."""
 
     attention_norm: torch.Tensor
     attention_inputs: FusedLinear
@@ -72,10 +72,10 @@ class _Layer:
 
 
 class FusedForward:
-    """Logits of packed tokens, as `Runner.forward_packed` gives them.
+    """Computes the logits of packed tokens, as `Runner.forward_packed` does.
 
-    `windows` are the layers' sliding windows. `deterministic`: all are computed in one way,
-    however many they are.
+    `windows` are the layers' sliding windows. `deterministic`: the computation does not depend on
+    the number of tokens.
     """
 
     def __init__(self, model: Any, windows: Sequence[int | None], *, deterministic: bool) -> None:
@@ -97,7 +97,7 @@ class FusedForward:
         self._scratch = torch.empty(0)
 
     def _make_rotations(self, model: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Cosines and sines of every position, where they do not depend on the text's length."""
+        """Return cosines and sines of every position, if they do not depend on the length."""
         config = model.config
         kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
         if kind in {"dynamic", "longrope"} or config.max_position_embeddings > 2**17:
@@ -135,7 +135,7 @@ class FusedForward:
             hidden = ops.add_and_norm(stream, change, layer.attention_norm, epsilon)
             change = self._attention(layer, index, hidden, cos, sin, packed, transposed)
             if rows is not None and index == len(self.layers) - 1:
-                # No token sees another any more: the rest only where it is asked for.
+                # After the last attention, only the requested rows are needed.
                 stream, change = stream[rows], change[rows]
             hidden = ops.add_and_norm(stream, change, layer.mlp_norm, epsilon)
             wide = self._wide(layer.mlp_inputs, hidden, transposed)
@@ -150,15 +150,17 @@ class FusedForward:
 
     @property
     def can_be_transposed(self) -> bool:
-        """Not in a small model: what is between the products costs more there, and likes rows."""
+        """Whether products may be transposed; in a small model the other operations prefer rows."""
         if is_plain("engine.transposed"):
             return False
         weight = self._head.weight
         return weight.device.type == "cpu" and weight.shape[1] >= 256
 
     def _wide(self, product: FusedLinear, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """The widest product, into memory that is kept: a thread that allocates it anew for every
-        layer pays for fresh pages each time. On a GPU the allocator keeps it."""
+        """Compute the widest product into a reused buffer: fresh pages for every layer are slow.
+
+        On a GPU the allocator reuses memory itself.
+        """
         if hidden.is_cuda:
             return product(hidden, transposed)
         size = len(hidden) * len(product.weight)
@@ -168,7 +170,7 @@ class FusedForward:
 
     @property
     def products(self) -> list[FusedLinear]:
-        """All that it computes with."""
+        """All matrix products of the forward."""
         kinds = ("attention_inputs", "attention_output", "mlp_inputs", "mlp_output")
         return [*(getattr(layer, kind) for layer in self.layers for kind in kinds), self._head]
 
@@ -185,18 +187,18 @@ class FusedForward:
         ops, num_kv = self._ops, self._num_kv
         heads = layer.attention_inputs(hidden, transposed).view(len(hidden), -1, self._width)
         if layer.query_norm is not None and layer.key_norm is not None:
-            parts = [heads.shape[1] - 2 * num_kv, num_kv, num_kv]
-            query, key, value = torch.split(heads, parts, 1)
+            sizes = [heads.shape[1] - 2 * num_kv, num_kv, num_kv]
+            query, key, value = torch.split(heads, sizes, 1)
             query = ops.add_and_norm(query.contiguous(), None, layer.query_norm, self._epsilon)
             key = ops.add_and_norm(key.contiguous(), None, layer.key_norm, self._epsilon)
             heads = torch.cat((query, key, value), 1)
         query = ops.rotate_and_store(heads, num_kv, cos, sin, packed, index)
-        seen = packed.attend(index, query, self._scale, layer.window)
-        return layer.attention_output(seen.reshape(len(hidden), -1), transposed)
+        attended = packed.attend(index, query, self._scale, layer.window)
+        return layer.attention_output(attended.reshape(len(hidden), -1), transposed)
 
 
 class _TorchOps:
-    """The few steps in plain torch."""
+    """The operations between the products, in torch."""
 
     @staticmethod
     def constant(value: float, like: torch.Tensor) -> torch.Tensor:
@@ -209,10 +211,10 @@ class _TorchOps:
         weight: torch.Tensor,
         epsilon: torch.Tensor,
     ) -> torch.Tensor:
-        """Add a layer's output to the stream, in place; the stream, normed."""
+        """Add a layer's output to the stream in place; return the stream, normed."""
         if change is not None:
             stream += change
-        # torch's own rms_norm is a dozen steps on a CPU; this is five.
+        # torch's own rms_norm is a dozen operations on a CPU; this is five.
         length = torch.linalg.vector_norm(stream, dim=-1, keepdim=True)
         scale = torch.addcmul(epsilon, length, length, value=1.0 / stream.shape[-1]).rsqrt_()
         normed: torch.Tensor = stream * scale
@@ -225,9 +227,9 @@ class _TorchOps:
 
     @staticmethod
     def signed(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """For the rotation (a cos − b sin, b cos + a sin): its sign goes into the sine.
+        """Return cos and sin with an axis for the heads, and the rotation's sign in the sine.
 
-        With an axis for the heads.
+        The rotation is (a cos − b sin, b cos + a sin).
         """
         half = sin.shape[-1] // 2
         return cos[:, None], torch.cat((-sin[:, :half], sin[:, half:]), 1)[:, None]
@@ -241,7 +243,7 @@ class _TorchOps:
         packed: Packed,
         layer: int,
     ) -> torch.Tensor:
-        """Rotate queries and keys by their positions; keep keys and values; the queries.
+        """Rotate queries and keys, store keys and values in the cache, return the queries.
 
         `heads` [N, H + 2 K, D] are queries, keys and values, in this order.
         """

@@ -1,9 +1,8 @@
-"""The matrix products of a model's layers, with the tokens as rows or as columns.
+"""Fused linear layers, with the tokens as rows or as columns of the matrix product.
 
-For a few dozen tokens at once a CPU's library is up to half again as fast at weight × tokens as at
-tokens × weightᵀ, though both are the same numbers; and it is the one in which more tokens beside
-it rarely change a token's last bit. What comes out then lies in memory column by column, and the
-steps between two products keep it so.
+For a few dozen tokens, CPU libraries are up to half again as fast at weight × tokens as at tokens ×
+weightᵀ, and its rounding rarely depends on the number of tokens. The output is then transposed in
+memory, and the operations between two products keep it so.
 """
 
 from __future__ import annotations
@@ -16,19 +15,18 @@ from torch import nn
 
 
 class FusedLinear:
-    """Layers with the same input, laid side by side in memory, so that one product does all.
+    """Linear layers with the same input, computed as one matrix product.
 
-    Their parameters become views of one block, so that an optimizer's step changes what is read
-    here. There is no second copy.
+    Their parameters become views of one block, so that an optimizer step changes it in place.
     """
 
-    def __init__(self, *parts: nn.Linear) -> None:
-        self.weight = _block([part.weight for part in parts])
-        biases = [part.bias for part in parts if part.bias is not None]
+    def __init__(self, *layers: nn.Linear) -> None:
+        self.weight = _block([layer.weight for layer in layers])
+        biases = [layer.bias for layer in layers if layer.bias is not None]
         self.bias = _block(biases) if biases else None
 
     def __call__(self, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """hidden [N, in]; [N, out], which lies in memory as [out, N] if transposed."""
+        """Map hidden [N, in] to [N, out], which is stored as [out, N] if transposed."""
         if not transposed:
             return F.linear(hidden, self.weight, self.bias)
         tokens = hidden.t()
@@ -37,7 +35,7 @@ class FusedLinear:
         return torch.addmm(self.bias[:, None], self.weight, tokens).t()
 
     def into(self, buffer: torch.Tensor, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
-        """Write the same into a flat buffer that is large enough."""
+        """Compute the same into a flat buffer that is large enough."""
         if self.bias is not None:
             return self(hidden, transposed)
         num_tokens, width = len(hidden), len(self.weight)

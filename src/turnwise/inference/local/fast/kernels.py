@@ -1,7 +1,7 @@
 """CUDA kernels of the local engine, in Triton: attention over the KV cache, and sampling.
 
-Only imported on a GPU. A program's arithmetic follows from its own row alone. Triton reads
-annotations as its own, so that the kernels' arguments have none.
+Imported on a GPU only. The arithmetic of a program depends on its own row alone. Triton interprets
+annotations, so the kernels' arguments have none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     group_pad: tl.constexpr, width_pad: tl.constexpr, size: tl.constexpr, window: tl.constexpr,
     precision: tl.constexpr,
 ):  # fmt: skip
-    """A few tokens of one segment, all heads of one group, against the segment's cache."""
+    """Attends from a few tokens of one segment, for all heads of one group, to its region."""
     segment, head = tl.program_id(1), tl.program_id(2)
     start = tl.load(starts + segment)
     num_new = tl.load(counts + segment)
@@ -55,7 +55,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
             seen = seen & (other[None, :] > (past + token)[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(largest, tl.max(scores, 1))
-        # A row that has seen nothing yet keeps -inf; it must not become NaN.
+        # A row that attends to nothing so far keeps -inf; it must not become NaN.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         weights = tl.exp(scores - base[:, None])
         fade = tl.exp(largest - base)
@@ -79,9 +79,9 @@ def attend_segments(
     window: int | None,
     output: torch.Tensor,
 ) -> None:
-    """Attention of segments against their regions: query [N, H, D] into output [N, H, D].
+    """Attend from segments to their regions: query [N, H, D] into output [N, H, D].
 
-    `table` [4, S]: the row where each segment begins, its number of rows, its region, its past.
+    `table` [4, S]: the first row of each segment, its number of rows, its region, its past.
     """
     _, num_heads, width = query.shape
     group = num_heads // keys.shape[1]
@@ -102,10 +102,10 @@ def attend_segments(
 def _sample_kernel(  # type: ignore[no-untyped-def]
     logits, temperatures, seeds, counts, tokens_out, log_probs_out,
     step, ids, positions, slots, pasts, num_on,
-    batch, logits_row, num_words,
+    batch, logits_row, vocab_size,
     size: tl.constexpr, feedback: tl.constexpr,
 ):  # fmt: skip
-    """Draw one row's next token by inverting its cumulated distribution."""
+    """Draw one row's next token by inverting its cumulative distribution."""
     row = tl.program_id(0)
     cell = row
     if feedback:
@@ -115,49 +115,49 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
     temperatures = tl.load(temperatures + row)
     is_greedy = temperatures == 0.0
     temperatures = tl.where(is_greedy, 1.0, temperatures)
-    words = tl.arange(0, size)
+    lanes = tl.arange(0, size)
     source = logits + row.to(tl.int64) * logits_row
     largest = -float("inf")
     total = 0.0
     best = 0
-    for block in range(0, num_words, size):
-        at = block + words
-        x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
-        # Rounded as IEEE says: the default division depends on what is compiled around it, and a
-        # graph's kernel is compiled with more around it than the one of a single step.
+    for block in range(0, vocab_size, size):
+        at = block + lanes
+        x = tl.load(source + at, mask=at < vocab_size, other=-float("inf")).to(tl.float32)
+        # IEEE rounding: the default division depends on the surrounding code, which differs
+        # between the kernel of a graph and that of a single step.
         x = tl.div_rn(x, temperatures)
         top, where = tl.max(x, 0, return_indices=True)
         best = tl.where(top > largest, block + where, best)
         higher = tl.maximum(largest, top)
-        # While all words so far are filtered out, the largest is -inf; it must not become NaN.
+        # While all tokens so far are filtered out, the largest is -inf; it must not become NaN.
         base = tl.where(higher == -float("inf"), 0.0, higher)
         total = total * tl.exp(largest - base) + tl.sum(tl.exp(x - base), 0)
         largest = higher
     token = best
     if not is_greedy:
-        # The number that belongs to this request's token of this count, whoever is beside it.
+        # Depends on the request's seed and the token's index alone, not on the batch.
         point = tl.rand(tl.load(seeds + row), tl.load(counts + row))
         target = point * total
         before = 0.0
         is_found = 0
-        for block in range(0, num_words, size):
-            at = block + words
-            x = tl.load(source + at, mask=at < num_words, other=-float("inf")).to(tl.float32)
+        for block in range(0, vocab_size, size):
+            at = block + lanes
+            x = tl.load(source + at, mask=at < vocab_size, other=-float("inf")).to(tl.float32)
             x = tl.div_rn(x, temperatures)
             mass = tl.exp(x - largest)
             here = tl.sum(mass, 0)
             if (is_found == 0) & (before + here > target):
                 reached = before + tl.cumsum(mass, 0)
-                # The first word whose mass passes the target; one without mass never does.
-                found = tl.min(tl.where((reached > target) & (mass > 0.0), at, num_words), 0)
-                if found < num_words:
+                # The first token whose cumulated mass exceeds the target.
+                found = tl.min(tl.where((reached > target) & (mass > 0.0), at, vocab_size), 0)
+                if found < vocab_size:
                     token = found
                     is_found = 1
             before += here
     chosen = tl.div_rn(tl.load(source + token).to(tl.float32), temperatures)
     tl.store(tokens_out + cell, token)
     tl.store(log_probs_out + cell, chosen - largest - tl.log(total))
-    if feedback:  # what was drawn is the next step's input
+    if feedback:  # the sampled token is the next step's input
         tl.store(counts + row, tl.load(counts + row) + 1)
         tl.store(ids + row, token)
         tl.store(positions + row, tl.load(positions + row) + 1)
@@ -168,28 +168,28 @@ def _sample_kernel(  # type: ignore[no-untyped-def]
 def sample_rows(
     logits: torch.Tensor, temperatures: torch.Tensor, seeds: torch.Tensor, counts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token for each row of logits [B, V]: (ids, log-probs). A temperature of 0 is greedy.
+    """Sample one token for each row of logits [B, V]: (ids, log-probs). Temperature 0 is greedy.
 
-    `seeds` name the rows' random streams, `counts` the place in them.
+    `seeds` select the rows' random streams, `counts` the position in them.
     """
-    num_rows, num_words = logits.shape
+    num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int32, device=logits.device)
     log_probs = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    none = tokens  # unused addresses
+    none = tokens  # for unused arguments
     _sample_kernel[(num_rows,)](
         logits, temperatures, seeds, counts, tokens, log_probs, none, none, none, none, none, none,
-        num_rows, logits.stride(0), num_words, 4096, False, num_warps=8,
+        num_rows, logits.stride(0), vocab_size, 4096, False, num_warps=8,
     )  # fmt: skip
     return tokens, log_probs
 
 
 def sample_and_advance(logits: torch.Tensor, state: Any) -> None:
     """Sample each row's next token and make it the next step's input, all on the device."""
-    num_rows, num_words = logits.shape
+    num_rows, vocab_size = logits.shape
     _sample_kernel[(num_rows,)](
         logits, state.temperatures, state.seeds, state.counts, state.tokens, state.log_probs,
         state.step, state.ids, state.positions, state.slots, state.pasts, state.num_on,
-        num_rows, logits.stride(0), num_words, 4096, True, num_warps=8,
+        num_rows, logits.stride(0), vocab_size, 4096, True, num_warps=8,
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def _add_and_norm_kernel(  # type: ignore[no-untyped-def]
     inside = at < width
     x = tl.load(stream + row * stream_row + at, mask=inside, other=0.0)
     if adds:
-        # The sum is rounded to the stream's own precision, as the model would.
+        # The sum is rounded to the stream's precision, as in the model.
         x = (x + tl.load(change + row * change_row + at, mask=inside, other=0.0)).to(x.dtype)
         tl.store(stream + row * stream_row + at, x, mask=inside)
     wide = x.to(tl.float32)
@@ -217,7 +217,7 @@ def _rotate_and_store_kernel(  # type: ignore[no-untyped-def]
     heads, cos, sin, keys, values, slots, heads_row, cache_row,
     num_heads, num_kv_heads, half: tl.constexpr, size: tl.constexpr,
 ):  # fmt: skip
-    """One head of one token: queries stay where they are, keys and values go into the cache."""
+    """Rotates one head of one token: queries in place, keys and values into the cache."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = tl.arange(0, size)
     inside = at < half
@@ -251,7 +251,7 @@ def _gate_kernel(both, output, width, size: tl.constexpr):  # type: ignore[no-un
 
 
 class KernelOps:
-    """The steps of `fused.FusedForward`, each as one kernel."""
+    """The operations of `FusedForward`, each as one kernel."""
 
     @staticmethod
     def constant(value: float, like: torch.Tensor) -> float:
