@@ -21,13 +21,7 @@ PAGES = [
     *sorted(DOCS.rglob("*.md")),
 ]
 # Written like settings, and something else.
-NO_SETTINGS = {
-    "checkpoint.py",
-    "training.py",
-    "dataset.jsonl",
-    "eval_dataset.jsonl",
-    "ray.init",
-}
+NO_SETTINGS = {"dataset.jsonl", "eval_dataset.jsonl", "ray.init"}
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.M | re.S)
 
 
@@ -117,7 +111,7 @@ def test_settings_that_are_named_exist(page):
     config = ConfigStore()
     sections = "|".join(vars(config))
     for section, setting in re.findall(rf"`({sections})\.(\w+)[:=`]", page.read_text()):
-        is_known = setting in vars(getattr(config, section))
+        is_known = setting in vars(getattr(config, section)) or setting == "py"  # a module
         assert is_known or f"{section}.{setting}" in NO_SETTINGS, f"{section}.{setting}"
 
 
