@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "mlflow": ("mlflow", "metrics in MLflow"),
     "trackio": ("trackio", "metrics in trackio"),
     "view": ("starlette", "turnwise view"),
+    "agents": ("starlette", "agents that call an LLM server"),
     "plot": ("matplotlib", "turnwise plot"),
 }
 SERVED_ENGINES = ("vllm", "sglang")
