@@ -66,7 +66,7 @@ def run(command: str, folder: Path) -> dict[tuple[str, str], float]:
     )
     entries = [json.loads(line) for line in results.read_text().splitlines()]
     if not entries:
-        raise SystemExit(f"{command} recorded nothing on {folder.name}:\n{done.stdout[-3000:]}")
+        print(f"{command} recorded nothing on the {folder.name} commit:\n{done.stdout[-1500:]}")
     return {
         (entry["work"], name): sum(value) / len(value) if isinstance(value, list) else value
         for entry in entries

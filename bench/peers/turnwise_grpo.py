@@ -16,7 +16,7 @@ from measure import Order, Report, earned, fitted, memory_mib
 from turnwise import BaseEnvironment, ConfigStore, __version__
 from turnwise.chat import ChatFormat
 from turnwise.models import load_model
-from turnwise.trainer import Trainer
+from turnwise.trainer import RayPPOTrainer as Trainer  # commits before Trainer have this name
 from turnwise.trainer.reporter import RunInfo
 
 
