@@ -186,7 +186,8 @@ def test_results_do_not_depend_on_how_the_batch_is_cut_into_tiles(
         patch.setattr(tiles, "_CPU_TILE", 30)
         assert_close(case.run(batch), as_numbers(whole), 1e-5)
         if case.variable:
-            assert_same(case.gradient(batch), gradient)
+            # Vector instructions may round the last rows of a tile in another way.
+            assert_close(case.gradient(batch), gradient, 1e-6)
 
 
 @each(DISTINCT)

@@ -52,8 +52,8 @@ def test_content_in_pieces_of_text_is_one_text():
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [
-        (said(), "of nobody"),
-        (said("system"), "of nobody"),
+        (said(), "roles none; expected user"),
+        (said("system"), "roles none; expected user"),
         (said("user", "assistant"), "user, assistant.*last of them a user's"),
         (said("assistant", "user"), "assistant, user"),
         (said("user", "system", "user"), "at most one system message"),
