@@ -30,7 +30,7 @@ def as_gguf(model):
     The rows of queries and keys are put as GGUF has them, one by one.
     """
     config = model.config
-    names = {ours: theirs for theirs, ours in smollm2._PARTS.items()}
+    names = {ours: theirs for theirs, ours in smollm2._WEIGHTS.items()}
 
     def rows_of(heads, weight):
         half = weight.shape[0] // heads // 2
