@@ -1,9 +1,13 @@
 """Agents over HTTP: the APIs' own shapes, keys, budgets, and clients that misbehave."""
 
 import asyncio
+import contextlib
 import http.client
 import json
+import os
+import socket
 import threading
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -219,3 +223,25 @@ def test_a_client_that_hangs_up_leaves_nothing_behind():
         release.set()
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
         assert len(session.tree.turns) == 1
+
+
+def test_small_packets_are_sent_at_once():
+    """A response is a few small packets; without this each would wait for an acknowledgement."""
+    seen = []
+    session = make_session()
+    sample = session._setup.engine.sample
+
+    async def look_at_sockets(request):
+        for file in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                other = socket.socket(fileno=os.dup(int(file.name)))
+                with other:
+                    if other.type == socket.SOCK_STREAM and other.getsockname() == address:
+                        seen.append(other.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        return await sample(request)
+
+    session._setup.engine.sample = look_at_sockets
+    with serving(session) as (gateway, _, llm):
+        address = ("127.0.0.1", urlsplit(gateway.address).port)
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
+    assert 1 in seen, "the accepted connection has TCP_NODELAY"

@@ -139,7 +139,8 @@ class ViewServer(uvicorn.Server):
 def listening(port: int | None) -> socket.socket:
     """Return a socket that can be reached from this machine only."""
     for number in range(PORT, PORT + _NUM_TRIED) if port is None else [port]:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        # With the protocol named, asyncio sends small packets at once (TCP_NODELAY).
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, number))
