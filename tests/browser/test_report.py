@@ -36,7 +36,7 @@ def look_into_a_real_one(page):
     curve = page.locator("figure", has_text="reward").first.locator("polyline.own")
     assert curve.bounding_box()["width"] > 100
     assert page.locator("h2").all_text_contents() == [
-        *("Curves", "What the doctor found", "Episodes", "Settings", "Provenance")
+        *("Curves", "Findings", "Episodes", "Settings", "Provenance")
     ]
     link = page.locator("td a").first
     name = link.text_content()
