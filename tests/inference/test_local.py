@@ -1,6 +1,7 @@
 """The local engine: what it saves must not change what it samples."""
 
 import asyncio
+import copy
 import gc
 import os
 import random
@@ -266,21 +267,27 @@ def test_new_weights_leave_no_stale_cache():
 
 
 def test_weights_change_only_between_turns():
-    engine = LocalEngine(make_model())
+    model = make_model()
+    models = [copy.deepcopy(model), copy.deepcopy(model)]  # before and after
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.mul_(0.7)
+    engine = LocalEngine(model)
+    requests = [GenerationRequest([i + 1], 100, seed=i) for i in range(8)]
 
     async def play():
-        tasks = [
-            asyncio.create_task(engine.sample(GenerationRequest([i + 1], 100, seed=i)))
-            for i in range(8)
-        ]
-        await asyncio.sleep(0.02)
-        version = await asyncio.to_thread(engine.update_weights, None)
+        tasks = [asyncio.create_task(engine.sample(request)) for request in requests]
+        await asyncio.sleep(0.02)  # most of them are under way then
+        weights = dict(models[1].named_parameters())
+        version = await asyncio.to_thread(engine.update_weights, weights)
         return version, await asyncio.gather(*tasks)
 
     version, results = asyncio.run(play())
     engine.close()
     assert version == 1
-    assert all(result.weight_version == 0 for result in results)
+    for request, result in zip(requests, results, strict=True):
+        expected = plain_log_probs(models[result.weight_version], request, list(result.ids))
+        torch.testing.assert_close(torch.tensor(result.log_probs), expected, atol=1e-4, rtol=0)
 
 
 def test_a_cancelled_call_frees_its_place():
