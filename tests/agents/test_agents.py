@@ -1,6 +1,7 @@
 """Agents' episodes: functions and commands, their rewards, and what they do wrong."""
 
 import json
+import pickle
 import sys
 import time
 import urllib.error
@@ -147,6 +148,16 @@ def test_a_command_reads_the_usual_variables_and_writes_its_reward(tmp_path):
     assert result.trajectory.result.output == "It is 42.\n"
     assert result.reward.parts == {"found": 1.5}
     assert result.messages[0]["content"] == "the result 42; rm 'x'"
+
+
+def test_a_copy_in_another_process_has_its_own_gateway():
+    source = AgentEpisodes("echo {task}")
+    gateway = source._started_gateway()
+    copied = pickle.loads(pickle.dumps(source))
+    assert copied.agent == source.agent
+    assert copied._started_gateway().address != gateway.address
+    for each in (source, copied):
+        each.close()
 
 
 def test_nothing_that_is_no_agent_is_taken():

@@ -146,6 +146,17 @@ def test_what_is_refused_has_the_shape_of_the_api():
         assert not session.tree.turns
 
 
+def test_what_goes_wrong_inside_is_an_error_of_the_api_and_costs_no_turn(caplog):
+    session = make_session(limits=EpisodeLimits(max_turns=1))
+    with serving(session) as (_, _, llm):
+        wrong = [{"role": "assistant", "content": "", "tool_calls": 5}]
+        assert ask(llm, CHAT, chat_body(wrong))[1]["error"]["code"] == "server_error"
+        assert "could not serve a request" in caplog.text
+        assert ask(llm, CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]})[0] == 400
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 429
+
+
 def test_a_key_opens_its_own_episode_until_that_ends():
     with serving() as (gateway, _, llm):
         other = gateway.open(make_session())

@@ -70,7 +70,7 @@ class AgentEpisodes(EpisodeSource):
         return {"agent": self.agent, "_thoughts": self._thoughts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["agent"], thoughts=state["_thoughts"])  # type: ignore[misc]
+        self.__dict__ = {**state, "_gateway": None, "_starting": threading.Lock()}
 
 
 class AgentEpisode:

@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hmac
 import json
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
 from turnwise.agents.requests import ApiError
 from turnwise.agents.session import AgentSession
+from turnwise.errors import describe_error
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 32 * 2**20
 _LOG = logging.getLogger("turnwise")
 _START_SECONDS = 30.0
+
+
+_Handler: TypeAlias = Callable[["Gateway", Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,29 @@ class LLM:
 class _Episode:
     session: AgentSession
     key: str
+
+
+def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
+    """Turn what a handler raises into an error of the API; `write` gives its body."""
+
+    def wrapped(handler: _Handler) -> _Handler:
+        @functools.wraps(handler)
+        async def answer(gateway: Gateway, request: Request) -> Response:
+            try:
+                return await handler(gateway, request)
+            except ApiError as refused:
+                error = refused
+            except ClientDisconnect:
+                error = ApiError("the client hung up", status=499)
+            except Exception as raised:
+                _LOG.exception("The gateway could not serve a request.")
+                error = ApiError(describe_error(raised), status=500, code="server_error")
+            # Both SDKs try again after 429 and 500 unless this header says not to.
+            return JSONResponse(write(error), error.status, {"x-should-retry": "false"})
+
+        return answer
+
+    return wrapped
 
 
 class Gateway:
@@ -192,73 +220,63 @@ class Gateway:
             )
         return episode.session
 
+    @_answering(openai_chat.error_body)
     async def _models(self, request: Request) -> Response:
-        try:
-            self._session_of(request)
-            asked = request.path_params.get("model")
-            entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
-            if asked is not None:
-                self._check_model(asked)
-            return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
-        except ApiError as error:
-            return _refusal(error, openai_chat.error_body)
+        self._session_of(request)
+        asked = request.path_params.get("model")
+        entry = {"id": self.model, "object": "model", "created": 0, "owned_by": "turnwise"}
+        if asked is not None:
+            self._check_model(asked)
+        return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
 
+    @_answering(openai_chat.error_body)
     async def _chat(self, request: Request) -> Response:
-        try:
-            session = self._session_of(request)
-            fields, asked = openai_chat.parse(await _body(request))
-            self._check_model(fields.model)
-            replies = await _unless_disconnected(request, session.complete(asked))
-            if fields.stream:
-                events = openai_chat.events(self.model, replies, fields)
-                return _event_stream(events)
-            return JSONResponse(openai_chat.completion(self.model, replies))
-        except ApiError as error:
-            return _refusal(error, openai_chat.error_body)
+        session = self._session_of(request)
+        fields, asked = openai_chat.parse(await _body(request))
+        self._check_model(fields.model)
+        replies = await _unless_disconnected(request, session.complete(asked))
+        if fields.stream:
+            events = openai_chat.events(self.model, replies, fields)
+            return _event_stream(events)
+        return JSONResponse(openai_chat.completion(self.model, replies))
 
+    @_answering(openai_chat.error_body)
     async def _responses(self, request: Request) -> Response:
-        try:
-            session = self._session_of(request)
-            fields, asked = openai_responses.parse(await _body(request), session.responses)
-            self._check_model(fields.model)
-            replies = await _unless_disconnected(request, session.complete(asked))
-            whole = openai_responses.response(self.model, replies, fields)
-            told = asked.messages[1:] if fields.instructions else asked.messages
-            session.responses[whole["id"]] = [*told, replies[0].message]
-            if fields.stream:
-                return _event_stream(openai_responses.events(whole))
-            return JSONResponse(whole)
-        except ApiError as error:
-            return _refusal(error, openai_chat.error_body)
+        session = self._session_of(request)
+        fields, asked = openai_responses.parse(await _body(request), session.responses)
+        self._check_model(fields.model)
+        replies = await _unless_disconnected(request, session.complete(asked))
+        whole = openai_responses.response(self.model, replies, fields)
+        told = asked.messages[1:] if fields.instructions else asked.messages
+        session.responses[whole["id"]] = [*told, replies[0].message]
+        if fields.stream:
+            return _event_stream(openai_responses.events(whole))
+        return JSONResponse(whole)
 
+    @_answering(anthropic_messages.error_body)
     async def _messages(self, request: Request) -> Response:
-        try:
-            session = self._session_of(request)
-            fields, asked = anthropic_messages.parse(await _body(request))
-            self._check_model(fields.model)
-            if fields.max_tokens is None:
-                raise ApiError("max_tokens: Field required", param="max_tokens")
-            replies = await _unless_disconnected(request, session.complete(asked))
-            whole = anthropic_messages.message(self.model, replies)
-            if fields.stream:
-                return _event_stream(anthropic_messages.events(whole))
-            return JSONResponse(whole)
-        except ApiError as error:
-            return _refusal(error, anthropic_messages.error_body)
+        session = self._session_of(request)
+        fields, asked = anthropic_messages.parse(await _body(request))
+        self._check_model(fields.model)
+        if fields.max_tokens is None:
+            raise ApiError("max_tokens: Field required", param="max_tokens")
+        replies = await _unless_disconnected(request, session.complete(asked))
+        whole = anthropic_messages.message(self.model, replies)
+        if fields.stream:
+            return _event_stream(anthropic_messages.events(whole))
+        return JSONResponse(whole)
 
+    @_answering(anthropic_messages.error_body)
     async def _count_tokens(self, request: Request) -> Response:
-        try:
-            session = self._session_of(request)
-            _, asked = anthropic_messages.parse(await _body(request))
-            return JSONResponse({"input_tokens": session.count_tokens(asked)})
-        except ApiError as error:
-            return _refusal(error, anthropic_messages.error_body)
+        session = self._session_of(request)
+        _, asked = anthropic_messages.parse(await _body(request))
+        return JSONResponse({"input_tokens": session.count_tokens(asked)})
 
+    @_answering(openai_chat.error_body)
     async def _unknown(self, request: Request) -> Response:
-        error = ApiError(
+        raise ApiError(
             f"Invalid URL ({request.method} {request.url.path})", status=404, code="unknown_url"
         )
-        return _refusal(error, openai_chat.error_body)
 
     def _check_model(self, name: str) -> None:
         if name != self.model:
@@ -309,12 +327,6 @@ async def _unless_disconnected(request: Request, work: Any) -> Any:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _refusal(error: ApiError, write: Callable[[ApiError], Mapping[str, Any]]) -> JSONResponse:
-    # Both SDKs try again after 429 and 500 unless this header says not to.
-    headers = {"x-should-retry": "false"}
-    return JSONResponse(write(error), error.status, headers)
 
 
 def _event_stream(events: Iterator[str]) -> StreamingResponse:

@@ -87,7 +87,7 @@ class AgentSession:
         self._last_turns: dict[str, SampledTurn] = {}
         """The turn with which each session ends, while no request continues it."""
         self._session_names: list[str] = []
-        self._num_turns = 0
+        self._num_under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
@@ -99,6 +99,7 @@ class AgentSession:
         self._check(request)
         tasks = [asyncio.ensure_future(self._reply(request)) for _ in range(request.num_replies)]
         self._tasks.update(tasks)
+        self._num_under_way += len(tasks)
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -106,6 +107,7 @@ class AgentSession:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._tasks.difference_update(tasks)
+            self._num_under_way -= len(tasks)
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, rendered from its messages."""
@@ -131,7 +133,9 @@ class AgentSession:
         if not request.messages:
             raise ApiError("messages is empty, expected at least one message", param="messages")
         most = limits.max_turns
-        if most is not None and self._num_turns + request.num_replies > most:
+        # A request that was refused or cancelled has no turn, and costs none.
+        num_turns = len(self.tree.turns) + self._num_under_way + request.num_replies
+        if most is not None and num_turns > most:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TURNS
             raise ApiError(
                 f"You exceeded your current quota: this episode may have {most} turns "
@@ -147,7 +151,6 @@ class AgentSession:
                 status=429,
                 code="insufficient_quota",
             )
-        self._num_turns += request.num_replies
 
     async def _reply(self, request: ChatRequest) -> ChatReply:
         started = self._timer.seconds
