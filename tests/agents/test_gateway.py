@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from agents.serving import LOOK, QUESTION, TOOL, ask, make_session, serving
-from turnwise.agents.gateway import MAX_BODY_BYTES
+from turnwise.agents.wire import MAX_BODY_BYTES
 from turnwise.episode import EpisodeLimits
 from turnwise.types import EpisodeStatus
 

@@ -101,7 +101,7 @@ def test_version_and_help(turnwise):
     assert "turnwise play guess-number" in turnwise("--help").out
     for command in (
         *("train", "eval", "export", "init", "doctor"),
-        *("play", "check-env", "envs", "config", "chat"),
+        *("play", "check-env", "envs", "config", "chat", "serve"),
     ):
         text = turnwise(command, "--help").out
         assert "Examples" in text

@@ -118,7 +118,7 @@ def test_json_of_a_finding_has_its_cure(turnwise, coins):
     "command",
     [
         *("train", "eval", "export", "init", "doctor", "view", "plot"),
-        *("play", "check-env", "envs", "config", "chat"),
+        *("play", "check-env", "envs", "config", "chat", "serve"),
     ],
 )
 def test_help_ends_in_examples_that_are_real(turnwise, command, monkeypatch):

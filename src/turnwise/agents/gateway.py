@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import json
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,16 +23,16 @@ from typing import Any, TypeAlias
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.agents.requests import ApiError
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, ServedRequest
 from turnwise.agents.session import AgentSession
-from turnwise.errors import describe_error
+from turnwise.agents.wire import event_stream, read_json, unless_disconnected
+from turnwise.errors import ConfigError, describe_error
 
 HOST = "127.0.0.1"
-MAX_BODY_BYTES = 32 * 2**20
 _LOG = logging.getLogger("turnwise")
 _START_SECONDS = 30.0
 
@@ -71,7 +71,8 @@ class LLM:
 @dataclass(frozen=True)
 class _Episode:
     session: AgentSession
-    key: str
+    key: str | None
+    """None: no key is asked for."""
 
 
 def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
@@ -80,8 +81,11 @@ def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Han
     def wrapped(handler: _Handler) -> _Handler:
         @functools.wraps(handler)
         async def answer(gateway: Gateway, request: Request) -> Response:
+            started = time.monotonic()
             try:
-                return await handler(gateway, request)
+                response = await handler(gateway, request)
+                gateway.report(request, response.status_code, time.monotonic() - started)
+                return response
             except ApiError as refused:
                 error = refused
             except ClientDisconnect:
@@ -89,6 +93,7 @@ def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Han
             except Exception as raised:
                 _LOG.exception("The gateway could not serve a request.")
                 error = ApiError(describe_error(raised), status=500, code="server_error")
+            gateway.report(request, error.status, time.monotonic() - started)
             # Both SDKs try again after 429 and 500 unless this header says not to.
             return JSONResponse(write(error), error.status, {"x-should-retry": "false"})
 
@@ -100,29 +105,52 @@ def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Han
 class Gateway:
     """Serves the sessions of episodes over HTTP; use it as a context manager."""
 
-    def __init__(self, model: str = "policy", host: str = HOST, port: int = 0) -> None:
+    def __init__(
+        self,
+        model: str = "policy",
+        host: str = HOST,
+        port: int = 0,
+        on_request: Callable[[ServedRequest], None] | None = None,
+    ) -> None:
         self.model = model
+        self._on_request = on_request
         self._host = host
         self._port = port
         self._episodes: dict[str, _Episode] = {}
+        self._listener: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
         self.address = ""
 
-    def start(self) -> Gateway:
-        """Listen for requests, in a thread of its own."""
+    def listen(self) -> Gateway:
+        """Take the port; connections wait there until `start`."""
         # With the protocol named, asyncio sends small packets at once (TCP_NODELAY); otherwise each
         # response waits 40 ms for an acknowledgement.
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((self._host, self._port))
-        listener.listen(512)
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self._host, self._port))
+            listener.listen(512)
+        except OSError as error:
+            listener.close()
+            raise ConfigError(
+                f"cannot listen at {self._host}, port {self._port}: {error.strerror or error}. "
+                "Choose another port, or 0 for a free one."
+            ) from error
         host, port = listener.getsockname()[:2]
-        self.address = f"http://{host}:{port}"
+        self.address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._listener = listener
+        return self
+
+    def start(self) -> Gateway:
+        """Serve requests, in a thread of its own."""
+        if self._listener is None:
+            self.listen()
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(listener, started), name="turnwise-gateway", daemon=True
+            target=self._run, args=(self._listener, started), name="turnwise-gateway", daemon=True
         )
         self._thread.start()
         started.result(_START_SECONDS)
@@ -134,6 +162,8 @@ class Gateway:
             self._server.should_exit = True
         if self._thread is not None:
             self._thread.join(_START_SECONDS)
+        elif self._listener is not None:
+            self._listener.close()
 
     def __enter__(self) -> Gateway:
         return self.start()
@@ -148,9 +178,21 @@ class Gateway:
         self._episodes[name] = _Episode(session, key)
         return LLM(f"{self.address}/{name}/v1", key, self.model)
 
+    def open_at_root(self, session: AgentSession, key: str | None) -> LLM:
+        """Serve a session at `/v1`; a key of None lets every request in."""
+        self._episodes[""] = _Episode(session, key)
+        return LLM(f"{self.address}/v1", key or "none", self.model)
+
+    def report(self, request: Request, status: int, seconds: float) -> None:
+        """Hand an answered request to `on_request`, if there is one."""
+        if self._on_request is not None:
+            prompt, sampled = getattr(request.state, "num_tokens", (0, 0))
+            path = request.url.path
+            self._on_request(ServedRequest(request.method, path, status, prompt, sampled, seconds))
+
     async def close(self, llm: LLM) -> None:
         """End an episode's session: afterwards nothing changes its tree, and its key is refused."""
-        name = llm.base_url.removeprefix(self.address + "/").partition("/")[0]
+        name = llm.base_url.removeprefix(self.address).removesuffix("/v1").strip("/")
         episode = self._episodes.pop(name, None)
         if episode is None or self._loop is None:
             return
@@ -189,19 +231,19 @@ class Gateway:
             listener.close()
 
     def _app(self) -> Starlette:
-        routes = [
-            Route("/{episode}/v1/models", self._models, methods=["GET"]),
-            Route("/{episode}/v1/models/{model:path}", self._models, methods=["GET"]),
-            Route("/{episode}/v1" + openai_chat.PATH, self._chat, methods=["POST"]),
-            Route("/{episode}/v1" + openai_responses.PATH, self._responses, methods=["POST"]),
-            Route("/{episode}/v1" + anthropic_messages.PATH, self._messages, methods=["POST"]),
-            Route(
-                "/{episode}/v1" + anthropic_messages.PATH + "/count_tokens",
-                self._count_tokens,
-                methods=["POST"],
-            ),
-            Route("/{path:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
-        ]
+        count_tokens = anthropic_messages.PATH + "/count_tokens"
+        routes = [Route("/health", self._health, methods=["GET"])]
+        for at in ("/v1", "/{episode}/v1"):
+            routes += [
+                Route(at + "/models", self._models, methods=["GET"]),
+                Route(at + "/models/{model:path}", self._models, methods=["GET"]),
+                Route(at + openai_chat.PATH, self._chat, methods=["POST"]),
+                Route(at + openai_responses.PATH, self._responses, methods=["POST"]),
+                Route(at + anthropic_messages.PATH, self._messages, methods=["POST"]),
+                Route(at + count_tokens, self._count_tokens, methods=["POST"]),
+            ]
+        anything = ["GET", "POST", "PUT", "DELETE"]
+        routes.append(Route("/{path:path}", self._unknown, methods=anything))
         return Starlette(routes=routes)
 
     # -- one request ------------------------------------------------------------------------------
@@ -212,13 +254,27 @@ class Gateway:
             "authorization", ""
         ).removeprefix("Bearer ")
         episode = self._episodes.get(request.path_params.get("episode", ""))
-        if episode is None or not hmac.compare_digest(given.encode(), episode.key.encode()):
+        is_allowed = episode is not None and (
+            episode.key is None or hmac.compare_digest(given.encode(), episode.key.encode())
+        )
+        if episode is None or not is_allowed:
             raise ApiError(
                 "Incorrect API key provided, or the episode has ended.",
                 status=401,
                 code="invalid_api_key",
             )
         return episode.session
+
+    async def _health(self, request: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self.model})
+
+    async def _replies(
+        self, request: Request, session: AgentSession, asked: ChatRequest
+    ) -> list[ChatReply]:
+        replies: list[ChatReply] = await unless_disconnected(request, session.complete(asked))
+        num_sampled = sum(reply.num_sampled_tokens for reply in replies)
+        request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
+        return replies
 
     @_answering(openai_chat.error_body)
     async def _models(self, request: Request) -> Response:
@@ -232,44 +288,44 @@ class Gateway:
     @_answering(openai_chat.error_body)
     async def _chat(self, request: Request) -> Response:
         session = self._session_of(request)
-        fields, asked = openai_chat.parse(await _body(request))
+        fields, asked = openai_chat.parse(await read_json(request))
         self._check_model(fields.model)
-        replies = await _unless_disconnected(request, session.complete(asked))
+        replies = await self._replies(request, session, asked)
         if fields.stream:
             events = openai_chat.events(self.model, replies, fields)
-            return _event_stream(events)
+            return event_stream(events)
         return JSONResponse(openai_chat.completion(self.model, replies))
 
     @_answering(openai_chat.error_body)
     async def _responses(self, request: Request) -> Response:
         session = self._session_of(request)
-        fields, asked = openai_responses.parse(await _body(request), session.responses)
+        fields, asked = openai_responses.parse(await read_json(request), session.responses)
         self._check_model(fields.model)
-        replies = await _unless_disconnected(request, session.complete(asked))
+        replies = await self._replies(request, session, asked)
         whole = openai_responses.response(self.model, replies, fields)
         told = asked.messages[1:] if fields.instructions else asked.messages
-        session.responses[whole["id"]] = [*told, replies[0].message]
+        session.remember_response(whole["id"], [*told, replies[0].message])
         if fields.stream:
-            return _event_stream(openai_responses.events(whole))
+            return event_stream(openai_responses.events(whole))
         return JSONResponse(whole)
 
     @_answering(anthropic_messages.error_body)
     async def _messages(self, request: Request) -> Response:
         session = self._session_of(request)
-        fields, asked = anthropic_messages.parse(await _body(request))
+        fields, asked = anthropic_messages.parse(await read_json(request))
         self._check_model(fields.model)
         if fields.max_tokens is None:
             raise ApiError("max_tokens: Field required", param="max_tokens")
-        replies = await _unless_disconnected(request, session.complete(asked))
+        replies = await self._replies(request, session, asked)
         whole = anthropic_messages.message(self.model, replies)
         if fields.stream:
-            return _event_stream(anthropic_messages.events(whole))
+            return event_stream(anthropic_messages.events(whole))
         return JSONResponse(whole)
 
     @_answering(anthropic_messages.error_body)
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session_of(request)
-        _, asked = anthropic_messages.parse(await _body(request))
+        _, asked = anthropic_messages.parse(await read_json(request))
         return JSONResponse({"input_tokens": session.count_tokens(asked)})
 
     @_answering(openai_chat.error_body)
@@ -286,50 +342,3 @@ class Gateway:
                 code="model_not_found",
                 param="model",
             )
-
-
-async def _body(request: Request) -> Any:
-    """The JSON of a request, within limits."""
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            raise ApiError(
-                f"the body is larger than {MAX_BODY_BYTES // 2**20} MiB",
-                status=413,
-                code="request_too_large",
-            )
-    try:
-        return json.loads(bytes(body))
-    except (ValueError, RecursionError):
-        raise ApiError(
-            "We could not parse the JSON body of your request.", code="invalid_json"
-        ) from None
-
-
-async def _unless_disconnected(request: Request, work: Any) -> Any:
-    """Await work; cancel it when the client hangs up."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ApiError("the client hung up", status=499)
-        return task.result()
-    except asyncio.CancelledError:
-        raise ApiError("the episode has ended", status=401, code="invalid_api_key") from None
-    finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _event_stream(events: Iterator[str]) -> StreamingResponse:
-    return StreamingResponse(
-        events, media_type="text/event-stream", headers={"cache-control": "no-cache"}
-    )

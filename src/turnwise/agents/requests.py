@@ -79,3 +79,15 @@ class ChatReply:
     def calls(self) -> Sequence[Mapping[str, Any]]:
         calls: Sequence[Mapping[str, Any]] = self.message.get("tool_calls") or ()
         return calls
+
+
+@dataclass(frozen=True)
+class ServedRequest:
+    """A request that was answered, for a log."""
+
+    method: str
+    path: str
+    status: int
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    seconds: float

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import itertools
 import json
-import uuid
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from turnwise.agents.engine_sessions import EngineSession, EngineSessions
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
 from turnwise.agents.templates import TemplateWriter, definition_of
 from turnwise.chat import ConversationTree, Message
@@ -25,8 +25,7 @@ from turnwise.tools import ToolCall, answer_of, get_parser
 from turnwise.tools.thoughts import opens_thought, thought_of
 from turnwise.types import EpisodeStatus
 
-_PROCESS = uuid.uuid4().hex[:12]
-_NUMBERS = itertools.count()
+_RESPONSES_PER_CONVERSATION = 16
 # More tokens than the opening tag of a thought and the space after it can have.
 _NUM_TAG_TOKENS = 12
 
@@ -46,17 +45,12 @@ class TurnFacts:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _EngineSession:
-    name: str
-    branch_of: tuple[str, int] | None = None
-
-
 class AgentSession:
     """Serves the requests of one agent; owned by the event loop of its gateway.
 
     Training samples with the run's own parameters, whatever a request asks for: the loss compares
-    with the distribution that was sampled from. `honours_sampling` is for serving.
+    with the distribution that was sampled from. `honours_sampling` is for serving, and so is
+    `max_conversations`: of more, the ones that were not continued for longest are forgotten.
     """
 
     def __init__(
@@ -66,6 +60,7 @@ class AgentSession:
         seeds: Sequence[object] = (),
         thoughts: ThoughtPolicy = "as_sent",
         honours_sampling: bool = False,
+        max_conversations: int | None = None,
     ) -> None:
         self._setup = setup
         template = setup.chat.template
@@ -82,11 +77,8 @@ class AgentSession:
         self._timer = EpisodeTimer(max_seconds=setup.limits.max_seconds)
         self._seeds = "/".join(map(str, (setup.seed, *seeds)))
         self._honours_sampling = honours_sampling
-        self._engine_sessions: dict[SampledTurn, str] = {}
-        """The engine's session that sampled each turn."""
-        self._last_turns: dict[str, SampledTurn] = {}
-        """The turn with which each session ends, while no request continues it."""
-        self._session_names: list[str] = []
+        self._max_conversations = max_conversations
+        self.engine_sessions = EngineSessions(setup.engine, max_conversations)
         self._num_under_way = 0
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
@@ -97,7 +89,10 @@ class AgentSession:
         Raises ApiError for a request that cannot be served, as the APIs do.
         """
         self._check(request)
-        tasks = [asyncio.ensure_future(self._reply(request)) for _ in range(request.num_replies)]
+        tasks = [
+            asyncio.ensure_future(self._reply(request, number))
+            for number in range(request.num_replies)
+        ]
         self._tasks.update(tasks)
         self._num_under_way += len(tasks)
         try:
@@ -122,9 +117,14 @@ class AgentSession:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for name in self._session_names:
-            self._setup.engine.end_session(name)
-        self._session_names.clear()
+        self.engine_sessions.close()
+
+    def remember_response(self, name: str, messages: Sequence[Message]) -> None:
+        """Keep the conversation that a response has ended, for a request that continues it."""
+        self.responses[name] = messages
+        if self._max_conversations is not None:
+            while len(self.responses) > self._max_conversations * _RESPONSES_PER_CONVERSATION:
+                del self.responses[next(iter(self.responses))]
 
     def _check(self, request: ChatRequest) -> None:
         limits = self._setup.limits
@@ -152,7 +152,8 @@ class AgentSession:
                 code="insufficient_quota",
             )
 
-    async def _reply(self, request: ChatRequest) -> ChatReply:
+    async def _reply(self, request: ChatRequest, number: int) -> ChatReply:
+        """Sample one reply; `number` tells it from the others of the same request."""
         started = self._timer.seconds
         try:
             for tool in request.tools:
@@ -162,31 +163,33 @@ class AgentSession:
             raise ApiError(str(error), param="messages") from error
         with contextlib.ExitStack() as undo:
             undo.callback(self.tree.cancel, prompt)
-            session = self._engine_session(prompt)
-            result = await self._sample(request, prompt, session)
+            session = self.engine_sessions.open(prompt.parent)
+            undo.callback(self.engine_sessions.release, session)
+            seed = self._seed(request, prompt, number)
+            result = await self._sample(request, prompt, session, seed)
             undo.pop_all()
         facts = self._read(prompt, result, started)
         reply = self._message(prompt, request, facts)
         turn = self.tree.add(prompt, result.ids, result.log_probs, reply)
         self.facts[turn] = facts
-        self._engine_sessions[turn] = session.name
-        self._last_turns[session.name] = turn
+        self._forget(self.engine_sessions.add(session, turn))
         return self._to_reply(request, prompt, result, reply)
 
-    def _engine_session(self, prompt: TreePrompt) -> _EngineSession:
-        """Continue the session of the parent turn, unless another request already does."""
-        parent = None if prompt.parent is None else self._engine_sessions[prompt.parent]
-        if parent is not None and self._last_turns.get(parent) is prompt.parent:
-            del self._last_turns[parent]
-            return _EngineSession(parent)
-        name = f"turnwise-{_PROCESS}-agent-{next(_NUMBERS)}"
-        self._session_names.append(name)
-        if parent is None or prompt.parent is None:
-            return _EngineSession(name)
-        return _EngineSession(name, (parent, prompt.parent.num_tokens))
+    def _forget(self, turns: Sequence[SampledTurn]) -> None:
+        if turns:
+            self.tree.forget(turns)
+            for turn in turns:
+                del self.facts[turn]
+
+    def _seed(self, request: ChatRequest, prompt: TreePrompt, number: int) -> int:
+        if not self._honours_sampling:
+            return derive_seed(self._seeds, prompt.key)
+        if request.seed is None:
+            return secrets.randbits(63)
+        return derive_seed(request.seed, number)
 
     async def _sample(
-        self, request: ChatRequest, prompt: TreePrompt, session: _EngineSession
+        self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
     ) -> GenerationResult:
         setup, limits = self._setup, self._setup.limits
         length = setup.engine.context_length
@@ -201,10 +204,9 @@ class AgentSession:
                 param="messages",
             )
         wanted = (request.max_tokens, limits.max_tokens_per_turn, num_left)
-        sampling, seed = setup.sampling, derive_seed(self._seeds, prompt.key)
+        sampling = setup.sampling
         if self._honours_sampling:
             sampling = request.sampling or sampling
-            seed = derive_seed(str(request.seed), prompt.key) if request.seed is not None else seed
         timeout = self._timer.within(limits.generation_timeout)
         try:
             result = await asyncio.wait_for(

@@ -164,6 +164,21 @@ class ConversationTree:
         """Forget a request that got no turn."""
         self._under_way -= 1
 
+    def forget(self, turns: Sequence[SampledTurn]) -> None:
+        """Drop turns that no request will continue, for a server that runs for long.
+
+        Turns that follow them keep their tokens.
+        """
+        gone = set(turns)
+        self.turns = [turn for turn in self.turns if turn not in gone]
+        known = {
+            digest: [turn for turn in found if turn not in gone]
+            for digest, found in self._known.items()
+        }
+        self._known = {digest: found for digest, found in known.items() if found}
+        kept = {turn.order[2] for turn in self.turns}
+        self._requests = Counter({d: n for d, n in self._requests.items() if d in kept})
+
     def in_order(self) -> list[SampledTurn]:
         """The turns in the order of the stream: parents first, then by time."""
         return sorted(self.turns, key=lambda turn: turn.order)

@@ -26,6 +26,7 @@ from turnwise.cli.export import export
 from turnwise.cli.init import init
 from turnwise.cli.play import play
 from turnwise.cli.plot import plot
+from turnwise.cli.serve import serve
 from turnwise.cli.train import train
 from turnwise.cli.view import view
 from turnwise.errors import TurnwiseError
@@ -51,7 +52,7 @@ def _add(command: Callable[..., None], name: str | None = None) -> None:
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(play, check_env, envs, config, chat, init, doctor),
-    *(train, evaluate, export, view, plot),
+    *(train, evaluate, export, view, plot, serve),
 )
 for _command in _COMMANDS:
     _add(_command, "eval" if _command is evaluate else None)

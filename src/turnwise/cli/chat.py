@@ -130,13 +130,13 @@ def chat(
             if source is None:
                 setup = ChatSetup.of_model(model, backend.value, config, tokenizer, supplied)
             else:
-                _check_run_options(model, backend, dtype, device, tokenizer)
+                check_run_options("chat", model, backend, dtype, device, tokenizer)
                 setup = ChatSetup.of_run(
                     source, checkpoint, backend.value, supplied, trust_remote_code
                 )
             closing.enter_context(setup.engine)
             closing.enter_context(setup.closing)
-        chat_format = _format(setup.engine.tokenizer, model, template or setup.template)
+        chat_format = format_of(setup.engine.tokenizer, model, template or setup.template)
         session = ChatSession(
             setup.engine,
             chat_format,
@@ -152,13 +152,19 @@ def chat(
         _converse(session, screen)
 
 
-def _check_run_options(
-    model: str, backend: BackendName, dtype: str, device: str, tokenizer: str | None
+def check_run_options(
+    command: str,
+    model: str,
+    backend: BackendName,
+    dtype: str,
+    device: str,
+    tokenizer: str | None,
 ) -> None:
+    """Raise `ConfigError` for options that a run does not take."""
     if backend not in (BackendName.local, BackendName.transformers):
         raise ConfigError(
             f"--backend {backend} cannot load the checkpoint of {model}. Export it first: "
-            f"turnwise export {model} FOLDER, then turnwise chat FOLDER --backend {backend}"
+            f"turnwise export {model} FOLDER, then turnwise {command} FOLDER --backend {backend}"
         )
     if (dtype, device, tokenizer) != ("auto", "auto", None):
         raise ConfigError(
@@ -167,7 +173,8 @@ def _check_run_options(
         )
 
 
-def _format(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
+def format_of(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
+    """Return the chat format of a model; `ConfigError` if it has none."""
     from turnwise.chat import TEMPLATES, ChatFormat
 
     if tokenizer is None:

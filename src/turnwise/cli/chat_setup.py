@@ -38,6 +38,8 @@ class ChatSetup:
     """A chat template for a tokenizer without one."""
     about: str | None = None
     """A line about what is used of a run."""
+    step: int | None = None
+    """The step of a run's checkpoint."""
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Stops the servers of tools."""
 
@@ -67,8 +69,12 @@ class ChatSetup:
         backend: str,
         supplied: Supplied,
         trust_remote_code: bool,
+        has_tools: bool = True,
     ) -> ChatSetup:
-        """Load the model of a run or a checkpoint, with the run's prompt, tools and sampling."""
+        """Load the model of a run or a checkpoint, with the run's prompt, tools and sampling.
+
+        Without `has_tools` those of the run are not imported: clients of a server bring theirs.
+        """
         from turnwise import inference
 
         found = find_checkpoint(source, which_checkpoint(checkpoint))
@@ -77,6 +83,7 @@ class ChatSetup:
         closing = contextlib.ExitStack()
         with settings_from(source, is_trusted=trust_remote_code):
             _without_environment(config)
+            config.tools = config.tools if has_tools else []
             supplied.put_into(config)
             run = run_of(source)
             settings.find_code(config, places_of(run), run=run)
@@ -93,6 +100,7 @@ class ChatSetup:
             limits.max_tokens_per_turn or 256,
             None if loaded.tokenizer.chat_template else "plain",
             _about(found.step, config, registry, environment),
+            found.step,
             closing,
         )
 

@@ -95,7 +95,9 @@ PartOption = Annotated[
 ]
 CheckpointOption = Annotated[
     str,
-    typer.Option("--checkpoint", metavar="WHICH", help="best, last, or a checkpoint's folder."),
+    typer.Option(
+        "--checkpoint", metavar="WHICH", help="best, last, a step, or a checkpoint's folder."
+    ),
 ]
 ConfigPath = Annotated[
     str | None, typer.Option("--config-path", metavar="DIR", help="Folder of the YAML file.")

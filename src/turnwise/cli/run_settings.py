@@ -119,11 +119,14 @@ def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
     """Return the run or the checkpoint whose settings are used; None for a model."""
     if checkpoint in ("best", "last"):
         return None if name is None else find_run(name)
-    found = find_run(checkpoint)
+    run = find_run(name) if name is not None and checkpoint.isdecimal() else None
+    found = find_run(
+        checkpoint if run is None else run_of(run) / "checkpoints" / f"step-{checkpoint:0>8}"
+    )
     if found is None:
         raise ConfigError(
-            f"--checkpoint got {checkpoint!r}, expected best, last, or the folder of a "
-            "checkpoint, for example runs/mine/checkpoints/step-00000010"
+            f"--checkpoint got {checkpoint!r}, expected best, last, the step of a checkpoint, or "
+            "its folder, for example runs/mine/checkpoints/step-00000010"
         )
     return found
 

@@ -1,0 +1,223 @@
+"""`turnwise serve`: serves a model to any client of OpenAI's or Anthropic's API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from turnwise.cli import completion
+from turnwise.cli.chat import BackendName, check_run_options, format_of
+from turnwise.cli.common import say, working
+from turnwise.cli.options import CheckpointOption, ParserOption, argument
+from turnwise.cli.run_settings import Supplied, source_of
+from turnwise.errors import ConfigError, import_extra
+
+if TYPE_CHECKING:
+    from turnwise.agents import LLM
+    from turnwise.agents.requests import ServedRequest
+    from turnwise.agents.session import AgentSession
+    from turnwise.cli.chat_setup import ChatSetup
+
+
+def serve(
+    model: Annotated[
+        str,
+        argument(
+            "RUN_OR_MODEL",
+            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, or a Hugging Face "
+            "id.",
+            completion.runs_and_models,
+        ),
+    ],
+    backend: Annotated[BackendName, typer.Option(help="Inference engine.")] = BackendName.local,
+    checkpoint: CheckpointOption = "last",
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 for all of this machine's.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="SECRET",
+            envvar="TURNWISE_API_KEY",
+            help="Key that clients must send.",
+            show_default="a new one, which is printed",
+        ),
+    ] = None,
+    no_api_key: Annotated[
+        bool, typer.Option("--no-api-key", help="Serve everyone who can reach the port.")
+    ] = False,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name", help="Model name that clients send.", show_default="the folder's name"
+        ),
+    ] = None,
+    parser: ParserOption = None,
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Chat template, as of chat.", show_default="the tokenizer's own"
+        ),
+    ] = None,
+    max_conversations: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Conversations whose tokens and KV cache are kept; the oldest are dropped."
+        ),
+    ] = 128,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "auto",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run Python code that comes with the model.")
+    ] = False,
+) -> None:
+    """Serve a model over HTTP: chat completions and responses of OpenAI, messages of Anthropic.
+
+    A conversation that a request continues keeps its exact tokens and its KV cache. The model of a
+    run is served with the run's parser of tool calls, and sampled with its temperature unless a
+    request has its own. Ctrl-C ends the server.
+
+    [bold]Examples[/bold]
+
+    turnwise serve runs/mine
+    turnwise serve runs/mine --checkpoint best --port 8001
+    turnwise serve smollm2-135m --port 0
+    TURNWISE_API_KEY=secret turnwise serve models/mine --host 0.0.0.0 --backend vllm
+    """
+    for package in ("starlette", "uvicorn"):
+        import_extra(package, "agents")
+    key = _key(host, api_key, no_api_key)
+    source = source_of(model, checkpoint)
+    from turnwise.agents import Gateway
+
+    name = name or Path(model).expanduser().absolute().name
+    gateway = Gateway(name, host, port, on_request=_log)
+    with contextlib.ExitStack() as closing:
+        closing.callback(gateway.stop)
+        gateway.listen()  # before the model is loaded: a port may be in use
+        with working(f"loading {model}"):
+            from turnwise.cli.chat_setup import ChatSetup
+
+            supplied = Supplied(parser=parser)
+            supplied.allow_code()
+            if source is None:
+                given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
+                options = {k: v for k, v in given.items() if v not in ("auto", False)}
+                setup = ChatSetup.of_model(model, backend.value, options, None, supplied)
+            else:
+                check_run_options("serve", model, backend, dtype, device, None)
+                setup = ChatSetup.of_run(
+                    source, checkpoint, backend.value, supplied, trust_remote_code, has_tools=False
+                )
+            closing.enter_context(setup.engine)
+            session = _session(setup, model, template, max_conversations)
+        with _until_interrupted() as interrupted:
+            gateway.start()
+            llm = gateway.open_at_root(session, key)
+            _introduce(llm, model, setup.step, host, is_new=api_key is None and key is not None)
+            interrupted.wait()
+        say("stopping", err=True)
+        asyncio.run(gateway.close(llm))
+
+
+def _key(host: str, given: str | None, is_open: bool) -> str | None:
+    """Return the key that clients must send; None: none."""
+    if given is not None and is_open:
+        raise ConfigError("--api-key and --no-api-key exclude each other. Leave one of them out.")
+    if given is not None and not given.strip():
+        raise ConfigError("--api-key got an empty text. Leave it out for a new key.")
+    if is_open:
+        return None
+    if given is None and not _is_loopback(host):
+        raise ConfigError(
+            f"--host {host} can be reached from other machines, and there is no API key. Choose "
+            "one with --api-key or the variable TURNWISE_API_KEY, or serve everyone with "
+            "--no-api-key."
+        )
+    return given or f"sk-{secrets.token_urlsafe(24)}"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _session(
+    setup: ChatSetup, model: str, template: str | None, max_conversations: int
+) -> AgentSession:
+    from turnwise.agents.session import AgentSession
+    from turnwise.episode.options import EpisodeLimits, EpisodeOptions
+    from turnwise.episode.setup import make_setup
+
+    is_run = setup.step is not None
+    episodes = make_setup(
+        setup.engine,
+        EpisodeOptions(
+            chat_format=format_of(setup.engine.tokenizer, model, template or setup.template),
+            # A request says how long its reply may be; otherwise the context is the limit.
+            limits=EpisodeLimits(max_turns=None, max_tokens_per_turn=None, max_seconds=None),
+            sampling=setup.sampling(None, None) if is_run else None,
+            parser=setup.parser,
+        ),
+    )
+    return AgentSession(episodes, honours_sampling=True, max_conversations=max_conversations)
+
+
+def _introduce(llm: LLM, model: str, step: int | None, host: str, is_new: bool) -> None:
+    """Print what to paste into a shell."""
+    url = llm.base_url
+    for everywhere in ("//0.0.0.0:", "//[::]:"):
+        url = url.replace(everywhere, f"//{socket.gethostname()}:")
+    key = llm.api_key if is_new or llm.api_key == "none" else "..."
+    body = {"model": llm.model, "messages": [{"role": "user", "content": "Hello"}]}
+    of = "" if step is None else f" after step {step:,}"
+    say(
+        f"{model}{of} is served as {llm.model} at {url} (Ctrl-C ends it)\n\n"
+        f"  export OPENAI_BASE_URL={url} OPENAI_API_KEY={key}\n"
+        f"  export ANTHROPIC_BASE_URL={url.removesuffix('/v1')} ANTHROPIC_API_KEY={key}\n\n"
+        f'  curl $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" \\\n'
+        f"    -H 'Content-Type: application/json' -d '{json.dumps(body)}'\n"
+    )
+
+
+def _log(request: ServedRequest) -> None:
+    """Print a line about a request that was answered."""
+    tokens = ""
+    if request.num_sampled_tokens:
+        tokens = f"  {request.num_prompt_tokens} + {request.num_sampled_tokens} tokens"
+    say(
+        f"{time.strftime('%H:%M:%S')}  {request.method} {request.path}  {request.status}{tokens}"
+        f"  {1000 * request.seconds:.0f} ms",
+        err=True,
+    )
+
+
+@contextlib.contextmanager
+def _until_interrupted() -> Iterator[threading.Event]:
+    """Yield an event that Ctrl-C and SIGTERM set."""
+    interrupted = threading.Event()
+    before = {
+        number: signal.signal(number, lambda *_: interrupted.set())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,153 @@
+"""`turnwise serve`: a model over HTTP outside training, and the conversations that it keeps."""
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agents.serving import ask, make_session
+from turnwise.agents.gateway import LLM
+from turnwise.agents.requests import ChatRequest
+from turnwise.agents.session import AgentSession
+from turnwise.cli import main
+from turnwise.episode import CollectorOptions
+from turnwise.episode.setup import make_setup
+from turnwise.inference.scripted import ScriptedEngine
+
+SOURCE = Path(__file__).parents[2] / "src"
+CHAT = "/chat/completions"
+
+
+@contextlib.contextmanager
+def served(*options):
+    """`turnwise serve tiny` in a process of its own: its LLM and the process."""
+    command = [sys.executable, "-c", "from turnwise.cli import main; main()", "serve", "tiny"]
+    process = subprocess.Popen(
+        [*command, "--port", "0", *options],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        printed = ""
+        while "curl" not in printed:
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
+            printed += line
+        found = re.search(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", printed)
+        yield LLM(found[1], found[2], "tiny"), process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def say(llm, *texts, **more):
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+    body = {"model": llm.model, "max_tokens": 5, "messages": messages, **more}
+    return ask(llm, CHAT, body)
+
+
+def test_a_model_is_served_until_an_interrupt():
+    with served() as (llm, process):
+        _, first = say(llm, "Hello", temperature=0)
+        assert (first["usage"]["completion_tokens"], llm.api_key[:3]) == (5, "sk-")
+        answer = first["choices"][0]["message"]["content"]
+        status, second = say(llm, "Hello", answer, "And now?", temperature=0)
+        assert status == 200
+        # The tokens as they were sampled, whatever their text would be encoded as.
+        _, other = say(llm, "Hello", "?", "And now?", temperature=0)
+        assert second["usage"]["prompt_tokens"] > first["usage"]["total_tokens"]
+        assert other["usage"]["prompt_tokens"] != second["usage"]["prompt_tokens"]
+        same = [say(llm, "Hi", seed=3)[1]["choices"][0]["message"] for _ in range(2)]
+        assert same[0] == same[1] != say(llm, "Hi", seed=4)[1]["choices"][0]["message"]
+        assert say(llm, "Hi", temperature=-1)[0] == 400
+        assert ask(llm, CHAT, {}, key="sk-other")[0] == 401
+        assert ask(llm, "/models", None, method="GET")[1]["data"][0]["id"] == "tiny"
+        root = LLM(llm.anthropic_url, llm.api_key, "tiny")
+        assert ask(root, "/health", None, method="GET") == (200, {"status": "ok", "model": "tiny"})
+        body = {"model": "tiny", "input": "Hello", "max_output_tokens": 5}
+        assert ask(llm, "/responses", body)[0] == 200
+        body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
+        assert ask(llm, "/messages", body)[1]["usage"]["output_tokens"] == 5
+        process.send_signal(signal.SIGINT)
+        _, logged = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert re.search(r"POST /v1/chat/completions  200  \d+ \+ 5 tokens  \d+ ms", logged)
+        assert re.search(r"POST /v1/chat/completions  401  \d+ ms", logged)
+
+
+def test_what_cannot_be_served_is_said(capsys):
+    def refused(*arguments):
+        with pytest.raises(SystemExit) as exit:
+            main(["serve", *arguments])
+        assert exit.value.code == 2
+        return capsys.readouterr().err
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = refused("tiny", "--port", str(port))
+        assert f"cannot listen at 127.0.0.1, port {port}" in message
+    assert "--no-api-key" in refused("tiny", "--host", "0.0.0.0")
+    assert "exclude each other" in refused("tiny", "--api-key", "a", "--no-api-key")
+
+
+class Counted(ScriptedEngine):
+    """A scripted engine that says which sessions are open, and may fail."""
+
+    def __init__(self, tokenizer, policy):
+        super().__init__(tokenizer, policy)
+        self.opened = set()
+        self.fails = False
+
+    async def sample(self, request):
+        self.opened.add(request.session)
+        if self.fails:
+            raise RuntimeError("no more")
+        return await super().sample(request)
+
+    def end_session(self, session):
+        self.opened.discard(session)
+
+
+def test_old_conversations_are_dropped_and_failed_requests_leave_nothing():
+    chat = make_session()._setup.chat
+    engine = Counted(chat.tokenizer, lambda prompt: "Yes.")
+    setup = make_setup(engine, CollectorOptions(chat_format=chat, parser="hermes"))
+    session = AgentSession(setup, honours_sampling=True, max_conversations=3)
+
+    def asked(*texts):
+        roles = ("user", "assistant")
+        messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
+        return ChatRequest(messages)
+
+    async def talk():
+        for number in range(20):
+            await session.complete(asked(f"Question {number}"))
+            await session.complete(asked("The one that goes on"))
+        (kept,) = await session.complete(asked("The one that goes on", "Yes.", "More?"))
+        assert len(engine.opened) == len(session.engine_sessions) == 3
+        assert len(session.tree.turns) == len(session.facts) == 4
+        last = session.tree.turns[-1]
+        assert last.parent is not None
+        assert kept.num_prompt_tokens > last.parent.num_tokens
+        # Of a dropped conversation the text is rendered.
+        await session.complete(asked("Question 0", "Yes.", "More?"))
+        assert session.tree.turns[-1].parent is None
+        engine.fails = True
+        for number in range(5):
+            with pytest.raises(Exception, match="no more"):
+                await session.complete(asked(f"Other {number}"))
+        assert len(engine.opened) == len(session.engine_sessions) == 3
+        await session.close()
+        assert not engine.opened
+
+    asyncio.run(talk())
