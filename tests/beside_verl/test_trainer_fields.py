@@ -99,6 +99,7 @@ OTHER_VALUES: dict[str, Any] = {
     "environment.params": {"size": 3},
     "environment.reward": "rewards.py:mine",
     "environments": [EnvironmentItem("grid-world")],
+    "agent": "agents.py:mine",
     "ray.use_ray": True,
     "ray.num_actors": 4,
     "ray.num_learners": 2,

@@ -43,6 +43,7 @@ TRAINER = {
     "config": "the file itself",
     "environment": "environment.name",
     "environments": "environments",
+    "agent": "agent",
     "reward_fn": "reward",
     "dataset": "dataset.path",
     "train_dataset": "dataset.path",

@@ -141,7 +141,7 @@ class Unpaid(Echo):
 def test_a_constant_reward_and_success_that_is_not_reported_are_named_at_once(tmp_path):
     assert [text for text in fitted(tmp_path, Unpaid).said if not text.startswith("doctor")] == [
         "no episode reported success, so none is shown. To have it measured, return it in the info "
-        'of step: {"success": True} or {"success": False}.',
+        'of step, or from an agent: {"success": True} or {"success": False}.',
         "the reward was 0 in each of the 8 episodes of the first 2 steps: as long as all earn the "
         "same, nothing is learned. Look at what the reward depends on (turnwise play --player "
         "random), or begin with an easier task or training.warm_start.",

@@ -77,7 +77,8 @@ class AgentEpisode:
     """Lets an agent do one task, and keeps what it sampled. `run` it once.
 
     The reward is what `reward_fn` says of the trajectory, whose `result` is what the agent
-    returned; without one it is what the agent returned itself.
+    returned; without one it is what the agent returned itself. `{"success": True}` in it is the
+    episode's success, and no part of the reward if there is another.
     """
 
     def __init__(
@@ -151,14 +152,17 @@ class AgentEpisode:
         record.trajectory.status, record.trajectory.error = status, error
 
     async def _score(self, record: AgentRecord, returned: Any) -> None:
+        value = returned.reward if isinstance(returned, CommandResult) else returned
+        if isinstance(value, Mapping) and isinstance(value.get("success"), bool):
+            if record.turns:
+                record.turns[-1].info["success"] = value["success"]
+            others = {name: part for name, part in value.items() if name != "success"}
+            value = others or float(value["success"])
         try:
             if self._has_reward_function:
                 with self._timer.component("reward"):
                     record.reward = await self._setup.score(record.trajectory, None)
                 return
-            value = returned
-            if isinstance(returned, CommandResult):
-                value = returned.reward
             if value is None:
                 raise RewardError(
                     "the agent returned no reward, expected a number or a dict of numbers. Return "

@@ -13,12 +13,11 @@ from turnwise.cli.common import make_importable
 from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import find_folder, module_facts, module_of, recorded_module
-from turnwise.user_code import import_from, module_file
+from turnwise.user_code import import_from, module_file, names_code
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore
 
-_CODE = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d][\w.]*")
 _OVERRIDE = re.compile(r"\+?[\w.]+=")
 
 
@@ -65,7 +64,7 @@ def name_code(target: str, folder: Path | None = None) -> None:
 
     prefix, _, rest = target.partition(":")
     is_adapted = prefix in ADAPTERS
-    if (is_adapted and ":" in rest) or (not is_adapted and _CODE.fullmatch(target)):
+    if (is_adapted and ":" in rest) or (not is_adapted and names_code(target)):
         require_code(rest if is_adapted else target, folder or Path.cwd())
         make_importable(target, folder)
 

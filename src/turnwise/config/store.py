@@ -52,6 +52,11 @@ class ConfigStore(Section):
         "A mix, instead of `environment`: a list of {environment, weight, name, max_steps, params, "
         "dataset, eval_dataset, reward, tools, system_prompt}.",
     )
+    agent: str | None = setting(
+        None,
+        "Instead of `environment`, an agent with its own loop: file.py:function of (task, llm), or "
+        "a command such as `my-cli --task {task}`.",
+    )
     reward: str | list[RewardItem] | None = setting(
         None,
         "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",
@@ -134,6 +139,8 @@ class ConfigStore(Section):
         for section in dataclasses.fields(self):
             if self.environments is not None and section.name in _OF_ONE_ENVIRONMENT:
                 continue
+            if self.agent is not None and section.name == "environment":
+                continue
             values = getattr(self, section.name)
             if "help" in section.metadata:  # a single setting
                 lines += [*_yaml_lines(section, values), ""]
@@ -168,9 +175,9 @@ class ConfigStore(Section):
 
     @property
     def environment_name(self) -> str:
-        """The name of the run's environment, or the joined names of a mix."""
+        """The name of the run's environment or agent, or the joined names of a mix."""
         if self.environments is None:
-            return self.environment.name
+            return self.environment.name if self.agent is None else self.agent
         names = part_names(self.environments)
         if len(names) > _MOST_NAMES:  # the run's folder is named after them
             names[_MOST_NAMES - 1 :] = [f"{len(names) - _MOST_NAMES + 1}-more"]
@@ -213,7 +220,20 @@ def _read(
     if store.environments is not None:
         datasets = {"dataset": store.dataset, "eval_dataset": store.eval_dataset}
         check_mix(store.environments, datasets, full, source)
+    if store.agent is not None:
+        _check_agent(store, source)
     return store
+
+
+def _check_agent(store: ConfigStore, source: str) -> None:
+    """Refuse an agent together with the settings of an environment."""
+    default = ConfigStore()
+    for name in ("environment", "environments", "tools", "system_prompt"):
+        if getattr(store, name) != getattr(default, name):
+            raise ConfigError(
+                f"{source}: agent and {name} are both given. An agent has its own loop, tools and "
+                "prompts, and no environment. Keep one of them."
+            )
 
 
 def _settings_of_item(item: EnvironmentItem, run: ConfigStore) -> ConfigStore:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from turnwise.config import ConfigStore, DatasetConfig, EnvironmentItem, RewardItem
+from turnwise.user_code import names_code
 
 Kind: TypeAlias = Literal["code", "rows", "conversations", "model", "folder"]
 """`code` is `file.py:Name`, `module:Name` or a built-in name; `rows` a file or folder of a dataset;
@@ -20,6 +21,7 @@ NAMES: dict[str, Kind] = {
     "environment.name": "code",
     "environment.reward": "code",
     "environments": "code",
+    "agent": "code",
     "reward": "code",
     "tools": "code",
     "parser": "code",
@@ -75,6 +77,8 @@ def names_of(config: ConfigStore) -> Iterator[Named]:
 def rewritten(setting: str, value: Any, rewrite: Rewrite) -> Any:
     """Return the value of one setting with its names replaced; its shape stays the same."""
     kind = NAMES[setting]
+    if setting == "agent" and not names_code(str(value)):  # a command
+        return value
     if isinstance(value, str) and kind == "rows":  # the first of a list, written without the list
         return rewrite(Named(f"{setting}.0", kind, value))
     return _rewritten(setting, kind, value, rewrite)

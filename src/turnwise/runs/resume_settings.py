@@ -40,6 +40,7 @@ FIXED: Mapping[str, str] = {
     "environment.params": _TASK,
     "environment.reward": _TASK,
     "environments": _TASK,
+    "agent": _TASK,
     "reward": _TASK,
     "tools": _TASK,
     "system_prompt": _TASK,

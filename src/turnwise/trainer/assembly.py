@@ -14,6 +14,7 @@ import torch
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector
+from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
@@ -44,7 +45,7 @@ class RunComponents:
     """Whether the engine samples from the learner's modules, so that no weights are copied."""
     rollout: type[Rollout] = Rollout
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """Closes what ends with the run besides the engine: MCP servers of tools."""
+    """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
 
     def publish_weights(self) -> None:
         """Make the engine sample from the learner's current weights."""
@@ -62,15 +63,15 @@ def assemble(
     check_settings(config)
     check_components(user)
     algorithm = user.algorithm(config)
-    factory = user.factory(config)
+    closing = contextlib.ExitStack()
+    source = user.episode_source(config, closing)
     model, tokenizer = user.model_and_tokenizer(config)
     # The learner first: it may add adapters to the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
-    closing = contextlib.ExitStack()
     options = user.episode_options(config, closing)
     kinds = user.mix_kinds(options, closing)
-    collector = make_collector(EpisodeCollector, engine, factory, options, kinds)
+    collector = make_collector(EpisodeCollector, engine, source, options, kinds)
     is_exact = samples_exactly(config, learner)
     advantages = Advantages(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
@@ -82,17 +83,17 @@ def assemble(
 def make_collector(
     make: Callable[..., Collector],
     engine: BaseInferenceEngine,
-    factory: EnvironmentFactory,
+    source: EnvironmentFactory | EpisodeSource,
     options: CollectorOptions,
     kinds: Mapping[str, EpisodeKind],
 ) -> Collector:
-    """Return a collector for one environment, or for those of a mix."""
+    """Return a collector for one environment or agent, or for the environments of a mix."""
     collectors: dict[str, EpisodeCollector] = {}
     chat: dict[str, Any] = {}  # one format for all: it depends on the tokenizer alone
     for name, kind in kinds.items():
         collectors[name] = EpisodeCollector(engine, kind.factory, kind.options, **chat)
         chat = {"chat_format": collectors[name].setup.chat}
-    return make(engine, factory, options, parts=collectors, **chat)
+    return make(engine, source, options, parts=collectors, **chat)
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:

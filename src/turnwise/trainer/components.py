@@ -1,4 +1,4 @@
-"""What a user passes to the trainer: environment, reward, dataset, tools, limits; or a mix."""
+"""What a user passes to the trainer: environment or agent, reward, dataset, tools; or a mix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from turnwise.algo import Algorithm
 from turnwise.algo.choose import EstimatorChoice, LossChoice
@@ -19,6 +19,7 @@ from turnwise.data.held_out import Split, split_rows
 from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import CollectorOptions, EpisodeLimits
+from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.options import ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -28,6 +29,7 @@ from turnwise.reward.combine import reward_by_name
 from turnwise.reward.function import RewardFunction
 from turnwise.tools import Tool, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
+from turnwise.trainer.agents import agent_episodes, agent_name, agent_of
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.rollout import Rows, TaskSource, limits_of
 from turnwise.trainer.state import load_configured_model
@@ -36,6 +38,9 @@ from turnwise.trainer.wrong_types import (
     check_parser,
     check_system_prompt,
 )
+
+if TYPE_CHECKING:
+    from turnwise.agents import AgentSource
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class UserComponents:
     limits: EpisodeLimits | None = None
     adv_estimator: EstimatorChoice | None = None
     policy_loss: LossChoice | None = None
+    agent: AgentSource | None = None
+    """An agent that owns its loop, in place of `environment`."""
     mix: tuple[MixEnvironment, ...] = ()
     """The environments of a mix, in place of `environment`; each has its own rows."""
     eval_fraction: float | None = None
@@ -61,12 +68,15 @@ class UserComponents:
 
     def filled_from(self, config: ConfigStore) -> UserComponents:
         """Return these components, completed from the settings."""
-        environment = environment_of(self, config) if config.environments is None else None
+        agent = agent_of(self.agent, config)
+        has_one = config.environments is None and agent is None
+        environment = environment_of(self, config) if has_one else None
         are_prompts = environment in (PROMPTS, PromptEnvironment)
         reward = config.environment.reward if config.reward is None else config.reward
         return dataclasses.replace(
             self,
             environment=environment,
+            agent=agent,
             dataset=_rows(self.dataset, config.dataset, are_prompts),
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
@@ -129,7 +139,9 @@ class UserComponents:
 
     @property
     def environment_name(self) -> str:
-        """The name of the environment."""
+        """The name of the environment, or of the agent."""
+        if self.agent is not None:
+            return agent_name(self.agent)
         source = self.environment
         if isinstance(source, str):
             return source
@@ -153,8 +165,22 @@ class UserComponents:
         """Return what makes a fresh environment; for a mix, the first environment of it."""
         if self.mix:
             return self.mix[0].factory()
+        if self.agent is not None:
+            raise ConfigError(
+                f"this is played by the agent {self.environment_name}, which has no environment"
+            )
         assert self.environment is not None
         return environment_factory(self.environment, config.environment)
+
+    def episode_source(
+        self, config: ConfigStore, closing: contextlib.ExitStack
+    ) -> EnvironmentFactory | EpisodeSource:
+        """Return what creates episodes: an environment's factory, or the agent's episodes."""
+        if self.agent is None:
+            return self.factory(config)
+        episodes = agent_episodes(self.agent)
+        closing.callback(episodes.close)
+        return episodes
 
     def registry(
         self, config: ConfigStore, closing: contextlib.ExitStack | None = None
@@ -280,6 +306,11 @@ def check_components(user: UserComponents) -> None:
     """Raise for components that no episode can be played with, before a model is loaded."""
     if user.reward_fn is not None and batch_type(user.reward_fn) is None:
         RewardFunction.of(user.reward_fn)
+    elif user.reward_fn is not None and user.agent is not None:
+        raise ConfigError(
+            "reward_fn takes a batch of token rows, and an agent's episode may have several "
+            "conversations. Write a function of one trajectory: def reward(trajectory)."
+        )
     if isinstance(user.parser, str) and user.parser != "auto":
         get_parser(user.parser)
     check_parser(user.parser)

@@ -109,7 +109,7 @@ class FirstSteps:
         ):
             self._say(
                 "no episode reported success, so none is shown. To have it measured, return it in "
-                'the info of step: {"success": True} or {"success": False}.'
+                'the info of step, or from an agent: {"success": True} or {"success": False}.'
             )
         self._rewards += [agent.reward.total for agent in agents if agent.reward is not None]
         is_constant = len(set(self._rewards)) == 1 and len(self._rewards) >= _MIN_EPISODES

@@ -122,13 +122,13 @@ def with_mix(
         config = dataclasses.replace(config, environments=items).validate()
     if config.environments is None:
         return config, given
-    for name in ("environment", "dataset", "eval_dataset"):
+    for name in ("environment", "agent", "dataset", "eval_dataset"):
         if getattr(given, name) is not None:
             raise ConfigError(
                 f"{name}= and a mix of environments are both given. "
                 + (
                     "Keep one of them."
-                    if name == "environment"
+                    if name in ("environment", "agent")
                     else "Rows are tasks of one environment: "
                     f"environments=[{{'environment': ..., '{name}': ...}}]"
                 )

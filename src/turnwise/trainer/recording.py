@@ -38,6 +38,7 @@ from turnwise.reward import RewardFn, WeightedReward
 from turnwise.reward.function import step_rewards
 from turnwise.tools.by_name import uses_of
 from turnwise.tools.parsers import PARSERS
+from turnwise.trainer.agents import agent_hash, agent_label, remember_agent
 from turnwise.trainer.components import MixEnvironment, UserComponents, environment_of
 from turnwise.trainer.labels import (
     algorithm_label,
@@ -47,7 +48,13 @@ from turnwise.trainer.labels import (
 )
 from turnwise.trainer.recorded_rows import dataset_hash, dataset_setting
 from turnwise.trainer.recorded_tools import tool_entries, tools_description
-from turnwise.user_code import fingerprint, reference_to, remember_code, remember_use
+from turnwise.user_code import (
+    fingerprint,
+    names_code,
+    reference_to,
+    remember_code,
+    remember_use,
+)
 
 _UNLIMITED = 2**31 - 1
 
@@ -62,7 +69,9 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     for item, environment in zip(found.environments or (), given.mix, strict=True):
         _record_environment(item, environment)
     source = given.environment
-    if source is None and given.dataset is not None:
+    if given.agent is not None:
+        found.agent = agent_label(given.agent)
+    if source is None and given.dataset is not None and found.agent is None:
         source = environment_of(given, config)  # prompts, if no other was named
     if source is not None:
         found.environment = _environment(source, config.environment)
@@ -90,6 +99,7 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
             setattr(found, name, dataset_setting(getattr(given, name)))
     for target in _targets(found):
         remember_code(target)  # so that later commands may import it
+    remember_agent(found.agent)
     for entry in found.tools:
         for use in uses_of(entry):
             remember_use(use)
@@ -126,7 +136,7 @@ def _targets(config: ConfigStore) -> list[str]:
     return [
         name
         for name in dict.fromkeys(named)
-        if ":" in name and not name.startswith("<") and name.partition(":")[0] not in ADAPTERS
+        if names_code(name) and name.partition(":")[0] not in ADAPTERS
     ]
 
 
@@ -134,7 +144,8 @@ def named_code(config: ConfigStore) -> dict[str, list[str]]:
     """Return the names of code in the settings of one environment, by setting."""
     rewards = [config.reward] if isinstance(config.reward, str) else config.reward or []
     return {
-        "environment": [config.environment.name],
+        "environment": [] if config.agent is not None else [config.environment.name],
+        "agent": [] if config.agent is None else [config.agent],
         "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
         "tools": [tool for tool in config.tools if isinstance(tool, str)],
         "parser": [config.parser],
@@ -153,7 +164,9 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
         "system_prompt": _hash(user.system_prompt or ""),
         "tools": _hash(tools_description(user.tools, config)),
     }
-    if not user.mix:
+    if user.agent is not None:
+        found = {"agent": agent_hash(user.agent), **found}
+    elif not user.mix:
         found = {"environment": _code_of(user.environment), **found}
     found |= _algorithm_code(user, config)
     if user.dataset is not None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from turnwise.reward import WeightedReward
 from turnwise.runs.named_files import Named, rewrite_names
 from turnwise.runs.places import describe_base, named_modules, with_recorded_names
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.agents import agent_hash
 from turnwise.trainer.assembly import RunComponents
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
@@ -27,6 +28,9 @@ from turnwise.trainer.labels import callable_label, is_lost, object_label
 from turnwise.trainer.recorded_rows import rows_facts, rows_to_keep
 from turnwise.trainer.recording import named_code, recorded
 from turnwise.user_code import fingerprint, reference_to
+
+if TYPE_CHECKING:
+    from turnwise.agents import AgentSource
 
 _MAX_HASHED_WHOLE = 50_000_000
 """Parameters of a model that is hashed whole, which takes a fraction of a second."""
@@ -154,6 +158,8 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
         source: Any = user.environment
         source = source_by_name(source) if isinstance(source, str) else source
         found["environment"] = _code_facts(config.environment.name, source)
+    if user.agent is not None:
+        found["agent"] = _agent_facts(str(config.agent), user.agent)
     names = _reward_names(config)
     if isinstance(user.reward_fn, WeightedReward):
         functions = user.reward_fn.functions
@@ -184,6 +190,12 @@ def _code_facts(name: str, value: object) -> dict[str, str]:
         "defined_in": reference_to(value).origin,
         "hash": fingerprint(value),
     }
+
+
+def _agent_facts(name: str, agent: AgentSource) -> dict[str, str]:
+    if isinstance(agent, str):
+        return {"name": name, "defined_in": "command", "hash": agent_hash(agent)}
+    return _code_facts(name, agent)
 
 
 def _unrecorded(config: ConfigStore) -> dict[str, str]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from turnwise.runs.checkpoints import open_checkpoint, save_checkpoint_to
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
+from turnwise.trainer.agents import check_alone
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.episode_metrics import step_metrics
@@ -40,6 +41,9 @@ from turnwise.trainer.training_step import PlayedStep, learn_from, play_step
 from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
+if TYPE_CHECKING:
+    from turnwise.agents import AgentSource
+
 
 class Trainer(RunLifecycle):
     """Trains a language model in an environment.
@@ -47,7 +51,11 @@ class Trainer(RunLifecycle):
     `environment` is a class, a factory, an instance or a name; `environments` is a mix of them,
     each with a weight: `[(Maze, 2.0), ("guess-number", 1.0)]`. `reward_fn` scores whole episodes
     (by default their reward is the sum of the step rewards); `dataset` gives each episode a task.
-    `tools` are the tools that the agent can call.
+    `tools` are the tools that the model can call.
+
+    `agent` replaces the environment: an async or plain function of (task, llm) that owns its loop
+    and calls the model over HTTP, or a command. Its reward is what it returns, or what `reward_fn`
+    says of `trajectory.result`.
 
     `adv_estimator` and `policy_loss` replace those of the settings: a name, a function, or a record
     that declares what the function needs (`AdvantageEstimator`, `PolicyLoss`).
@@ -76,6 +84,7 @@ class Trainer(RunLifecycle):
         adv_estimator: EstimatorChoice | None = None,
         policy_loss: LossChoice | None = None,
         environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None = None,
+        agent: AgentSource | None = None,
         curriculum: Curriculum | None = None,
         reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume | bool = "auto",
@@ -95,7 +104,10 @@ class Trainer(RunLifecycle):
             limits,
             adv_estimator,
             policy_loss,
+            agent,
         )
+        owned = {"environment": environment, "environments": environments, "tools": tools}
+        check_alone(agent, {**owned, "system_prompt": system_prompt})
         config, given = with_mix(config, given, environments)
         super().__init__(config, given, curriculum, reporter, resume)
         self._failures = FailureReport(self._reporter.say)

@@ -8,7 +8,7 @@ from turnwise.user_code.imports import (
     module_file,
     refuse_during_import,
 )
-from turnwise.user_code.reference import CodeReference, reference_to
+from turnwise.user_code.reference import CodeReference, names_code, reference_to
 from turnwise.user_code.tracebacks import definition_note, user_traceback
 from turnwise.user_code.trust import (
     allows_model_code,
@@ -33,6 +33,7 @@ __all__ = [
     "is_installed",
     "module_file",
     "module_hash",
+    "names_code",
     "reference_to",
     "refuse_during_import",
     "remember_code",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +15,16 @@ from turnwise.user_code.fingerprint import fingerprint, is_installed
 
 Origin: TypeAlias = Literal["turnwise", "installed", "file", "script", "notebook", "interactive"]
 """The kind of place that defines the code; script: the one that was run, interactive: a prompt."""
+_TARGET = re.compile(r"(.+\.py|[^\W\d][\w.]*):[^\W\d][\w.]*")
+
+
+def names_code(text: str) -> bool:
+    """Return whether a text is written as `file.py:Name` or `module:Name`.
+
+    >>> names_code("agents/shop.py:buy"), names_code("my-cli --task {task}")
+    (True, False)
+    """
+    return _TARGET.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)

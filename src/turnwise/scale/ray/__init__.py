@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 from turnwise.config import ConfigStore
+from turnwise.episode import CollectorOptions
 from turnwise.errors import ConfigError
 from turnwise.learner import make_learner
 from turnwise.reward import batch_type
@@ -31,7 +32,7 @@ from turnwise.trainer.assembly import (
     samples_exactly,
 )
 from turnwise.trainer.batches import Advantages
-from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
+from turnwise.trainer.components import UserComponents, check_components
 from turnwise.trainer.rollout import Rollout
 from turnwise.user_code import require_use
 
@@ -47,7 +48,8 @@ def assemble(
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)
-    factory = user.factory(config)
+    closing = contextlib.ExitStack()
+    origin = user.episode_source(config, closing)
     options = user.episode_options(config)
     kinds = user.mix_kinds(options)
     gpus = config.ray.gpus_per_worker
@@ -66,9 +68,12 @@ def assemble(
         cluster = Cluster(config.ray, num_bytes)
         stack.callback(cluster.close)
         failures = Failures(config.ray.max_failures)
-        worker_options = _without_batch_reward(EpisodeKind(factory, options)).options
-        worker_kinds = {name: _without_batch_reward(kind) for name, kind in kinds.items()}
-        spec = EpisodeSpec(source.config, source, tokenizer, factory, worker_options, worker_kinds)
+        worker_options = _without_batch_reward(options)
+        worker_kinds = {
+            name: dataclasses.replace(kind, options=_without_batch_reward(kind.options))
+            for name, kind in kinds.items()
+        }
+        spec = EpisodeSpec(source.config, source, tokenizer, origin, worker_options, worker_kinds)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, algorithm, failures)
         make = functools.partial(RemoteLearner, group=group)
@@ -79,7 +84,7 @@ def assemble(
         engine = RemoteEngine(pool, tokenizer, learner.policy_objects)
         stack.callback(pool.close)
         stack.callback(group.close)
-        collector = make_collector(RemoteCollector, engine, factory, options, kinds)
+        collector = make_collector(RemoteCollector, engine, origin, options, kinds)
         is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
         estimator = algorithm.estimator
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
@@ -88,12 +93,11 @@ def assemble(
         return RunComponents(tokenizer, learner, engine, collector, advantages, True, rollout)
 
 
-def _without_batch_reward(kind: EpisodeKind) -> EpisodeKind:
+def _without_batch_reward(options: CollectorOptions) -> CollectorOptions:
     """Drop a reward function of batches: the driver calls it, with the episodes of all workers."""
-    if batch_type(kind.options.reward_fn) is None:
-        return kind
-    options = dataclasses.replace(kind.options, reward_fn=None)
-    return dataclasses.replace(kind, options=options)
+    if batch_type(options.reward_fn) is None:
+        return options
+    return dataclasses.replace(options, reward_fn=None)
 
 
 def _placed(config: ConfigStore, device: str) -> ConfigStore:

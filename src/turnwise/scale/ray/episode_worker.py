@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector, EpisodeResult
+from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.types import EpisodeTask
 from turnwise.inference import GenerationRequest, GenerationResult, SamplingParams
@@ -60,7 +61,7 @@ class EpisodeSpec:
     config: ConfigStore
     source: ModelSource
     tokenizer: Any
-    factory: EnvironmentFactory
+    origin: EnvironmentFactory | EpisodeSource
     options: CollectorOptions
     kinds: Mapping[str, EpisodeKind] = field(default_factory=dict)
     """The environments of a mix."""
@@ -90,7 +91,7 @@ class EpisodeWorker:
         self._engine = make_engine(spec.config, model, spec.tokenizer)
         # Groups may be spread over workers: the driver, which sees all of them, drops groups.
         self._collector = make_collector(
-            EpisodeCollector, self._engine, spec.factory, spec.options, spec.kinds
+            EpisodeCollector, self._engine, spec.origin, spec.options, spec.kinds
         )
         return self._engine.context_length
 

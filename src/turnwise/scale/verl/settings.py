@@ -67,7 +67,12 @@ def to_verl_config(
 
 
 def refuse_mix(config: ConfigStore) -> None:
-    """Refuse a mix of environments: VERL's workers play in one."""
+    """Refuse a mix of environments and an agent: VERL's workers play in one environment."""
+    if config.agent is not None:
+        raise ConfigError(
+            f"agent is {config.agent!r}, and episodes inside VERL are played in an environment. "
+            "Train the agent with engine='local' or 'ray'."
+        )
     if config.environments is not None:
         raise ConfigError(
             f"environments is a mix of {len(config.environments)}, and VERL has no such setting: "
