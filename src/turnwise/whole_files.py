@@ -38,7 +38,7 @@ def write_whole(path: Path, content: bytes) -> None:
     finally:
         os.close(handle)
     if is_new:  # otherwise a power cut leaves the old or the new content
-        sync_folder(path.parent)
+        sync(path.parent)
 
 
 def _open_draft(path: Path) -> tuple[Path, int]:
@@ -76,14 +76,14 @@ def is_draft(name: str) -> bool:
     return name.startswith(".") and _MARK in name
 
 
-def sync_folder(folder: Path) -> None:
-    """Sync the entries of a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Sync a file, or the entries of a folder, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     except OSError as error:
         # Some network file systems sync folders themselves and return EINVAL.
-        if error.errno != errno.EINVAL:
+        if error.errno != errno.EINVAL or not path.is_dir():
             raise
     finally:
         os.close(handle)

@@ -162,7 +162,11 @@ class TestPruning:
         store.mark_best(save(store, 1), "eval/success", 0.5)
         save(store, 2, 3, 4, 5)
         assert steps(store) == [1, 3, 4, 5]
-        assert (store.best.step, store.best.metric, store.best.value) == (1, "eval/success", 0.5)
+        assert (store.best.step, store.best.mark.metric, store.best.mark.value) == (
+            1,
+            "eval/success",
+            0.5,
+        )
         check(store.best)
         store.mark_best(store.newest(), "eval/success", 0.75)
         save(store, 6)

@@ -126,6 +126,6 @@ def test_the_latest_of_equals_is_the_best(run):
     values = [
         (m["eval/greedy/reward"], m["step"]) for m in run.metrics_history if "time/evaluate" in m
     ]
-    assert (best.value, best.step) == max(values)
+    assert (best.mark.value, best.step) == max(values)
     assert best.mark.num_episodes == 3
-    assert best.mark.low <= best.value <= best.mark.high
+    assert best.mark.low <= best.mark.value <= best.mark.high

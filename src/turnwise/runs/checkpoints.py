@@ -7,12 +7,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from turnwise.errors import CheckpointError, ConfigError
-from turnwise.runs.best_mark import BestMark as BestMark, read_best_mark
 from turnwise.runs.checkpoint import (
     Checkpoint as Checkpoint,
     described,
@@ -22,10 +21,13 @@ from turnwise.runs.checkpoint import (
     verified,
 )
 from turnwise.runs.disk_errors import explained
+from turnwise.runs.headline import is_number
 from turnwise.runs.manifest import (
     FORMAT,
     Defect,
+    is_step,
     read_manifest,
+    read_sealed_json,
     sealed_json,
 )
 from turnwise.runs.whole_folders import discard, in_order, write_file
@@ -35,18 +37,69 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True)
+class BestMark:
+    """The step of the best checkpoint, and its metric."""
+
+    step: int
+    metric: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+    """The 95 % interval of the value, if known."""
+    num_episodes: int | None = None
+    """The number of episodes that were averaged, if known."""
+
+    @property
+    def about(self) -> str:
+        """The metric, its value and its interval.
+
+        >>> BestMark(4, "eval/greedy/reward", 0.5, 0.25, 0.75, 16).about
+        'the best by eval/greedy/reward: 0.5 (0.25 to 0.75, 16 episodes)'
+        """
+        known = []
+        if self.low is not None:
+            known.append(f"{self.low:.4g} to {self.high:.4g}")
+        if self.num_episodes is not None:
+            known.append(f"{self.num_episodes:,} episodes")
+        more = f" ({', '.join(known)})" if known else ""
+        return f"the best by {self.metric}: {self.value:.4g}{more}"
+
+    def __str__(self) -> str:
+        return f"step {self.step:,}, {self.about}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields and the formatted texts."""
+        return {**asdict(self), "about": self.about, "text": str(self)}
+
+
+def read_best_mark(folder: Path) -> BestMark | None:
+    """Return the content of `best.json` in a folder of checkpoints; None if there is none.
+
+    It takes no lock. The checkpoint itself may have been removed.
+    """
+    try:
+        content = read_sealed_json(folder / "best.json")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise Defect(f"best.json: {error.strerror}") from error
+    found: dict[str, Any] = {field.name: content.get(field.name) for field in fields(BestMark)}
+    has_interval = is_number(found["low"]) and is_number(found["high"])
+    if not has_interval:
+        found["low"] = found["high"] = None
+    if not is_step(found["num_episodes"]):
+        found["num_episodes"] = None
+    is_mark = isinstance(found["metric"], str) and is_number(found["value"])
+    if not (is_mark and is_step(found["step"])):
+        raise Defect("best.json: it does not say which checkpoint is the best")
+    return BestMark(**found)
+
+
+@dataclass(frozen=True)
 class BestCheckpoint(Checkpoint):
     """The checkpoint that is marked as the best, with its metric."""
 
     mark: BestMark
-
-    @property
-    def metric(self) -> str:
-        return self.mark.metric
-
-    @property
-    def value(self) -> float:
-        return self.mark.value
 
     def __str__(self) -> str:
         return str(self.mark)
@@ -127,17 +180,12 @@ class CheckpointStore:
         value = float(value)
         if not math.isfinite(value):
             raise CheckpointError(f"the best {metric} got {value}, expected a finite number")
-        content = {
-            "format": FORMAT,
-            "step": checkpoint.step,
-            "metric": metric,
-            "value": value,
-            **({} if interval is None else {"low": interval[0], "high": interval[1]}),
-            **({} if num_episodes is None else {"num_episodes": num_episodes}),
-        }
+        low, high = interval or (None, None)
+        mark = asdict(BestMark(checkpoint.step, metric, value, low, high, num_episodes))
+        known = {name: entry for name, entry in mark.items() if entry is not None}
         path = self.folder / "best.json"
         with explained(path), in_order(self.folder):
-            write_file(path, sealed_json(content))
+            write_file(path, sealed_json({"format": FORMAT, **known}))
 
     @property
     def best(self) -> BestCheckpoint | None:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.filesize import decimal
+
 from turnwise.errors import CheckpointError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN = {errno.EACCES, errno.EPERM}
 _IN_THE_WAY = {errno.ENOTDIR, errno.EEXIST}
 _OF_THE_DISK = {*_FULL, *_FORBIDDEN, errno.EROFS, errno.EFBIG, errno.EIO}
-_ELSEWHERE = "choose another place (checkpoint.output_dir)"
 
 
 @contextmanager
@@ -64,50 +65,44 @@ def disk_reason(path: Path, number: int, written: int = 0, expected: int = 0) ->
 
     `written` and `expected` are numbers of bytes.
     """
-    parent = path.parent
-    if number in _FULL:
-        return _why_full(parent, number, written, expected)
-    if number == errno.EROFS:
-        return (
-            f"the disk of {parent} is mounted read-only ({os.strerror(number)}). Mount it for "
-            f"writing, or {_ELSEWHERE}"
-        )
-    if number in _FORBIDDEN:
-        return (
-            f"{parent} cannot be written to ({os.strerror(number)}). Make it writable, "
-            f"or {_ELSEWHERE}"
-        )
-    if number == errno.EFBIG:
-        return (
-            f"a file would be larger than this process (ulimit -f) or the disk of {parent} allows. "
-            f"Raise the limit, or {_ELSEWHERE}"
-        )
+    parent, error = path.parent, os.strerror(number)
     blocks = [place for place in (path, *path.parents) if place.exists() and not place.is_dir()]
-    if number in _IN_THE_WAY and blocks:
-        return f"{blocks[0]} is a file, expected a folder. Move it away, or {_ELSEWHERE}"
-    return f"{parent}: {os.strerror(number)}. Check the disk, or {_ELSEWHERE}"
+    if number in _FULL:
+        reason = _why_full(parent, number, written, expected)
+    elif number == errno.EROFS:
+        reason = f"the disk of {parent} is mounted read-only ({error}). Mount it for writing"
+    elif number in _FORBIDDEN:
+        reason = f"{parent} cannot be written to ({error}). Make it writable"
+    elif number == errno.EFBIG:
+        reason = (
+            f"a file would be larger than this process (ulimit -f) or the disk of {parent} allows. "
+            "Raise the limit"
+        )
+    elif number in _IN_THE_WAY and blocks:
+        reason = f"{blocks[0]} is a file, expected a folder. Move it away"
+    else:
+        reason = f"{parent}: {error}. Check the disk"
+    return f"{reason}, or choose another place (checkpoint.output_dir)"
 
 
 def _why_full(parent: Path, number: int, written: int, expected: int) -> str:
     """Return whether bytes, inodes or the quota are used up, and the fix."""
+    left = decimal(shutil.disk_usage(_existing(parent)).free)
     if number == errno.ENOSPC and _lacks_inodes(parent):
         return (
-            f"the disk of {parent} has no inodes left: it can hold no more files, though "
-            f"{_human(_free(parent))} are left. Remove files that are no longer needed, many "
-            f"small ones rather than a few large ones, or {_ELSEWHERE}"
+            f"the disk of {parent} has no inodes left: it can hold no more files, though {left} "
+            "are left. Remove files that are no longer needed, many small ones rather than a few "
+            "large ones"
         )
-    needed = f" of about {_human(expected)}" if expected > written else ""
-    wrote = f"{_human(written)}{needed} were written to {parent}"
+    needed = f" of about {decimal(expected)}" if expected > written else ""
+    wrote = f"{decimal(written)}{needed} were written to {parent}"
+    why = f"the disk is full: {wrote}, and {left} are left"
     if number == errno.EDQUOT:
-        return (
+        why = (
             f"your disk quota is used up: {wrote}, and the quota may allow fewer bytes or fewer "
-            f"files than the disk has left (see `quota`). Free some space, keep fewer checkpoints "
-            f"(checkpoint.keep_last_n), or {_ELSEWHERE}"
+            "files than the disk has left (see `quota`)"
         )
-    return (
-        f"the disk is full: {wrote}, and {_human(_free(parent))} are left. Free some space, keep "
-        f"fewer checkpoints (checkpoint.keep_last_n), or {_ELSEWHERE}"
-    )
+    return f"{why}. Free some space, keep fewer checkpoints (checkpoint.keep_last_n)"
 
 
 def _lacks_inodes(folder: Path) -> bool:
@@ -124,21 +119,8 @@ def _size(folder: Path) -> int:
     )
 
 
-def _free(folder: Path) -> int:
-    return shutil.disk_usage(_existing(folder)).free
-
-
 def _existing(folder: Path) -> Path:
     """Return the folder, or its nearest existing parent."""
     while not folder.is_dir():
         folder = folder.parent
     return folder
-
-
-def _human(num_bytes: int) -> str:
-    size = float(num_bytes)
-    for unit in ("bytes", "kB", "MB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"

@@ -66,12 +66,12 @@ def headline(
     for prefix in ("eval/greedy/", ""):
         for metrics in reversed(history):
             is_asked_for = step is None or metrics.get("step") == step
-            if is_asked_for and _is_number(metrics.get(name := prefix + kind)):
+            if is_asked_for and is_number(metrics.get(name := prefix + kind)):
                 return _headline(metrics, prefix, kind, name, evaluated_on)
     return None
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number; a copied file may have text instead."""
     return isinstance(value, int | float) and math.isfinite(value)
 
@@ -80,7 +80,7 @@ def _headline(
     metrics: Mapping[str, Any], prefix: str, kind: str, name: str, evaluated_on: str | None
 ) -> Headline:
     number = metrics.get(f"{prefix}num_episodes")
-    many = f"{number:,.0f} " if _is_number(number) else ""
+    many = f"{number:,.0f} " if is_number(number) else ""
     if prefix:
         over = f"{many}greedy episodes on {evaluated_on or 'what the run evaluates on'}"
     else:
@@ -93,7 +93,7 @@ def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether any episode succeeded; without reports, success is 0 in every step."""
     names = ("success", "eval/greedy/success", "eval/sampled/success")
     return any(
-        _is_number(value) and value != 0
+        is_number(value) and value != 0
         for metrics in history
         for name in names
         if (value := metrics.get(name)) is not None
@@ -112,12 +112,12 @@ def interval(metrics: Mapping[str, Any], name: str) -> tuple[float, float] | Non
     number = metrics.get(f"{prefix}num_groups", metrics.get(f"{prefix}num_episodes"))
     spread = metrics.get(f"{prefix}reward_std")
     is_mix = any(key.count("/") == 3 and key.startswith("eval/") for key in metrics)
-    if not _is_number(number) or number < 1 or is_mix:
+    if not is_number(number) or number < 1 or is_mix:
         return None
     if kind == "success":
         rate = metrics[name]
         return wilson_interval(rate, int(number)) if 0 <= rate <= 1 else None
-    if kind != "reward" or not _is_number(spread):
+    if kind != "reward" or not is_number(spread):
         return None
     margin = Z * spread / math.sqrt(number)
     return metrics[name] - margin, metrics[name] + margin
@@ -159,4 +159,4 @@ def kl_is_informative(history: Sequence[Mapping[str, Any]]) -> bool:
     (False, True)
     """
     counts = (metrics.get("num_steps") for metrics in history)
-    return any(_is_number(count) and count >= 2 for count in counts)
+    return any(is_number(count) and count >= 2 for count in counts)

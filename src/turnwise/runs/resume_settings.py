@@ -50,42 +50,7 @@ FIXED: Mapping[str, str] = {
     "dataset.columns": _DATA,
     "dataset.max_rows": _DATA,
 }
-"""Settings that a resumed run must leave as they are, each with the reason."""
-
-MAY_CHANGE = frozenset(
-    {
-        *("model.device", "model.tensor_parallel_size", "model.trust_remote_code"),
-        *("inference.backend", "inference.max_tokens", "inference.temperature"),
-        *("inference.top_p", "inference.multi_turn", "inference.max_turns"),
-        *("inference.start_timeout", "inference.stall_timeout"),
-        *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
-        *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
-        *("training.group_size", "training.resample", "training.on_error"),
-        *("training.lam", "training.clip_ratio", "training.policy_loss"),
-        *("training.loss_agg_mode", "training.entropy_coef", "training.value_coef"),
-        *("training.use_kl_in_reward", "training.kl_coef", "training.kl_target"),
-        *("training.kl_loss_coef", "training.target_kl", "training.max_grad_norm"),
-        *("training.adv_options", "training.policy_loss_options", "training.clip_ratio_low"),
-        *("training.clip_ratio_high", "training.kl_horizon", "training.kl_penalty"),
-        *("training.kl_loss_type", "training.value_clip", "training.importance_level"),
-        *("training.importance_bounds", "training.adam_betas", "training.adam_epsilon"),
-        *("training.weight_decay", "training.update_epochs", "training.mini_batch_size"),
-        *("training.micro_batch_tokens", "training.gradient_checkpointing"),
-        *("training.max_log_prob_gap", "training.lora_dropout"),
-        *("parser", "eval_dataset.path", "eval_dataset.split", "eval_dataset.prompt_key"),
-        *("eval_dataset.columns", "eval_dataset.max_rows", "limits.max_turns"),
-        *("limits.max_tokens_per_turn", "limits.max_tokens", "limits.max_tool_calls"),
-        *("limits.max_seconds", "limits.max_observation", "limits.reset_timeout"),
-        *("limits.step_timeout", "limits.tool_timeout", "limits.generation_timeout"),
-        *("limits.reward_timeout", "limits.close_timeout"),
-        *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.save_interval"),
-        *("checkpoint.keep_last_n", "checkpoint.best_metric"),
-        *("ray.use_ray", "ray.num_actors", "ray.num_learners", "ray.gpus_per_worker"),
-        *("ray.address", "ray.mode", "ray.max_failures"),
-        *("logging.level", "logging.sinks", "logging.episodes_gb"),
-    }
-)
-"""Settings that may change in a resumed run. New settings go here or into `FIXED`."""
+"""Settings that a resumed run must leave as they are, each with the reason; others may change."""
 
 _RENAMED = {"<object>:RLHFDataset": "<object>:PromptDataset"}
 """Names that earlier versions recorded for rows in memory, and their present names."""

@@ -1,34 +1,223 @@
 """Sends metrics to TensorBoard, Weights & Biases, MLflow and trackio.
 
 None needs a login, and none can stop or slow down a run: each works in a thread of its own, and one
-that fails is logged once and dropped.
+that fails is logged once and dropped. A resumed run does not log steps again that a sink already
+has; a small file in the run folder has the last one. TensorBoard instead hides the events after the
+step from which the run resumed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import json
 import logging
 import math
+import os
 import queue
+import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from turnwise.errors import ConfigError, did_you_mean
-from turnwise.runs.sink_adapters import MLflow, Sink, TensorBoard, Trackio, WandB
+from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.runs.plain_json import plain_json
+from turnwise.whole_files import write_whole
 
-SINKS: dict[str, type[Sink]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WandB,
-    "mlflow": MLflow,
-    "trackio": Trackio,
-}
-
+_PROJECT = "turnwise"
+_MOST_PARAMS = 100  # per request, MLflow's limit
+_OTHER_MARKS = re.compile(r"[^\w.\- :/]")  # not allowed in MLflow's names
 # Metrics that are not sent by then are lost.
 _CLOSE_SECONDS = 8.0
 
 _LOG = logging.getLogger("turnwise")
+
+
+class Sink(ABC):
+    """A receiver of metrics. All calls after the constructor come from one thread."""
+
+    package: ClassVar[str]
+    """The package that it needs; the extra has the same name."""
+
+    def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        self._module: Any = import_extra(self.package, self.package)
+        self._folder, self._name, self._config = run_folder, run_name, plain_json(config)
+
+    @abstractmethod
+    def open(self, first_step: int) -> None:
+        """Open the sink before the first, or the first resumed, step."""
+
+    @abstractmethod
+    def log(self, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class TensorBoard(Sink):
+    """Event files in `tensorboard/` of the run folder."""
+
+    package = "tensorboard"
+
+    def open(self, first_step: int) -> None:
+        writers = importlib.import_module("torch.utils.tensorboard")
+        folder = str(self._folder / "tensorboard")
+        self._writer = writers.SummaryWriter(folder, purge_step=first_step)
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ResumedSink(Sink):
+    """A sink that continues its run after a resume: a file has the id of the run and its step."""
+
+    def __init__(self, run_folder: Path, run_name: str, config: Mapping[str, Any]) -> None:
+        super().__init__(run_folder, run_name, config)
+        self._memory: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            self._memory = json.loads((run_folder / f".{self.package}.json").read_bytes())
+
+    def open(self, first_step: int) -> None:
+        if "id" not in self._memory:
+            self._remember(id=self._new_id())
+        self._run = self._open_run(str(self._memory["id"]))
+
+    def _new_id(self) -> str:
+        return uuid.uuid4().hex[:12]
+
+    @abstractmethod
+    def _open_run(self, run_id: str) -> Any: ...
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        if step > int(self._memory.get("step", -1)):
+            self._send(step, numbers)
+            self._remember(step=step)
+
+    def _send(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+    def _remember(self, **values: Any) -> None:
+        self._memory |= values
+        self._folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self._folder / f".{self.package}.json", json.dumps(self._memory).encode())
+
+
+class WandB(_ResumedSink):
+    """A run of Weights & Biases in `wandb/` of the run folder.
+
+    Online if the user is logged in, else offline for a later `wandb sync`. It never prompts.
+    """
+
+    package = "wandb"
+
+    def _open_run(self, run_id: str) -> Any:
+        wandb = self._module
+        mode = os.environ.get("WANDB_MODE")
+        if mode is None:
+            mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
+        return wandb.init(
+            project=os.environ.get("WANDB_PROJECT", _PROJECT),
+            dir=str(self._folder),
+            id=run_id,
+            name=self._name,
+            config=self._config,
+            mode=mode,
+            resume="allow",
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+
+
+class Trackio(_ResumedSink):
+    """A run of trackio, where `trackio show` finds it: in the user's cache, or in TRACKIO_DIR."""
+
+    package = "trackio"
+
+    def _new_id(self) -> str:
+        # Runs in other folders may have the same name, and would be resumed.
+        return f"{self._name}-{uuid.uuid4().hex[:6]}"
+
+    def _open_run(self, run_id: str) -> Any:
+        return self._module.init(
+            project=_PROJECT,
+            name=run_id,
+            config=self._config,
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+
+class MLflow(_ResumedSink):
+    """A run of MLflow, in a database in `mlflow/` of the run folder or at MLFLOW_TRACKING_URI."""
+
+    package = "mlflow"
+
+    def open(self, first_step: int) -> None:
+        place = os.environ.get("MLFLOW_TRACKING_URI")
+        if place is None:
+            folder = (self._folder / "mlflow").absolute()
+            folder.mkdir(parents=True, exist_ok=True)
+            place = f"sqlite:///{folder / 'mlflow.db'}"
+        self._client = self._module.MlflowClient(tracking_uri=place)
+        super().open(first_step)
+
+    def _new_id(self) -> str:
+        client = self._client
+        experiment = client.get_experiment_by_name(_PROJECT)
+        if experiment is None:
+            artifacts = (self._folder / "mlflow" / "artifacts").absolute().as_uri()
+            number = client.create_experiment(_PROJECT, artifact_location=artifacts)
+        else:
+            number = experiment.experiment_id
+        run_id = str(client.create_run(number, run_name=self._name).info.run_id)
+        param = self._module.entities.Param
+        settings = [param(name, str(value)[:500]) for name, value in _flat(self._config)]
+        for start in range(0, len(settings), _MOST_PARAMS):
+            client.log_batch(run_id, params=settings[start : start + _MOST_PARAMS])
+        return run_id
+
+    def _open_run(self, run_id: str) -> str:
+        return run_id
+
+    def _send(self, step: int, numbers: Mapping[str, float]) -> None:
+        now, metric = int(1000 * time.time()), self._module.entities.Metric
+        named = {_OTHER_MARKS.sub("_", name): value for name, value in numbers.items()}
+        metrics = [metric(name, value, now, step) for name, value in named.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """
+    >>> dict(_flat({"training": {"gamma": 0.9}, "seed": 1}))
+    {'training.gamma': 0.9, 'seed': 1}
+    """
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+SINKS: Mapping[str, type[Sink]] = {
+    sink.package: sink for sink in (TensorBoard, WandB, MLflow, Trackio)
+}
 
 
 def check_sinks(names: Sequence[str]) -> None:

@@ -11,7 +11,6 @@ access restores it. Next to a folder `x` there may be, for a while:
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -25,7 +24,7 @@ from pathlib import Path
 
 from turnwise.errors import CheckpointError
 from turnwise.runs.disk_errors import explained
-from turnwise.whole_files import honour_umask
+from turnwise.whole_files import honour_umask, sync
 
 PATIENCE_S = 60.0
 """Seconds to wait for another process that renames in the same folder."""
@@ -99,7 +98,7 @@ def write_folder(
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a single file atomically; the caller holds `in_order`."""
+    """Write a single file atomically; the caller holds `in_order`, which removes its drafts."""
     temporary = _beside(path, f"saving-{_host()}")
     try:
         temporary.write_bytes(content)
@@ -124,19 +123,6 @@ def make_folder(folder: Path) -> None:
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
         sync(folder.parent)
-
-
-def sync(path: Path) -> None:
-    """Sync a file or folder to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        # Some network file systems return EINVAL for folders.
-        if error.errno != errno.EINVAL or not path.is_dir():
-            raise
-    finally:
-        os.close(handle)
 
 
 def _sync_tree(folder: Path) -> None:

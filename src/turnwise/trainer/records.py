@@ -195,7 +195,9 @@ class Records:
         if value is None or self._last["step"] != saved.step:
             return
         best = self.checkpoints.best
-        if best is None or best.metric != name or value >= best.value:  # the latest of equals
+        if (
+            best is None or best.mark.metric != name or value >= best.mark.value
+        ):  # the latest of equals
             bounds = interval(self._last, name)
             number = self._last.get(f"{name.rpartition('/')[0]}/num_episodes")
             num_episodes = None if number is None else int(number)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError
-from turnwise.runs.best_mark import BestMark, read_best_mark
+from turnwise.runs.checkpoints import BestMark, read_best_mark
 from turnwise.runs.episode_records import StoredEpisode
 from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.index import Connection, Index, index_path

@@ -59,11 +59,6 @@ class Finding:
         names = ", ".join(finding.code for finding in self.consequences)
         return f"Because of this: {names}." if names else ""
 
-    @property
-    def cure(self) -> str:
-        """An alias of `fix`, its former name."""
-        return self.fix
-
     def __str__(self) -> str:
         return " ".join(text for text in (self.text, self.because, self.fix) if text)
 

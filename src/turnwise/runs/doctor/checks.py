@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.runs.doctor import policy, rewards, system, turns
+from turnwise.runs.doctor import policy, rewards, turns
 from turnwise.runs.doctor.history import History
 
 
@@ -17,7 +17,6 @@ from turnwise.runs.doctor.history import History
 class Check:
     """A check for one thing that can be wrong."""
 
-    code: str
     see: Callable[[History], str | None]
     """Returns the observation as text; None: nothing is wrong."""
     fix: str
@@ -31,6 +30,11 @@ class Check:
     """Whether no other finding explains it."""
     is_cause: Callable[[History], bool] = lambda history: True
     """Whether it explains others."""
+
+    @property
+    def code(self) -> str:
+        """Its identifier, from the name of the function: `too-hard` of `too_hard`."""
+        return self.see.__name__.replace("_", "-")
 
     def explains_here(self, other: Check, history: History) -> bool:
         """Return whether the other's finding is a consequence of this one, in this run."""
@@ -60,15 +64,13 @@ _LOST_POLICY = (
 
 CHECKS: tuple[Check, ...] = (
     Check(
-        "errors",
-        system.errors,
+        turns.errors,
         "Read the failures in the run's log.txt; turnwise check-env finds most of an "
         "environment's own.",
         explains=_POINTLESS_TURNS,
     ),
     Check(
-        "stale-engine",
-        system.stale_engine,
+        policy.stale_engine,
         "See that the engine gets the weights after each update: a server must accept them "
         "(log.txt has its answers), and an engine of your own must take them in update_weights. "
         "With inference.backend=local, which samples from the trained modules, it cannot happen. "
@@ -76,14 +78,12 @@ CHECKS: tuple[Check, ...] = (
         explains=("sampler-gap", *_LOST_POLICY),
     ),
     Check(
-        "sampler-gap",
-        system.sampler_gap,
+        policy.sampler_gap,
         "Take model.dtype=float32 or inference.backend=local, see that the engine has the newest "
         "weights and the same temperature and chat template, or keep importance correction on.",
         explains=_LOST_POLICY,
     ),
     Check(
-        "learning-rate-too-high",
         policy.learning_rate_too_high,
         "Lower training.learning_rate to a tenth, then to a hundredth, and begin anew or from a "
         "checkpoint of before. training.max_grad_norm does not help: the optimiser's step has the "
@@ -92,14 +92,12 @@ CHECKS: tuple[Check, ...] = (
         is_of_updates=True,
     ),
     Check(
-        "skipped-steps",
-        system.skipped_steps,
+        policy.skipped_steps,
         "If it recurs: lower training.learning_rate, set training.max_grad_norm, take "
         "model.dtype=float32, and see that rewards are of moderate size.",
         explains=("not-rising",),
     ),
     Check(
-        "cut-turns",
         turns.cut_turns,
         "Raise inference.max_tokens, ask for short answers in the prompt, or warm-start: a model "
         "that never learned to end its turn does not end it.",
@@ -107,14 +105,12 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("cut_turns"),
     ),
     Check(
-        "unread-calls",
         turns.unread_calls,
         "Set parser to that format (parser=... of the trainer, parser: in YAML), or let the prompt "
         "show a call in the format of this run's parser.",
         explains=("malformed-calls", "invalid-actions", "tools-unused", *_POINTLESS_TURNS),
     ),
     Check(
-        "malformed-calls",
         turns.malformed_calls,
         "Check that the prompt shows one whole call and that the parser is the one of that "
         "format, warm-start on good episodes (training.warm_start), and raise "
@@ -123,7 +119,6 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("malformed_calls"),
     ),
     Check(
-        "invalid-actions",
         turns.invalid_actions,
         "Show an action in get_prompt_prefix, let the environment accept it with words around "
         "it, warm-start (training.warm_start=random needs no expert), and raise "
@@ -132,14 +127,12 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("invalid_actions"),
     ),
     Check(
-        "success-unpaid",
         rewards.success_unpaid,
         "Look at the sign of the reward, and at a reward that comes a step too late: what the "
         "environment returns for an action must be earned by that action.",
         explains=("misplaced-reward", "reward-hacking", *_NOTHING_LEARNED),
     ),
     Check(
-        "misplaced-reward",
         rewards.misplaced_reward,
         "A reward function that returns one number a turn puts each on its own turn: the reward of "
         "success belongs to the last one. Return one number to pay for the episode as a whole; the "
@@ -147,7 +140,6 @@ CHECKS: tuple[Check, ...] = (
         explains=(*_NOTHING_LEARNED, "entropy-collapse", "forgetting"),
     ),
     Check(
-        "answer-shown",
         rewards.answer_shown,
         "Read what the agent is shown: reset(), get_prompt_prefix() and the columns of the dataset "
         "may hold what it is to find out. If choosing from what is shown is the task, it is "
@@ -155,7 +147,6 @@ CHECKS: tuple[Check, ...] = (
         explains=("too-easy", "not-rising", "steps-too-small", "value-useless"),
     ),
     Check(
-        "constant-reward",
         rewards.constant_reward,
         "First look at the reward: turnwise play with --player expert and with --player random "
         "prints what a good and a bad episode earn. If these differ, the reward is right and the "
@@ -168,7 +159,6 @@ CHECKS: tuple[Check, ...] = (
         is_own_cause=lambda history: history.success() > 0,
     ),
     Check(
-        "out-of-time",
         turns.out_of_time,
         "Find what is slow (time/environment, time/tools, time/generate in the metrics), or raise "
         "the time limit: limits.max_seconds.",
@@ -176,7 +166,6 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("truncated/time"),
     ),
     Check(
-        "out-of-tokens",
         turns.out_of_tokens,
         "Make observations and prompts shorter, lower inference.max_tokens or "
         "inference.max_turns, or take a model with a longer context.",
@@ -184,7 +173,6 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("truncated/tokens"),
     ),
     Check(
-        "out-of-tool-calls",
         turns.out_of_tool_calls,
         "Read a few episodes: a model that calls the same tool again and again learns nothing from "
         "the answers. If it needs so many, raise limits.max_tool_calls.",
@@ -192,7 +180,6 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("truncated/tool_calls"),
     ),
     Check(
-        "out-of-turns",
         turns.out_of_turns,
         "Raise inference.max_turns (and environment.max_steps), shorten the task, or reward "
         "progress on the way.",
@@ -200,7 +187,6 @@ CHECKS: tuple[Check, ...] = (
         was_so_at_first=_share_at_first("truncated/turns"),
     ),
     Check(
-        "too-hard",
         rewards.too_hard,
         "Begin with an easier task (environment.params, a curriculum), warm-start on the expert "
         "(training.warm_start=expert), reward partial progress, or raise training.group_size and "
@@ -208,13 +194,11 @@ CHECKS: tuple[Check, ...] = (
         explains=("alike-groups", "value-useless", "steps-too-small", "not-rising"),
     ),
     Check(
-        "too-easy",
         rewards.too_easy,
         "Stop here, or make the task harder (environment.params).",
         explains=("not-rising", "steps-too-small", "value-useless"),
     ),
     Check(
-        "entropy-collapse",
         policy.entropy_collapse,
         "Set training.entropy_coef (0.01), lower training.learning_rate, raise "
         "inference.temperature, or hold the model with training.kl_loss_coef; go back to a "
@@ -224,21 +208,19 @@ CHECKS: tuple[Check, ...] = (
         is_of_updates=True,
     ),
     Check(
-        "entropy-explosion",
         policy.entropy_explosion,
         "Lower training.entropy_coef and training.learning_rate, set training.kl_loss_coef or "
         "training.target_kl, or lower inference.temperature.",
         explains=(
+            *_NOTHING_LEARNED,
             "constant-reward",
             "forgetting",
             "cut-turns",
             "invalid-actions",
-            *_NOTHING_LEARNED,
         ),
         is_of_updates=True,
     ),
     Check(
-        "alike-groups",
         rewards.alike_groups,
         "Raise training.group_size or inference.temperature, mix in tasks of middling "
         "difficulty, or replace such groups (training.resample): a group teaches by the "
@@ -246,26 +228,22 @@ CHECKS: tuple[Check, ...] = (
         explains=("value-useless", "steps-too-small", "not-rising"),
     ),
     Check(
-        "steps-too-large",
         policy.steps_too_large,
         "Lower training.learning_rate or training.update_epochs, or set training.target_kl (0.02).",
         explains=("forgetting", "gradient-jump", "not-rising"),
         is_of_updates=True,
     ),
     Check(
-        "gradient-jump",
         policy.gradient_jump,
         "Once is harmless with training.max_grad_norm set. Else lower training.learning_rate, or "
         "look for an extreme reward in this step's episodes.",
     ),
     Check(
-        "tools-unused",
         turns.tools_unused,
         "Look at the episodes: do calls fail, or does guessing earn as much? Reward a useful "
         "call, let tool errors say how to call rightly, or set training.kl_loss_coef.",
     ),
     Check(
-        "forgetting",
         rewards.forgetting,
         "Unless the task was made harder in between: go back to the best checkpoint with a lower "
         "training.learning_rate, or hold the model with training.kl_loss_coef or "
@@ -274,25 +252,21 @@ CHECKS: tuple[Check, ...] = (
         is_of_updates=True,
     ),
     Check(
-        "reward-hacking",
         rewards.reward_hacking,
         "Read the episodes of highest reward. Give parts that can be had without success a "
         "smaller weight, or pay them only with success.",
     ),
     Check(
-        "value-useless",
         policy.value_useless,
         "Raise training.value_coef or training.update_epochs, try training.critic=separate or a "
         "larger training.batch_size, or an estimator without one: training.adv_estimator=grpo.",
     ),
     Check(
-        "steps-too-small",
         policy.steps_too_small,
         "Raise training.learning_rate (three to ten times).",
         explains=("not-rising",),
     ),
     Check(
-        "not-rising",
         rewards.not_rising,
         "If that is less than you expect: a higher training.learning_rate, a larger "
         "training.batch_size, reward for partial progress, or a warm start. If it is the best "

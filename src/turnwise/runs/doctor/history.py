@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 
+from turnwise.runs.headline import is_number
+
 NUM_KEPT = 64
 """Steps that are kept."""
 NUM_RECENT = 5
@@ -61,7 +63,7 @@ class History:
 
     def add(self, metrics: Mapping[str, float]) -> None:
         self.num_steps += 1
-        finite = {name: value for name, value in metrics.items() if _is_finite(value)}
+        finite = {name: value for name, value in metrics.items() if is_number(value)}
         self._note_jumps(finite)
         self.steps.append(finite)
         self.first = {**finite, **self.first}
@@ -170,21 +172,17 @@ class History:
         pairs = zip(spreads, rewards, strict=False)
         return bool(spreads) and all(s <= 1e-6 * max(1.0, abs(r)) for s, r in pairs)
 
-    def stays_high(self, name: str, level: float) -> float | None:
-        """Return the present value of a fraction that has stayed at `level` or above; else None.
+    def stays_high(self, name: str) -> float | None:
+        """Return the present value of a fraction that has stayed at a half or above; else None.
 
         It takes twenty steps to see whether it falls, unless there is no signal to learn from.
         """
         recent = self.last(name)
         is_hopeless = self.has_no_spread() and not self.success()
-        if recent and min(recent) >= max(level, 0.9) and is_hopeless:
+        if recent and min(recent) >= 0.9 and is_hopeless:
             return statistics.fmean(recent)
         before = self.mean(name, NUM_STEADY, ago=NUM_STEADY)
         now = self.mean(name, NUM_STEADY)
-        if before is None or now is None or min(before, now) < level:
+        if before is None or now is None or min(before, now) < 0.5:
             return None
         return None if now < before - 0.02 or self.is_rising() else now
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

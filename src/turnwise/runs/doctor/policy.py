@@ -1,4 +1,4 @@
-"""Checks of the policy updates."""
+"""Checks of the engine and of the policy updates."""
 
 from __future__ import annotations
 
@@ -128,3 +128,37 @@ def value_useless(history: History) -> str | None:
         f"The value function explains nothing of the returns (explained variance {explained:.2g} "
         f"over {num} steps; 1 is perfect, 0 a constant)."
     )
+
+
+def stale_engine(history: History) -> str | None:
+    """Detect an engine with old weights: it agrees with the learner in the first step only."""
+    gaps, first = history.known("gap_max", 2), history.first.get("gap_max", 1.0)
+    if history.num_steps < 3 or len(gaps) < 2 or "weights_behind" in history.steps[-1]:
+        return None  # asynchronous training uses older weights on purpose
+    if first > 0.01 or min(gaps) < max(100 * first, 0.01):
+        return None
+    return (
+        f"In the first step sampler and learner agreed on the log-probs of the tokens (at most "
+        f"{first:.1g} apart); now they do not (up to {max(gaps):.2g} apart). The engine does not "
+        "get the weights that are trained, and samples from old ones."
+    )
+
+
+def sampler_gap(history: History) -> str | None:
+    divergence, worst = history.median("gap_kl", 3), history.median("gap_max", 3)
+    if divergence is None or worst is None or (divergence < 0.01 and worst < 2.0):
+        return None
+    if stale_engine(history):
+        return None  # which is more specific
+    return (
+        f"Sampler and learner disagree on the probabilities of the tokens: divergence "
+        f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4). "
+        "What is learned from is not what was played."
+    )
+
+
+def skipped_steps(history: History) -> str | None:
+    num_skipped = history.steps[-1].get("num_skipped_steps", 0.0)
+    if not num_skipped:
+        return None
+    return f"{num_skipped:.0f} steps were skipped: a loss or gradient was not a finite number."

@@ -1,8 +1,17 @@
-"""Checks of the text that the model writes."""
+"""Checks of how episodes go: the text that the model writes, limits, failures."""
 
 from __future__ import annotations
 
 from turnwise.runs.doctor.history import History
+
+
+def errors(history: History) -> str | None:
+    share = history.mean("errors", 3)
+    if share is None or share <= 0.1:
+        return None
+    most = _most_frequent(history, "errors/")
+    kind = f", most in the {most}" if most else ""
+    return f"{share:.0%} of the episodes failed{kind}: they are not learned from."
 
 
 def unread_calls(history: History) -> str | None:
@@ -10,34 +19,37 @@ def unread_calls(history: History) -> str | None:
     share = history.mean("unread_calls", 3)
     if share is None or share < 0.3:
         return None
-    names = sorted({name for step in history.steps for name in step if name.startswith(_UNREAD)})
-    most = max(names, key=lambda name: history.mean(name, 3) or 0.0, default=None)
-    written = f"in the format {most.removeprefix(_UNREAD)!r}" if most else "in another format"
+    most = _most_frequent(history, "unread_calls/")
+    written = f"in the format {most!r}" if most else "in another format"
     return (
         f"{share:.0%} of the turns hold a tool call {written}, which the parser of this run does "
         "not read: the calls reach the environment as plain text."
     )
 
 
-_UNREAD = "unread_calls/"
+def _most_frequent(history: History, prefix: str) -> str | None:
+    """Return the kind of errors with the highest rate, of metrics such as `errors/tool`."""
+    names = sorted({name for step in history.steps for name in step if name.startswith(prefix)})
+    most = max(names, key=lambda name: history.mean(name, 3) or 0.0, default=None)
+    return most and most.removeprefix(prefix)
 
 
 def malformed_calls(history: History) -> str | None:
-    share = history.stays_high("malformed_calls", 0.5)
+    share = history.stays_high("malformed_calls")
     if share is None:
         return None
     return f"{share:.0%} of the turns hold a tool call that cannot be read."
 
 
 def invalid_actions(history: History) -> str | None:
-    share = history.stays_high("invalid_actions", 0.5)
+    share = history.stays_high("invalid_actions")
     if share is None:
         return None
     return f"The environment did not understand {share:.0%} of the actions."
 
 
 def cut_turns(history: History) -> str | None:
-    share = history.stays_high("cut_turns", 0.5)
+    share = history.stays_high("cut_turns")
     if share is None or history.success() >= 0.9:
         return None
     length = history.mean("tokens_per_turn")
@@ -53,7 +65,7 @@ def tools_unused(history: History) -> str | None:
 
 
 def _truncated(history: History, by: str, words: str) -> str | None:
-    share = history.stays_high(f"truncated/{by}", 0.5)
+    share = history.stays_high(f"truncated/{by}")
     # In some environments, lasting until the limit is the success.
     if share is None or history.success() >= 0.5:
         return None
