@@ -51,7 +51,7 @@ QWEN: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 GPU_ONLY = {"engine.sampling", "learner.rms_norm"}
-CPU_ONLY = {"engine.openmp", "engine.transposed", "learner.shared_prefix"}
+CPU_ONLY = {"engine.openmp", "engine.transposed"}
 
 Step = Callable[[], object]
 

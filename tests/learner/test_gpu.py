@@ -7,9 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from learner.episodes import random_batch
-from turnwise.learner import Learner, LearnerOptions, PolicyValueModel
+from turnwise.chat import TokenStream
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
 from turnwise.learner.head import Head
 from turnwise.learner.log_probs import chosen_log_probs
+from turnwise.learner.packing import make_packs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -60,6 +62,52 @@ def test_packed_bf16_is_as_near_to_float32_as_padded_bf16(name):
         )
     assert gaps["packed"] < 2 * gaps["padded"] + 1e-3
     assert slants["packed"] < 2 * slants["padded"] + 1e-3
+
+
+def shared_and_branching_streams():
+    """Two groups with one prompt each; every episode branches after its first turn."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = lambda number: torch.randint(0, 97, (number,), generator=draw).tolist()  # noqa: E731
+    streams = []
+    for prompt in (tokens(30), tokens(17)):
+        for _ in range(4):
+            stream = TokenStream()
+            stream.add_context(prompt)
+            stream.add_turn(tokens(5), [-1.0] * 5)
+            fork = len(stream)
+            for _ in range(2):
+                stream.begin_branch(fork)
+                stream.add_context(tokens(6))
+                stream.add_turn(tokens(9), [-1.0] * 9)
+            streams.append(stream)
+    return streams
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_shared_prefixes_in_bf16_are_as_near_to_float32_as_episodes_one_by_one(name):
+    batch = PPOBatch.from_streams(shared_and_branching_streams())
+    rows = torch.arange(len(batch))
+    found = {}
+    for way, dtype in (("exact", torch.float32), ("shared", None), ("alone", None)):
+        model = PolicyValueModel(made(name, dtype or torch.bfloat16), None, layout="packed")
+        ids = batch.input_ids if way == "shared" else None
+        budget = 10_000 if way == "shared" else 1
+        grid = torch.zeros(batch.input_ids.shape, device="cuda")
+        masks = (batch.attention_mask, batch.response_mask)
+        for pack in make_packs(*masks, rows, budget, ids, batch.branches):
+            log_probs = model.forward_pack(batch.input_ids, pack).log_probs
+            log_probs.sum().backward()
+            grid[pack.rows.cuda()] = log_probs.detach().float()
+        gradients = {n: p.grad.float() for n, p in model.policy.named_parameters()}
+        found[way] = grid, gradients
+    expected, exact = found.pop("exact")
+    gaps = {way: float((grid - expected).abs().mean()) for way, (grid, _) in found.items()}
+    slants = {
+        way: max(float((g[n] - exact[n]).norm() / exact[n].norm()) for n in exact)
+        for way, (_, g) in found.items()
+    }
+    assert gaps["shared"] < 1.5 * gaps["alone"] + 1e-3
+    assert slants["shared"] < 1.5 * slants["alone"] + 1e-3
 
 
 def test_float32_on_a_gpu_is_attended_without_the_kernel():

@@ -133,7 +133,7 @@ def make_packs(
     lengths = lengths[lengths > 0]
     prompts = _Prompts.none(len(rows))
     if ids is not None:
-        prompts = _Prompts.of(ids[rows], attention_mask[rows], response_mask[rows])
+        prompts = _Prompts.of(ids.cpu()[rows], attention_mask[rows], response_mask[rows])
     packs = []
     for group in assign_together(lengths.tolist(), prompts, budget):
         chosen = torch.tensor(group)

@@ -63,13 +63,17 @@ class Trunk:
         self.layout: Layout
         self._scale, self._softcap = self._measure_head()
         self._last_mlp: Any = None
+        self._is_exact_with_prefixes = False
         problem: Exception | None = None
         default: list[Layout] = ["padded"] if is_plain("learner.packing") else ["packed", "padded"]
         tried: list[Layout] = default if layout is None else [layout]
         for self.layout in tried:
             try:
                 with _short_windows(self.model, self._configs):
-                    gap = self._gap_to_plain_forward()
+                    gap = self._gap_to_plain_forward(share_prompts=False)
+                    if self.layout == "packed" and not is_plain("learner.shared_prefix"):
+                        shared_gap = self._gap_to_plain_forward(share_prompts=True)
+                        self._is_exact_with_prefixes = shared_gap <= self._tolerance
             except _PROBE_ERRORS as error:
                 if _is_out_of_memory(error):
                     raise
@@ -107,9 +111,8 @@ class Trunk:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether packs may hold a prefix once for several episodes; the GPU kernel cannot."""
-        on_cpu = self.model.device.type == "cpu"
-        return self.layout == "packed" and on_cpu and not is_plain("learner.shared_prefix")
+        """Whether packs may hold a prefix once for several episodes."""
+        return self.layout == "packed" and self._is_exact_with_prefixes
 
     def hidden(
         self, ids: torch.Tensor, pack: Pack, needed: torch.Tensor | None = None
@@ -260,18 +263,27 @@ class Trunk:
             self._last_mlp = None
 
     @torch.no_grad()
-    def _gap_to_plain_forward(self) -> float:
-        """Return the largest difference in logits, of two episodes that are computed together."""
-        episodes = [self._probe(11, 7), self._probe(4, 5)]
-        present = torch.zeros(2, 11, dtype=torch.bool)
+    def _gap_to_plain_forward(self, *, share_prompts: bool) -> float:
+        """Return the largest difference in logits of episodes that are computed together.
+
+        Two of them have the same prompt.
+        """
+        first = self._probe(11, 7)
+        episodes = [first, self._probe(4, 5), torch.cat([first[:6], self._probe(3, 11)])]
+        present, sampled = torch.zeros(2, len(episodes), 11, dtype=torch.bool)
+        ids = torch.zeros(len(episodes), 11, dtype=torch.long)
         for row, episode in enumerate(episodes):
             present[row, : len(episode)] = True
-        (pack,) = make_packs(present, torch.zeros_like(present), torch.arange(2), budget=15)
+            sampled[row, 6 : len(episode)] = True
+            ids[row, : len(episode)] = episode
+        rows, shared = torch.arange(len(episodes)), ids if share_prompts else None
+        (pack,) = make_packs(present, sampled, rows, 99, shared)
         pack = pack.to(self.model.device)
-        hidden = self.hidden(torch.cat(episodes), pack)
+        hidden = self.hidden(pack.take(ids.to(self.model.device)), pack)
         got = self.head.logits(hidden).float()
         plain = [self.model(episode[None], use_cache=False).logits[0] for episode in episodes]
-        expected = torch.cat(plain).float()
+        places = zip(pack.row_of.tolist(), pack.positions.tolist(), strict=True)
+        expected = torch.stack([plain[row][position] for row, position in places]).float()
         return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
 
     def _probe(self, length: int, factor: int) -> torch.Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch.autograd.function import once_differentiable
 
 from turnwise.models.attention import configs_of
 
@@ -33,26 +34,50 @@ class Bucket:
     """[n, P + L], the same after the tokens of a prefix."""
 
 
+@dataclass(frozen=True)
+class Spans:
+    """What a kernel computes at once: block i of the queries attends to block i of the keys."""
+
+    query_offsets: torch.Tensor
+    """The start of each segment, and the end of the last one."""
+    key_offsets: torch.Tensor
+    """The same for what each segment attends to: its prefix and itself."""
+    longest_query: int
+    longest_key: int
+    keys: torch.Tensor
+    """The tokens that the segments attend to, those of one after those of another."""
+
+
 @dataclass
 class Episodes:
-    """The segments of one forward; offsets and buckets are made once for all layers."""
+    """The segments of one forward; spans and buckets are made once for all layers."""
 
     lengths: Sequence[int]
     prefixes: Sequence[torch.Tensor] = ()
     """The indices of the tokens before each segment; empty if no segment has any."""
-    _offsets: dict[torch.device, torch.Tensor] = field(default_factory=dict)
+    _spans: dict[torch.device, Spans] = field(default_factory=dict)
     _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
 
     @property
     def has_prefixes(self) -> bool:
         return any(len(prefix) for prefix in self.prefixes)
 
-    def offsets(self, device: torch.device) -> torch.Tensor:
-        """Return the start of each segment, and the end of the last one."""
-        if device not in self._offsets:
-            ends = list(accumulate(self.lengths, initial=0))
-            self._offsets[device] = torch.tensor(ends, dtype=torch.int32).to(device)
-        return self._offsets[device]
+    def spans(self, device: torch.device) -> Spans:
+        """Return where each segment and what it attends to are."""
+        if device not in self._spans:
+            starts = list(accumulate(self.lengths, initial=0))
+            keys = [torch.arange(a, b) for a, b in pairwise(starts)]
+            if self.has_prefixes:
+                keys = [torch.cat(both) for both in zip(self.prefixes, keys, strict=True)]
+            offsets = list(accumulate(map(len, keys), initial=0))
+            self._spans[device] = Spans(
+                torch.tensor(starts, dtype=torch.int32).to(device),
+                torch.tensor(offsets, dtype=torch.int32).to(device),
+                max(self.lengths),
+                max(map(len, keys)),
+                torch.cat(keys).to(device),
+            )
+        return self._spans[device]
 
     def buckets(self, device: torch.device) -> tuple[list[Bucket], torch.Tensor]:
         """Return the segments in buckets, and the index of each of the N tokens in them [N]."""
@@ -107,7 +132,7 @@ def episode_attention(
         if given is not None:
             raise NotImplementedError(f"packed attention does not support {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if _has_kernel(query) and not episodes.has_prefixes:
+    if _has_kernel(query):
         return _by_kernel(query, key, value, episodes, scale, sliding_window), None
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     buckets, places = episodes.buckets(query.device)
@@ -169,22 +194,108 @@ def _by_kernel(
     scale: float,
     window: int | None,
 ) -> torch.Tensor:
-    """Call torch's flash attention directly: the public `varlen_attn` around it takes half a
-    millisecond more per layer."""
-    offsets, longest = episodes.offsets(query.device), max(episodes.lengths)
+    spans = episodes.spans(query.device)
     # The kernel counts the tokens before a token, a sliding window counts the token itself too.
-    left = -1 if window is None or window >= longest else window - 1
-    output: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        *(x[0].transpose(0, 1) for x in (query, key, value)),
-        *(offsets, offsets, longest, longest),
+    left = -1 if window is None or window >= spans.longest_key else window - 1
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    if not episodes.has_prefixes:
+        return _flash(query, key, value, spans, scale, left)[0][None]
+    output: torch.Tensor = _PrefixAttention.apply(  # type: ignore[no-untyped-call]
+        query, key, value, spans, scale, left
+    )
+    return output[None]
+
+
+class _PrefixAttention(torch.autograd.Function):
+    """Gathers the keys of each segment for the kernel, in the forward and again in the backward.
+
+    Autograd would keep what was gathered: a prompt of 8 episodes 8 times, in each layer. Two calls
+    of the kernel, one for segments and one for prefixes, merged by their log-sum-exps, gather less
+    and are no faster.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        spans: Spans,
+        scale: float,
+        left: int,
+    ) -> torch.Tensor:
+        at = spans.keys
+        output, *others = _flash(query, key[at], value[at], spans, scale, left)[:4]
+        ctx.save_for_backward(query, key, value, output, *others)
+        ctx.settings = spans, scale, left
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, log_sums, seed, unused = ctx.saved_tensors
+        spans, scale, left = ctx.settings
+        at = spans.keys
+        to_query, *gathered = _flash_backward(
+            *(gradient, query, key[at], value[at], output, log_sums, seed, unused),
+            *(spans, scale, left),
+        )
+        # Several segments add to the keys of a prefix: in bfloat16 every sum would be rounded.
+        to_key, to_value = (
+            torch.zeros_like(x, dtype=torch.float32).index_add_(0, at, more.float()).to(x.dtype)
+            for x, more in zip((key, value), gathered, strict=True)
+        )
+        return to_query, to_key, to_value, None, None, None
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    spans: Spans,
+    scale: float,
+    left: int,
+) -> tuple[torch.Tensor, ...]:
+    """Call torch's flash attention directly: the public `varlen_attn` around it takes half a
+    millisecond more per layer. The last query of a block is at the place of its last key."""
+    found: tuple[torch.Tensor, ...] = torch.ops.aten._flash_attention_forward(
+        *(query, key, value),
+        *(spans.query_offsets, spans.key_offsets, spans.longest_query, spans.longest_key),
         0.0,  # dropout
         left < 0,  # causal, unless a window is given
         False,
         scale=scale,
         window_size_left=left,
         window_size_right=0,
-    )[0]
-    return output[None]
+    )
+    return found
+
+
+def _flash_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    log_sums: torch.Tensor,
+    seed: torch.Tensor,
+    unused: torch.Tensor,
+    spans: Spans,
+    scale: float,
+    left: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    found = torch.ops.aten._flash_attention_backward(
+        *(gradient, query, key, value, output, log_sums),
+        *(spans.query_offsets, spans.key_offsets, spans.longest_query, spans.longest_key),
+        0.0,
+        left < 0,
+        *(seed, unused),
+        scale=scale,
+        window_size_left=left,
+        window_size_right=0,
+    )
+    return found
 
 
 def attention_configs(model: Any) -> list[Any]:

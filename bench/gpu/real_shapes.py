@@ -1,0 +1,163 @@
+"""Times real model shapes on a GPU: updates on groups of episodes that share their prompt.
+
+    python bench/gpu/real_shapes.py                    Qwen2.5-1.5B: 8 groups of 8 x (512 + 256)
+    python bench/gpu/real_shapes.py --shape 7B --lora 32
+    python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
+
+Weights are random, in bfloat16. The model FLOPs utilisation counts 6 operations per weight and
+computed token, or 4 with LoRA, where the weights have no gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from results import add_record_option, record
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+from turnwise.learner.lora import add_lora
+from turnwise.plain_mode import plain_mode
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "heads": (4, 2)},
+    "0.5B": {
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "heads": (14, 2),
+    },
+    "1.5B": {
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "heads": (12, 2),
+    },
+    "7B": {
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "heads": (28, 4),
+    },
+}
+PEAK_FLOPS = 989e12
+"""The peak of an H200 in bfloat16, without sparsity."""
+
+
+def make_model(shape: str, device: str) -> Any:
+    """Return a Qwen2.5 of this shape with random weights."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    settings = dict(SHAPES[shape])
+    heads, key_heads = settings.pop("heads")
+    config = Qwen2Config(
+        vocab_size=512 if shape == "tiny" else 151936,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        tie_word_embeddings=shape != "7B",
+        **settings,
+    )
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
+        return model.to(torch.bfloat16).eval()
+
+
+def make_batch(groups: int, members: int, prompt: int, sampled: int, vocab_size: int) -> PPOBatch:
+    """Return groups of episodes of one turn; the members of a group have the same prompt."""
+    generator = torch.Generator().manual_seed(0)
+    draw = partial(torch.randint, 0, vocab_size, generator=generator)
+    prompts = draw((groups, prompt)).repeat_interleave(members, 0)
+    ids = torch.cat([prompts, draw((groups * members, sampled))], 1)
+    is_sampled = torch.zeros(ids.shape, dtype=torch.bool)
+    is_sampled[:, prompt:] = True
+    return PPOBatch(
+        ids,
+        is_sampled,
+        torch.ones(ids.shape, dtype=torch.bool),
+        old_log_probs=torch.full(ids.shape, -11.0),
+        advantages=torch.randn(len(ids), 1, generator=generator).repeat(1, ids.shape[1]),
+    )
+
+
+def seconds_and_gib(learner: Learner, batch: PPOBatch, repeats: int) -> tuple[float, float]:
+    """Return the median time of an update and the peak of the allocated memory."""
+    is_gpu = torch.cuda.is_available()
+    found = []
+    for _ in range(repeats + 1):
+        if is_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        started = time.perf_counter()
+        learner.update(batch)
+        if is_gpu:
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - started)
+    return median(found[1:]), torch.cuda.max_memory_allocated() / 2**30 if is_gpu else 0.0
+
+
+def time_update(arguments: argparse.Namespace) -> None:
+    """Time an update with the prompt of each group computed once, and for every episode."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = make_model(arguments.shape, device)
+    num_weights = sum(p.numel() for p in model.parameters())
+    per_token = 6 * num_weights
+    if arguments.lora:
+        model, per_token = add_lora(model, rank=arguments.lora), 4 * num_weights
+    work = (arguments.groups, arguments.members, arguments.prompt, arguments.sampled)
+    groups, members, prompt, sampled = work
+    batch = make_batch(*work, model.config.vocab_size)
+    num_tokens = {
+        "shared": groups * (prompt + members * sampled),
+        "each": groups * members * (prompt + sampled),
+    }
+    seconds = {}
+    for name, forms in (("shared", ()), ("each", ("learner.shared_prefix",))):
+        with plain_mode(forms):
+            learner = Learner(PolicyValueModel(model, None), LearnerOptions(learning_rate=1e-6))
+            seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
+        mfu = per_token * num_tokens[name] / seconds[name] / PEAK_FLOPS
+        print(
+            f"update, {arguments.shape}{f' LoRA {arguments.lora}' if arguments.lora else ''}, "
+            f"{groups} x {members} x ({prompt} + {sampled}), prompt {name}: {seconds[name]:.3f} s, "
+            f"{num_tokens[name]:,} tokens, MFU {mfu:.0%}, peak {gib:.1f} GiB",
+            flush=True,
+        )
+        if arguments.record:
+            lora = "-lora" if arguments.lora else ""
+            figures = {"s": seconds[name], "GiB": gib, "MFU": mfu}
+            record(f"gpu/update/{arguments.shape}{lora}/{name}", figures, device)
+        del learner
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    print(f"sharing the prompts is {seconds['each'] / seconds['shared']:.2f} times as fast")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="1.5B")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK")
+    parser.add_argument("--groups", type=int, default=8)
+    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--prompt", type=int, default=512)
+    parser.add_argument("--sampled", type=int, default=256)
+    parser.add_argument("--repeats", type=int, default=4)
+    add_record_option(parser)
+    time_update(parser.parse_args())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
