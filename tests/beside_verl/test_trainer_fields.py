@@ -100,6 +100,7 @@ OTHER_VALUES: dict[str, Any] = {
     "environment.reward": "rewards.py:mine",
     "environments": [EnvironmentItem("grid-world")],
     "agent": "agents.py:mine",
+    "expert": "agents.py:expert",
     "ray.use_ray": True,
     "ray.num_actors": 4,
     "ray.num_learners": 2,

@@ -44,6 +44,7 @@ TRAINER = {
     "environment": "environment.name",
     "environments": "environments",
     "agent": "agent",
+    "expert": "expert",
     "reward_fn": "reward",
     "dataset": "dataset.path",
     "train_dataset": "dataset.path",

@@ -2,6 +2,7 @@
 
 from turnwise.agents import _extra as _extra  # first: its error names what to install
 from turnwise.agents.episode import AgentEpisode, AgentEpisodes
+from turnwise.agents.expert import Expert
 from turnwise.agents.gateway import LLM, Gateway
 from turnwise.agents.runner import AgentSource, CommandResult, check_agent
 
@@ -11,6 +12,7 @@ __all__ = [
     "AgentEpisodes",
     "AgentSource",
     "CommandResult",
+    "Expert",
     "Gateway",
     "check_agent",
 ]

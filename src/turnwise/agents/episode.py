@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from turnwise.agents.expert import Expert, ExpertSession
 from turnwise.agents.gateway import Gateway
 from turnwise.agents.runner import AgentSource, CommandResult, check_agent, run_agent
 from turnwise.agents.session import AgentSession
@@ -17,6 +18,7 @@ from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.episode.types import AgentRecord, EpisodeResult, EpisodeTask, TurnRecord
 from turnwise.errors import (
+    ConfigError,
     DeadlineExceeded,
     RewardError,
     TurnwiseError,
@@ -32,14 +34,31 @@ from turnwise.user_code import user_traceback
 class AgentEpisodes(EpisodeSource):
     """The episodes of one agent; they share a gateway, which starts with the first of them."""
 
-    def __init__(self, agent: Any, *, thoughts: ThoughtPolicy = "as_sent") -> None:
+    def __init__(
+        self, agent: Any, *, thoughts: ThoughtPolicy = "as_sent", expert: Expert | None = None
+    ) -> None:
         self.agent = check_agent(agent)
+        self.expert = expert
         self._thoughts = thoughts
         self._gateway: Gateway | None = None
         self._starting = threading.Lock()
 
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> AgentEpisode:
         """Make the episode of a task."""
+        return self._episode(setup, task, attempt, None)
+
+    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> AgentEpisode:
+        """Make an episode of a task in which the expert replies in the model's place."""
+        if self.expert is None:
+            raise ConfigError(
+                "there is no expert for the agent. Pass Trainer(agent=..., expert=expert), or set "
+                "expert: file.py:function; it takes (messages, tools) and returns the reply."
+            )
+        return self._episode(setup, task, 1, self.expert)
+
+    def _episode(
+        self, setup: EpisodeSetup, task: EpisodeTask, attempt: int, expert: Expert | None
+    ) -> AgentEpisode:
         return AgentEpisode(
             setup,
             self.agent,
@@ -50,6 +69,7 @@ class AgentEpisodes(EpisodeSource):
             attempt=attempt,
             task=task.task,
             thoughts=self._thoughts,
+            expert=expert,
         )
 
     def _started_gateway(self) -> Gateway:
@@ -67,7 +87,7 @@ class AgentEpisodes(EpisodeSource):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has a gateway of its own."""
-        return {"agent": self.agent, "_thoughts": self._thoughts}
+        return {"agent": self.agent, "expert": self.expert, "_thoughts": self._thoughts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = {**state, "_gateway": None, "_starting": threading.Lock()}
@@ -93,12 +113,16 @@ class AgentEpisode:
         attempt: int = 1,
         task: Mapping[str, Any] | None = None,
         thoughts: ThoughtPolicy = "as_sent",
+        expert: Expert | None = None,
     ) -> None:
         self._setup = setup
         self._agent = agent
         self._gateway = gateway
         self._task: Mapping[str, Any] = {"seed": seed} if task is None else task
-        self._session = AgentSession(setup, seeds=(seed, group, member), thoughts=thoughts)
+        how: dict[str, Any] = {"seeds": (seed, group, member), "thoughts": thoughts}
+        self._session = (
+            AgentSession(setup, **how) if expert is None else ExpertSession(setup, expert, **how)
+        )
         self._timer = EpisodeTimer(setup.waits, setup.limits.max_seconds)
         self._engine_seconds = 0.0
         self.result = EpisodeResult(seed, group, member, attempt=attempt, started=time.time())

@@ -237,19 +237,25 @@ class AgentSession:
             raise ApiError(str(self.failure), status=500, code="server_error")
         return result
 
+    @property
+    def _marks(self) -> tuple[str, ...]:
+        """Special tokens that the text of a turn keeps: those of calls and thoughts."""
+        return (*self._parser.special_tokens, *self._setup.thought_marks)
+
+    def _opens_thought(self, prompt: TreePrompt) -> bool:
+        """Whether the policy begins inside a thought that the chat template has opened."""
+        if not self._setup.may_open_thought:
+            return False
+        last = prompt.ids[-_NUM_TAG_TOKENS:]
+        return opens_thought(
+            str(self._setup.chat.tokenizer.decode(last, skip_special_tokens=False))
+        )
+
     def _read(self, prompt: TreePrompt, result: GenerationResult, started: float) -> TurnFacts:
         setup = self._setup
-        keep = (*self._parser.special_tokens, *setup.thought_marks)
-        text = setup.chat.decode(result.ids, keep)
-        in_thought = False
-        if setup.may_open_thought:
-            before = setup.chat.tokenizer.decode(
-                prompt.ids[-_NUM_TAG_TOKENS:], skip_special_tokens=False
-            )
-            in_thought = opens_thought(str(before))
         return TurnFacts(
-            text,
-            in_thought,
+            setup.chat.decode(result.ids, self._marks),
+            self._opens_thought(prompt),
             (),
             result.finish_reason,
             result.weight_version,

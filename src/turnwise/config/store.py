@@ -57,6 +57,11 @@ class ConfigStore(Section):
         "Instead of `environment`, an agent with its own loop: file.py:function of (task, llm), or "
         "a command such as `my-cli --task {task}`.",
     )
+    expert: str | None = setting(
+        None,
+        "The expert of an agent, for its warm start: file.py:function of (messages, tools) that "
+        "returns the reply.",
+    )
     reward: str | list[RewardItem] | None = setting(
         None,
         "path.py:function, or a list of {function, weight}; null: the sum of the step rewards.",

@@ -57,6 +57,10 @@ class EpisodeSource(ABC):
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
         """Returns the episode of a task."""
 
+    @abstractmethod
+    def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
+        """Returns an episode of a task that an expert plays in the model's place."""
+
 
 def no_environment() -> NoReturn:
     """The factory of episodes that have no environment."""

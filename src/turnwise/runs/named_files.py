@@ -22,6 +22,7 @@ NAMES: dict[str, Kind] = {
     "environment.reward": "code",
     "environments": "code",
     "agent": "code",
+    "expert": "code",
     "reward": "code",
     "tools": "code",
     "parser": "code",

@@ -35,6 +35,7 @@ FIXED: Mapping[str, str] = {
     "training.warm_start": _IMITATION,
     "training.warm_start_steps": _IMITATION,
     "training.warm_start_learning_rate": _IMITATION,
+    "expert": _IMITATION,
     "environment.name": _TASK,
     "environment.max_steps": _TASK,
     "environment.params": _TASK,

@@ -17,7 +17,7 @@ from turnwise.trainer.labels import callable_label
 from turnwise.user_code import fingerprint, import_object, names_code, remember_use, require_use
 
 if TYPE_CHECKING:
-    from turnwise.agents import AgentEpisodes, AgentSource
+    from turnwise.agents import AgentEpisodes, AgentSource, Expert
 
 _INTERPRETERS = {"python", "python3", "node", "npx", "uv", "uvx", "run", "bash", "sh", "env"}
 """Words before the name of the program that is meant."""
@@ -39,11 +39,37 @@ def agent_of(given: Any, config: ConfigStore) -> AgentSource | None:
     return check_agent(agent)
 
 
-def agent_episodes(agent: AgentSource) -> AgentEpisodes:
+def expert_of(given: Any, config: ConfigStore, agent: AgentSource | None) -> Expert | None:
+    """Return the agent's expert that was given or that the settings name; None without one."""
+    expert = config.expert if given is None else given
+    if agent is None and expert is not None:
+        raise ConfigError(
+            "expert is given without an agent, whose turns it would write. An environment has its "
+            "own expert, the method expert_action."
+        )
+    if isinstance(expert, str):
+        expert = import_object(expert, option="the setting expert")
+    if expert is not None and not callable(expert):
+        raise ConfigError(
+            f"expert got {type(expert).__name__}, expected a function of (messages, tools) that "
+            "returns the reply as a text or a message"
+        )
+    start = config.training.warm_start
+    if agent is not None and (start == "random" or (start == "expert" and expert is None)):
+        raise ConfigError(
+            f"training.warm_start got {start!r}, and an agent has no such player. Pass "
+            "expert=function with training.warm_start: expert; it takes (messages, tools) and "
+            "returns what the model should reply."
+        )
+    found: Expert | None = expert
+    return found
+
+
+def agent_episodes(agent: AgentSource, expert: Expert | None) -> AgentEpisodes:
     """Return what creates the agent's episodes; the owner closes it."""
     from turnwise.agents import AgentEpisodes
 
-    return AgentEpisodes(agent)
+    return AgentEpisodes(agent, expert=expert)
 
 
 def agent_name(agent: AgentSource) -> str:

@@ -29,7 +29,7 @@ from turnwise.reward.combine import reward_by_name
 from turnwise.reward.function import RewardFunction
 from turnwise.tools import Tool, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
-from turnwise.trainer.agents import agent_episodes, agent_name, agent_of
+from turnwise.trainer.agents import agent_episodes, agent_name, agent_of, expert_of
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.rollout import Rows, TaskSource, limits_of
 from turnwise.trainer.state import load_configured_model
@@ -40,7 +40,7 @@ from turnwise.trainer.wrong_types import (
 )
 
 if TYPE_CHECKING:
-    from turnwise.agents import AgentSource
+    from turnwise.agents import AgentSource, Expert
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class UserComponents:
     policy_loss: LossChoice | None = None
     agent: AgentSource | None = None
     """An agent that owns its loop, in place of `environment`."""
+    expert: Expert | str | None = None
+    """What replies in the model's place when the agent's expert is imitated."""
     mix: tuple[MixEnvironment, ...] = ()
     """The environments of a mix, in place of `environment`; each has its own rows."""
     eval_fraction: float | None = None
@@ -77,6 +79,7 @@ class UserComponents:
             self,
             environment=environment,
             agent=agent,
+            expert=expert_of(self.expert, config, agent),
             dataset=_rows(self.dataset, config.dataset, are_prompts),
             eval_dataset=_rows(self.eval_dataset, config.eval_dataset, are_prompts, "eval_dataset"),
             reward_fn=reward_by_name(reward) if self.reward_fn is None else self.reward_fn,
@@ -178,7 +181,8 @@ class UserComponents:
         """Return what creates episodes: an environment's factory, or the agent's episodes."""
         if self.agent is None:
             return self.factory(config)
-        episodes = agent_episodes(self.agent)
+        assert not isinstance(self.expert, str)
+        episodes = agent_episodes(self.agent, self.expert)
         closing.callback(episodes.close)
         return episodes
 

@@ -71,6 +71,8 @@ def recorded(config: ConfigStore, given: UserComponents) -> ConfigStore:
     source = given.environment
     if given.agent is not None:
         found.agent = agent_label(given.agent)
+    if given.expert is not None:
+        found.expert = agent_label(given.expert)
     if source is None and given.dataset is not None and found.agent is None:
         source = environment_of(given, config)  # prompts, if no other was named
     if source is not None:
@@ -146,6 +148,7 @@ def named_code(config: ConfigStore) -> dict[str, list[str]]:
     return {
         "environment": [] if config.agent is not None else [config.environment.name],
         "agent": [] if config.agent is None else [config.agent],
+        "expert": [] if config.expert is None else [config.expert],
         "reward": [item if isinstance(item, str) else item.function or "" for item in rewards],
         "tools": [tool for tool in config.tools if isinstance(tool, str)],
         "parser": [config.parser],
@@ -166,6 +169,8 @@ def identity(user: UserComponents, config: ConfigStore) -> dict[str, str]:
     }
     if user.agent is not None:
         found = {"agent": agent_hash(user.agent), **found}
+        if user.expert is not None:
+            found["expert"] = fingerprint(user.expert)
     elif not user.mix:
         found = {"environment": _code_of(user.environment), **found}
     found |= _algorithm_code(user, config)

@@ -160,6 +160,8 @@ def _code(user: UserComponents, config: ConfigStore) -> dict[str, Any]:
         found["environment"] = _code_facts(config.environment.name, source)
     if user.agent is not None:
         found["agent"] = _agent_facts(str(config.agent), user.agent)
+    if user.expert is not None:
+        found["expert"] = _code_facts(str(config.expert), user.expert)
     names = _reward_names(config)
     if isinstance(user.reward_fn, WeightedReward):
         functions = user.reward_fn.functions

@@ -42,7 +42,7 @@ from turnwise.trainer.warm_start import imitate
 from turnwise.user_code import refuse_during_import
 
 if TYPE_CHECKING:
-    from turnwise.agents import AgentSource
+    from turnwise.agents import AgentSource, Expert
 
 
 class Trainer(RunLifecycle):
@@ -55,7 +55,8 @@ class Trainer(RunLifecycle):
 
     `agent` replaces the environment: an async or plain function of (task, llm) that owns its loop
     and calls the model over HTTP, or a command. Its reward is what it returns, or what `reward_fn`
-    says of `trajectory.result`.
+    says of `trajectory.result`. `expert`, a function of (messages, tools), returns what the model
+    should reply; `training.warm_start: expert` imitates it.
 
     `adv_estimator` and `policy_loss` replace those of the settings: a name, a function, or a record
     that declares what the function needs (`AdvantageEstimator`, `PolicyLoss`).
@@ -85,6 +86,7 @@ class Trainer(RunLifecycle):
         policy_loss: LossChoice | None = None,
         environments: Iterable[GivenEnvironment] | Mapping[str, GivenEnvironment] | None = None,
         agent: AgentSource | None = None,
+        expert: Expert | str | None = None,
         curriculum: Curriculum | None = None,
         reporter: Reporter | Literal["auto"] | None = "auto",
         resume: Resume | bool = "auto",
@@ -105,6 +107,7 @@ class Trainer(RunLifecycle):
             adv_estimator,
             policy_loss,
             agent,
+            expert,
         )
         owned = {"environment": environment, "environments": environments, "tools": tools}
         check_alone(agent, {**owned, "system_prompt": system_prompt})

@@ -6,6 +6,7 @@ environment's expert or at random, or read from a file of conversations.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from turnwise.config import TrainingConfig
 from turnwise.data.order import rows_for_step
 from turnwise.env import expert_player, random_player
 from turnwise.episode import EpisodeCollector, EpisodeResult
+from turnwise.episode.collector import EpisodeSource
 from turnwise.episode.player_engine import player_episode
+from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError, TrainingStopped
 from turnwise.learner import PPOBatch
@@ -38,6 +41,8 @@ def played_streams(
     """Return the token streams of episodes that the expert or the random player plays."""
 
     async def play() -> list[EpisodeResult]:
+        if isinstance(collector.source, EpisodeSource):
+            return await _played_by_expert(collector.setup, collector.source, tasks)
         return [await _play_one(collector.part(task.part), player, task) for task in tasks]
 
     with restore_generators_if_interrupted():
@@ -72,6 +77,17 @@ async def _play_one(collector: EpisodeCollector, player: str, task: EpisodeTask)
     result = await player_episode(own, collector.make_environment, act, task).run()
     result.part = task.part
     return result
+
+
+async def _played_by_expert(
+    setup: EpisodeSetup, source: EpisodeSource, tasks: Sequence[EpisodeTask]
+) -> list[EpisodeResult]:
+    """Return the episodes of an agent whose replies are its expert's."""
+    own = setup.in_this_loop()
+    own.reward = RewardFunction.of(lambda trajectory: 0.0)  # not used, as above
+    async with asyncio.TaskGroup() as group:
+        playing = [group.create_task(source.expert_episode(own, task).run()) for task in tasks]
+    return [task.result() for task in playing]
 
 
 def read_conversations(path: Path, chat: ChatFormat) -> list[TokenStream]:

@@ -90,7 +90,9 @@ def assemble(
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
         rollout = Rollout if config.ray.mode == "sync" else OneStepOffRollout
         engine.on_close(stack.pop_all().close)
-        return RunComponents(tokenizer, learner, engine, collector, advantages, True, rollout)
+        return RunComponents(
+            tokenizer, learner, engine, collector, advantages, True, rollout, closing
+        )
 
 
 def _without_batch_reward(options: CollectorOptions) -> CollectorOptions:

@@ -1,0 +1,119 @@
+"""An expert in the model's place: the agent runs unchanged, and its replies are the expert's."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from turnwise.agents.engine_sessions import EngineSession
+from turnwise.agents.requests import ApiError, ChatRequest
+from turnwise.agents.session import AgentSession
+from turnwise.chat.tree import TreePrompt
+from turnwise.deadlines import call_with_deadline
+from turnwise.episode.setup import EpisodeSetup
+from turnwise.errors import ConfigError, describe_error
+from turnwise.inference import FinishReason, GenerationResult
+from turnwise.tools import ToolCall
+from turnwise.types import EpisodeStatus
+
+Expert: TypeAlias = Callable[..., Any]
+"""`expert(messages, tools)`, plain or async: what the model should reply, as a text or a message
+`{"content": ..., "tool_calls": [{"name": ..., "arguments": {...}}]}`."""
+
+
+class ExpertSession(AgentSession):
+    """Serves an agent with an expert's turns, in the tokens that the model would have to sample.
+
+    A turn of the expert that the model could not write fails the episode.
+    """
+
+    def __init__(self, setup: EpisodeSetup, expert: Expert, **options: Any) -> None:
+        super().__init__(setup, **options)
+        self._expert = expert
+
+    async def _sample(
+        self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
+    ) -> GenerationResult:
+        try:
+            reply = await call_with_deadline(
+                self._expert,
+                list(request.messages),
+                list(request.tools),
+                timeout=self._timer.within(None),
+                waiting_for="the expert",
+                limit_name="limits.max_seconds",
+            )
+            ids = self._written(reply, request, prompt)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            self.failure = error
+            raise ApiError(f"the expert failed: {describe_error(error)}", status=500) from error
+        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+
+    def _written(self, reply: Any, request: ChatRequest, prompt: TreePrompt) -> list[int]:
+        """The tokens of the expert's turn, with the end of the turn."""
+        content, thought, calls = _read(reply)
+        text = "\n".join(filter(None, [content, *map(self._parser.render, calls)]))
+        if self._opens_thought(prompt):
+            text = f"{thought}\n</think>\n\n{text}"
+        elif thought:
+            text = f"<think>\n{thought}\n</think>\n\n{text}"
+        chat, limits = self._setup.chat, self._setup.limits
+        ids = chat.answer_ids(text)
+        readable = chat.decode(ids, self._marks)
+        found = self._parser.parse(readable).calls if request.tools else ()
+        if [(call.name, call.arguments) for call in found] != [
+            (call.name, call.arguments) for call in calls
+        ]:
+            raise ConfigError(
+                f"the expert's turn {text!r:.200} is read as {len(found)} tool calls, expected "
+                f"{len(calls)}: the format of this model's chat template cannot write it, or the "
+                "request has no tools. Reply with one call at a time, or with a text."
+            )
+        for name, most in (
+            ("limits.max_tokens_per_turn (inference.max_tokens)", limits.max_tokens_per_turn),
+            ("max_tokens of the request", request.max_tokens),
+        ):
+            if most is not None and len(ids) > most:
+                raise ConfigError(
+                    f"the expert's turn {text!r:.200} has {len(ids)} tokens, and the model may "
+                    f"write {most}: raise {name}"
+                )
+        length = self._setup.engine.context_length
+        if len(prompt.ids) + len(ids) > min(length, limits.max_tokens or length):
+            self.exhausted = EpisodeStatus.TRUNCATED_BY_TOKENS
+            raise ConfigError(
+                f"the expert's conversation has {len(prompt.ids) + len(ids)} tokens, which is more "
+                "than limits.max_tokens or the model's context"
+            )
+        return ids
+
+
+def _read(reply: Any) -> tuple[str, str, list[ToolCall]]:
+    """The text, the thought and the calls of what an expert returned."""
+    if isinstance(reply, str):
+        return reply, "", []
+    if not isinstance(reply, Mapping) or not {"content", "tool_calls"} & reply.keys():
+        raise ConfigError(
+            f"the expert returned {reply!r:.200}, expected a text, or a message such as "
+            '{"content": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
+        )
+    calls = [_call(call) for call in reply.get("tool_calls") or ()]
+    return str(reply.get("content") or ""), str(reply.get("reasoning_content") or ""), calls
+
+
+def _call(call: Any) -> ToolCall:
+    """A call in OpenAI's form, or as its name and arguments alone."""
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise ConfigError(
+            f"the expert's tool call is {call!r:.200}, expected "
+            '{"name": "...", "arguments": {...}}, or a call in OpenAI\'s form'
+        )
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    return ToolCall(function["name"], dict(arguments))
