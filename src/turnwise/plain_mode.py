@@ -30,7 +30,6 @@ FORMS: dict[str, str] = {
     "engine.fused_forward": "a forward of fewer and larger operations",
     "engine.openmp": "an idle thread releases its OpenMP threads",
     "engine.prompt_cache": "a prompt of several sessions is computed once",
-    "engine.results": "results and requests cross threads in batches",
     "engine.sampling": "sampling as one kernel on a GPU",
     "engine.transposed": "matrix products with the tokens as columns on a CPU",
     "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",

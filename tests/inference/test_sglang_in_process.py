@@ -179,7 +179,7 @@ def test_new_weights_are_used_from_then_on(engine):
 def test_what_sglang_refuses_is_passed_on(engine):
     with pytest.raises(EngineError, match="at most 32 stop strings"):
         sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
-    with pytest.raises(ConfigError, match="outside"):
+    with pytest.raises(ConfigError, match="vocabulary"):
         sample(engine, GenerationRequest([VOCABULARY], 3))
 
 

@@ -90,9 +90,9 @@ def test_asking_for_more_than_the_context_holds_is_an_error_if_so_configured():
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_token_outside_the_vocabulary_never_reaches_the_server(token):
     with serving() as (runtime, _, engine):
-        with pytest.raises(ConfigError, match=f"token {token} is outside"):
+        with pytest.raises(ConfigError, match=f"token 1 of the prompt got id {token}"):
             sample(engine, GenerationRequest([5, token, 6], 3))
-        with pytest.raises(ConfigError, match="outside"):
+        with pytest.raises(ConfigError, match="vocabulary"):
             asyncio.run(engine.score([5, token, 6], 1))
         assert len(sample(engine, GenerationRequest([5, VOCABULARY - 1], 3)).ids) == 3
         assert not runtime.is_dead
@@ -160,7 +160,7 @@ def test_a_model_that_is_not_on_a_disk_here_leaves_the_tokenizer_to_say_its_size
         with pytest.raises(ConfigError, match=r"Pass model_path= or tokenizer="):
             SGLangServerEngine(server.url)
         with SGLangServerEngine(server.url, tokenizer=TOKENIZER) as engine:
-            with pytest.raises(ConfigError, match="outside"):
+            with pytest.raises(ConfigError, match="vocabulary"):
                 sample(engine, GenerationRequest([len(TOKENIZER)], 2))
             with pytest.raises(ConfigError, match="Pass model_path="):
                 engine.update_weights(make_model().state_dict())

@@ -123,7 +123,7 @@ def test_a_refused_update_keeps_the_old_weights_and_their_version(tmp_path):
     [
         (lambda w: w.update({"model.norm.weight": torch.ones(3)}), r"norm.*\(3,\).*\(32,\)"),
         (lambda w: w.update({"model.norm.weihgt": torch.ones(32)}), "Did you mean"),
-        (lambda w: w.pop("model.norm.weight"), "lack 1 of"),
+        (lambda w: w.pop("model.norm.weight"), "1 weights of the model are missing"),
     ],
 )
 def test_weights_of_another_model_are_refused_before_they_reach_the_server(change, message):

@@ -1,4 +1,4 @@
-"""Turns that an engine's thread samples, and the queue that connects it with event loops."""
+"""Turns that an engine's thread samples for the event loops of the episodes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import asyncio
 import contextlib
 import math
 import random
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TypeAlias
 
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.plain_mode import is_plain
 
 
 @dataclass(eq=False)
@@ -23,8 +19,6 @@ class EngineTurn:
 
     request: GenerationRequest
     future: asyncio.Future[GenerationResult]
-    results: ResultQueue
-    """Delivers the result to the event loop that awaits it."""
     context_left: int
     """Tokens that fit into the context after the prompt."""
     decode: Callable[[list[int]], str] | None = None
@@ -80,84 +74,28 @@ class EngineTurn:
         return min(left, len(ids))
 
     def finish(self, reason: FinishReason, weight_version: int) -> None:
-        """Deliver the result to the event loop that awaits it."""
-        self.results.deliver([(self.future, self.result(reason, weight_version))])
+        self.deliver(self.result(reason, weight_version))
 
     def fail(self, error: BaseException) -> None:
-        self.results.deliver([(self.future, error)])
+        self.deliver(error)
+
+    def deliver(self, outcome: GenerationResult | BaseException) -> None:
+        """Set the result or the error in the event loop that awaits it. Called in any thread."""
+        # A closed loop raises RuntimeError: nobody awaits the result any more.
+        with contextlib.suppress(RuntimeError):
+            self.future.get_loop().call_soon_threadsafe(_set_outcome, self.future, outcome)
 
     def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
         """Return the result so far."""
         return GenerationResult(self.ids, self.log_probs, reason, weight_version)
 
 
-Outcome: TypeAlias = tuple[asyncio.Future[GenerationResult], GenerationResult | BaseException]
-"""The future of a turn, and its result or error."""
-
-
-class ResultQueue:
-    """Connects an event loop with an engine's thread, many turns at a time.
-
-    Turns tend to finish together and to start together. Handed over one by one, the two threads
-    would wake each other for every turn, and wait for each other in between.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, send: Callable[[EngineTurn], None]) -> None:
-        self.loop = loop
-        self._send = send
-        self._submitted: list[EngineTurn] = []
-        self._delivered: list[Outcome] = []
-        self._lock = threading.Lock()
-        """Guards `_delivered`: whether it is empty says whether the loop was woken already."""
-
-    def submit(self, turn: EngineTurn) -> None:
-        """Send a turn to the engine, with all others of this iteration of the loop.
-
-        Called in the event loop.
-        """
-        if is_plain("engine.results"):
-            self._send(turn)
-            return
-        if not self._submitted:
-            self.loop.call_soon(self._send_all)
-        self._submitted.append(turn)
-
-    def _send_all(self) -> None:
-        turns, self._submitted = self._submitted, []
-        for turn in turns:
-            try:
-                self._send(turn)
-            except RuntimeError as error:  # the engine was closed since
-                turn.fail(error)
-
-    def deliver(self, outcomes: Sequence[Outcome]) -> None:
-        """Set the results of some turns in the event loop. Called in any thread."""
-        if is_plain("engine.results"):
-            for outcome in outcomes:
-                self._call_in_loop(partial(_set_outcomes, [outcome]))
-            return
-        with self._lock:
-            is_woken = bool(self._delivered)  # then the loop will take these too
-            self._delivered.extend(outcomes)
-        if not is_woken:
-            self._call_in_loop(self._set_all)
-
-    def _set_all(self) -> None:
-        with self._lock:
-            outcomes, self._delivered = self._delivered, []
-        _set_outcomes(outcomes)
-
-    def _call_in_loop(self, function: Callable[[], None]) -> None:
-        # A closed loop raises RuntimeError: nobody awaits the result any more.
-        with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(function)
-
-
-def _set_outcomes(outcomes: Sequence[Outcome]) -> None:
-    for future, outcome in outcomes:
-        if future.done():
-            continue
-        if isinstance(outcome, BaseException):
-            future.set_exception(outcome)
-        else:
-            future.set_result(outcome)
+def _set_outcome(
+    future: asyncio.Future[GenerationResult], outcome: GenerationResult | BaseException
+) -> None:
+    if future.done():
+        return
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

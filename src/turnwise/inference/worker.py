@@ -19,7 +19,7 @@ from turnwise.errors import describe_error
 from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.openmp_threads import release_openmp_threads
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.turns import EngineTurn, ResultQueue
+from turnwise.inference.turns import EngineTurn
 
 T = TypeVar("T")
 _LOG = logging.getLogger("turnwise")
@@ -61,7 +61,6 @@ class WorkerEngine(BaseInferenceEngine):
         self._arrivals: queue.SimpleQueue[EngineTurn | Task[Any] | None] = queue.SimpleQueue()
         self._waiting: deque[EngineTurn] = deque()
         self._tasks: deque[Task[Any]] = deque()
-        self._results: ResultQueue | None = None
         self._is_closed = False
         self._is_idle = True
         self._lock = threading.Lock()
@@ -77,22 +76,11 @@ class WorkerEngine(BaseInferenceEngine):
         """Return the turns that were admitted and have not finished."""
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        if self._is_closed:
-            raise RuntimeError(_CLOSED)
-        results = self._result_queue()
+        future = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        turn = EngineTurn(
-            request, results.loop.create_future(), results, self.context_left(request), decode
-        )
-        results.submit(turn)
-        return await turn.future
-
-    def _result_queue(self) -> ResultQueue:
-        """Return the result queue of the event loop that runs in this thread."""
-        loop, results = asyncio.get_running_loop(), self._results
-        if results is None or results.loop is not loop:
-            results = self._results = ResultQueue(loop, self._put)
-        return results
+        self._put(EngineTurn(request, future, self.context_left(request), decode))
+        result: GenerationResult = await future
+        return result
 
     def close(self) -> None:
         with self._lock:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from turnwise.errors import ConfigError
-from turnwise.inference.base import Overflow
+from turnwise.inference.base import Overflow, check_ids
 from turnwise.inference.local.fast.cpu_decode import CpuDecodeBatch
 from turnwise.inference.local.runner import Chunk, Runner
 from turnwise.inference.local.sampling import draw_tokens
@@ -23,7 +22,7 @@ from turnwise.inference.local.schedule import Schedule
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.transformers import ModelEngine, is_out_of_memory
-from turnwise.inference.turns import EngineTurn, Outcome, ResultQueue
+from turnwise.inference.turns import EngineTurn
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
@@ -75,7 +74,7 @@ class LocalEngine(ModelEngine):
         needed = ("engine.decode", "engine.attention", "engine.sampling")
         self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
         self._ended_sessions: deque[Hashable] = deque()
-        self._outcomes: dict[ResultQueue, list[Outcome]] = {}
+        self._finished: list[tuple[EngineTurn, GenerationResult | Exception]] = []
 
     @property
     def deterministic(self) -> bool:
@@ -96,12 +95,7 @@ class LocalEngine(ModelEngine):
         return self._runner.kv_cache.num_allocated
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        lowest, highest = min(request.prompt_ids), max(request.prompt_ids)
-        if lowest < 0 or highest >= self._vocab_size:
-            raise ConfigError(
-                f"a prompt holds token ids from {lowest} to {highest}, and the model knows 0 to "
-                f"{self._vocab_size - 1}. Does the tokenizer belong to this model?"
-            )
+        check_ids(request.prompt_ids, self._vocab_size)
         return await super().sample(request)
 
     def _on_new_weights(self) -> None:
@@ -118,20 +112,16 @@ class LocalEngine(ModelEngine):
 
     def _on_finished(self, turn: EngineTurn, error: Exception | None) -> None:
         reason = turn.finish_reason() or FinishReason.ABORTED
-        outcome = (turn.future, error or turn.result(reason, self.weight_version))
-        self._outcomes.setdefault(turn.results, []).append(outcome)
-
-    def _deliver_results(self) -> None:
-        """Deliver the results of a step together, so that the next turns arrive together."""
-        outcomes, self._outcomes = self._outcomes, {}
-        for results, own in outcomes.items():
-            results.deliver(own)
+        self._finished.append((turn, error or turn.result(reason, self.weight_version)))
 
     def _advance(self, *, may_admit: bool) -> None:
         try:
             self._step(may_admit)
         finally:
-            self._deliver_results()
+            # The results of a step together, so that the next turns arrive together.
+            finished, self._finished = self._finished, []
+            for turn, outcome in finished:
+                turn.deliver(outcome)
 
     @torch.inference_mode()
     def _step(self, may_admit: bool) -> None:

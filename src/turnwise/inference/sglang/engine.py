@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
-import torch
-
 from turnwise.errors import ConfigError, EngineError
-from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
 from turnwise.inference.loop_thread import START_SECONDS, LoopThread, own_processes
+from turnwise.inference.new_weights import NewWeights, Skeleton
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sglang import wire
-from turnwise.inference.sglang.checkpoint import find_config, write_checkpoint
 from turnwise.inference.sglang.turn import StreamedTurn
 from turnwise.inference.update_lock import UpdateLock
 
@@ -60,7 +56,6 @@ class SGLangEngine(BaseInferenceEngine):
         self.log_prob_slack = 0.0
         self._num_top_log_probs = num_top_log_probs
         self._weights_dir = weights_dir
-        self._trust_remote_code = trust_remote_code
         self._update_lock = UpdateLock()
         self._requests: dict[str, asyncio.Task[None]] = {}
         self._thread = LoopThread("sglang", self._connect, self._disconnect)
@@ -71,7 +66,7 @@ class SGLangEngine(BaseInferenceEngine):
             self._facts = wire.ServerFacts.read(info)
             self._served = self._facts.weight_version
             self._model_paths = (model_path,) if model_path else self._facts.model_paths
-            self._config = find_config(self._model_paths, trust_remote_code=trust_remote_code)
+            self._skeleton = Skeleton.find(self._model_paths, trust_remote_code)
             self._vocab_size = self._find_vocab_size()
         except BaseException:
             self.close()
@@ -109,7 +104,7 @@ class SGLangEngine(BaseInferenceEngine):
         return self._facts.max_input_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        self._check_ids(request.prompt_ids)
+        check_ids(request.prompt_ids, self._vocab_size)
         if request.sampling.min_p > 0.0 and self._facts.is_deterministic:
             raise ConfigError(
                 f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
@@ -119,19 +114,13 @@ class SGLangEngine(BaseInferenceEngine):
         return await asyncio.wrap_future(self._thread.call(self._sample(request, limit)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        if start < 1 or len(ids) > self.context_length:
-            raise ConfigError(
-                f"score got {len(ids)} tokens, from {start} on; expected at most "
-                f"{self.context_length}, from 1 on (the first has nothing before it)"
-            )
-        if start >= len(ids):
+        check_scored(ids, start, self.context_length)
+        check_ids(ids, self._vocab_size)
+        if start == len(ids):
             return []
-        self._check_ids(ids)
         return await asyncio.wrap_future(self._thread.call(self._score(ids, start)))
 
-    def update_weights(
-        self, weights: Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
-    ) -> int:
+    def update_weights(self, weights: NewWeights) -> int:
         """Load new weights: tensors, or the folder of a checkpoint that SGLang can read.
 
         Tensors are written into a folder in `weights_dir`, which must be on a disk that SGLang
@@ -141,18 +130,15 @@ class SGLangEngine(BaseInferenceEngine):
         """
         if not isinstance(weights, Mapping):
             return self._updated(self._thread.call(self._update(weights)))
-        if self._config is None:
+        if self._skeleton is None:
             raise ConfigError(
                 f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
                 "and tensors are checked against it. Pass model_path= to the engine, or give "
                 "update_weights a folder."
             )
-        with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=self._weights_dir) as path:
-            os.chmod(path, 0o755)  # the server may run as another user
-            write_checkpoint(
-                self._config, weights, Path(path), trust_remote_code=self._trust_remote_code
-            )
-            return self._updated(self._thread.call(self._update(path)))
+        self._skeleton.check(weights)
+        with self._skeleton.written(weights, self._weights_dir) as folder:
+            return self._updated(self._thread.call(self._update(folder)))
 
     def close(self) -> None:
         self._thread.close(self._end_turns, self.abort_grace)
@@ -272,17 +258,9 @@ class SGLangEngine(BaseInferenceEngine):
         aborts = (self._abort_and_wait(rid, task) for rid, task in list(self._requests.items()))
         await asyncio.gather(*aborts, return_exceptions=True)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
-        low, high = min(ids), max(ids)
-        if low < 0 or high >= self._vocab_size:
-            raise ConfigError(
-                f"the token {low if low < 0 else high} is outside the model's vocabulary of "
-                f"{self._vocab_size}, and SGLang would exit. Use the tokenizer of its model."
-            )
-
     def _find_vocab_size(self) -> int:
-        if self._config is not None:
-            return int(self._config.get_text_config().vocab_size)
+        if self._skeleton is not None:
+            return self._skeleton.vocabulary_size
         if self.tokenizer is not None:
             return len(self.tokenizer)
         raise ConfigError(

@@ -10,24 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
-from turnwise.inference.base import BaseInferenceEngine, Overflow
+from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
 from turnwise.inference.loop_thread import START_SECONDS, LoopThread
+from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
-from turnwise.inference.vllm.translate import (
-    check_ids,
-    check_scored,
-    sampling_arguments,
-    scoring_arguments,
-)
-from turnwise.inference.vllm.weights import (
-    NewWeights,
-    Skeleton,
-    existing_folder,
-    written_folder,
-)
+from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
 from turnwise.models import load_tokenizer
 
 
@@ -120,8 +110,7 @@ class VLLMServerEngine(BaseInferenceEngine):
                 "update_weights a folder."
             )
         skeleton.check(weights)
-        named = skeleton.as_files_have_them(weights)
-        with written_folder(named, self._weights_dir) as folder:
+        with skeleton.written(weights, self._weights_dir) as folder:
             return self._updated(self._thread.call(self._update(folder)))
 
     def close(self) -> None:

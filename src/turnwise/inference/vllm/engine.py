@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 
 from turnwise.errors import ConfigError, import_extra
-from turnwise.inference.base import Overflow
+from turnwise.inference.base import Overflow, check_ids, check_scored
 from turnwise.inference.loop_thread import START_SECONDS, own_processes, wait_for_start
+from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.vllm.process import (
@@ -24,18 +26,7 @@ from turnwise.inference.vllm.process import (
     make_engine,
     preserved_state,
 )
-from turnwise.inference.vllm.translate import (
-    check_ids,
-    check_scored,
-    sampling_arguments,
-    scoring_arguments,
-)
-from turnwise.inference.vllm.weights import (
-    NewWeights,
-    Skeleton,
-    existing_folder,
-    written_folder,
-)
+from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
 from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
 
@@ -119,12 +110,9 @@ class VLLMInferenceEngine(WorkerEngine):
         check_ids(ids, self._vocabulary_size)
         if start == len(ids):
             return []
-        results = self._result_queue()
-        turn = _Scored(
-            GenerationRequest(list(ids), 1), results.loop.create_future(), results, context_left=1
-        )
-        results.submit(turn)
-        result = await turn.future
+        future = asyncio.get_running_loop().create_future()
+        self._put(_Scored(GenerationRequest(list(ids), 1), future, context_left=1))
+        result = await future
         if result.finish_reason is FinishReason.ABORTED:
             raise RuntimeError("the engine was closed before these tokens were scored")
         return list(result.log_probs[start - 1 :])
@@ -146,11 +134,10 @@ class VLLMInferenceEngine(WorkerEngine):
             )
         if isinstance(weights, Mapping):
             self._skeleton.check(weights)
-            named = self._skeleton.as_files_have_them(weights)
             if torch.cuda.is_available():  # the kernels that compute them must finish first
                 torch.cuda.synchronize()
             return self._updated(
-                self._in_thread(lambda: self._take_tensors(named), wait_for_idle=True)
+                self._in_thread(lambda: self._take_tensors(weights), wait_for_idle=True)
             )
         folder = existing_folder(weights)
         self._skeleton.check_folder(folder)
@@ -232,10 +219,11 @@ class VLLMInferenceEngine(WorkerEngine):
                 ended = output.outputs[0].finish_reason
                 turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
 
-    def _take_tensors(self, named: Mapping[str, torch.Tensor]) -> int:
+    def _take_tensors(self, weights: Mapping[str, torch.Tensor]) -> int:
         if self._num_workers > 1:  # in other processes
-            with written_folder(named) as folder:
+            with self._skeleton.written(weights) as folder:
                 return self._take(weights_path=str(folder))
+        named = self._skeleton.as_files_have_them(weights)
         return self._take(
             weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
         )

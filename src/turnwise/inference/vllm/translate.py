@@ -54,30 +54,6 @@ def scoring_arguments(ids: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
     }
 
 
-def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:
-    """Raise for ids without an embedding, which may break the whole vLLM engine."""
-    if min(ids) >= 0 and max(ids) < vocabulary_size:
-        return
-    position, token = next((i, t) for i, t in enumerate(ids) if not 0 <= t < vocabulary_size)
-    raise ConfigError(
-        f"token {position} of the prompt got id {token}, expected one of the model's vocabulary, "
-        f"0 to {vocabulary_size - 1}. Is this the model's own tokenizer?"
-    )
-
-
-def check_scored(ids: Sequence[int], start: int, context_length: int) -> None:
-    """Raise if the first token would be scored, or the tokens exceed the context."""
-    if not 1 <= start <= len(ids):
-        raise ConfigError(
-            f"score got start={start} for {len(ids)} tokens, expected 1 to {len(ids)}: the first "
-            "token comes after nothing, and has no log-prob"
-        )
-    if len(ids) > context_length:
-        raise ConfigError(
-            f"score got {len(ids)} tokens, more than the context, which holds {context_length}"
-        )
-
-
 def _check_temperature(params: SamplingParams) -> None:
     temperature = params.temperature
     if not params.is_greedy and not LOWEST_TEMPERATURE <= temperature <= HIGHEST_TEMPERATURE:

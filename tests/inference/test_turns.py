@@ -1,16 +1,13 @@
-"""Turns go to an engine's thread, and come back, many at a time and none lost."""
+"""Turns go to an engine's thread and come back from any event loop, and none is lost."""
 
 import asyncio
 import contextlib
-import queue
 import threading
-import time
 
 import pytest
 
 from contention import hasty_threads, run_together
 from turnwise.inference import FinishReason, GenerationRequest, worker
-from turnwise.inference.turns import ResultQueue
 from turnwise.inference.worker import WorkerEngine
 
 
@@ -46,14 +43,6 @@ async def ask(engine, number):
         *(engine.sample(GenerationRequest([i], 5)) for i in range(1, number + 1))
     )
     assert len(results) == number
-
-
-def test_those_who_ask_together_are_handed_over_together():
-    engine = Crowd()
-    asyncio.run(ask(engine, 500))
-    engine.close()
-    assert sum(engine.crowds) == 500
-    assert len(engine.crowds) < 50
 
 
 def test_several_loops_ask_one_engine():
@@ -96,10 +85,10 @@ def test_who_asked_just_before_the_end_is_told():
 
     async def ask_and_close():
         turn = asyncio.ensure_future(engine.sample(GenerationRequest([1], 5)))
-        await asyncio.sleep(0)  # asked, and not yet sent
+        await asyncio.sleep(0)  # asked, perhaps not yet taken
         engine.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            await asyncio.wait_for(turn, 10)
+        reason = (await asyncio.wait_for(turn, 10)).finish_reason
+        assert reason in (FinishReason.LENGTH, FinishReason.ABORTED)
         with pytest.raises(RuntimeError, match="closed"):
             await engine.sample(GenerationRequest([1], 5))
 
@@ -151,61 +140,8 @@ def hasty():
         yield
 
 
-def test_results_that_come_while_the_loop_takes_others_are_delivered():
-    """The loop comes for the first result exactly while the second is being added."""
-
-    async def main():
-        loop = asyncio.get_running_loop()
-        results = ResultQueue(loop, lambda turn: None)
-        futures = [loop.create_future() for _ in range(3)]
-
-        class Slow(list):
-            def __iter__(self):
-                time.sleep(0.1)  # longer than the loop needs to come, if it may
-                return super().__iter__()
-
-        def deliver():
-            results.deliver([(futures[0], 0)])
-            results.deliver(Slow([(futures[1], 1)]))
-            results.deliver([(futures[2], 2)])
-
-        threading.Thread(target=deliver, daemon=True).start()
-        assert await asyncio.wait_for(asyncio.gather(*futures), 10) == [0, 1, 2]
-
-    asyncio.run(main())
-
-
 @pytest.mark.usefixtures("hasty")
 class TestContention:
-    def test_no_result_is_lost(self):
-        """Several threads deliver to a loop that is taking what came before."""
-
-        async def deliver(num_rounds, num_threads):
-            loop = asyncio.get_running_loop()
-            results = ResultQueue(loop, lambda turn: None)
-            asked = queue.SimpleQueue()
-
-            def answer():
-                while (future := asked.get()) is not None:
-                    results.deliver([(future, future)])
-
-            async def ask():
-                for _ in range(num_rounds):
-                    future = loop.create_future()
-                    asked.put(future)
-                    assert await future is future
-
-            threads = [threading.Thread(target=answer, daemon=True) for _ in range(num_threads)]
-            for thread in threads:
-                thread.start()
-            await asyncio.wait_for(asyncio.gather(*(ask() for _ in range(8))), 50)
-            for _ in threads:
-                asked.put(None)
-            assert len(asyncio.all_tasks()) == 1
-
-        for num_threads in (1, 2, 3):
-            asyncio.run(deliver(1500, num_threads))
-
     def test_an_engine_answers_several_loops(self):
         engine = Crowd()
 

@@ -1,13 +1,13 @@
-"""Checks new weights and writes them in a form that vLLM can read.
+"""Checks new weights for a vLLM or SGLang and writes them into a folder that it can read.
 
-vLLM ignores missing weights and is broken by unknown ones, so all are checked first.
+Both go on without missing weights, and a wrong name or shape breaks them, so all are checked first.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import torch
 
 from turnwise.errors import ConfigError, did_you_mean
+from turnwise.models.load import without_progress_bars
 from turnwise.whole_files import honour_umask
 
 NewWeights: TypeAlias = Mapping[str, torch.Tensor] | str | os.PathLike[str] | None
@@ -30,14 +31,24 @@ class Skeleton:
     The two differ where transformers merges weights on loading, such as those of experts.
     """
 
-    def __init__(self, model_path: str, trust_remote_code: bool) -> None:
+    def __init__(self, model_path: str, trust_remote_code: bool, **options: Any) -> None:
         from transformers import AutoConfig
 
         self._trust_remote_code = trust_remote_code
         self._config: Any = AutoConfig.from_pretrained(
-            model_path, trust_remote_code=trust_remote_code
+            model_path, trust_remote_code=trust_remote_code, **options
         )
         self.vocabulary_size = int(self._config.get_text_config().vocab_size)
+
+    @classmethod
+    def find(cls, paths: Iterable[str], trust_remote_code: bool) -> Skeleton | None:
+        """Return that of the first model that is on a local disk; None if there is none."""
+        for path in paths:
+            try:
+                return cls(path, trust_remote_code, local_files_only=True)
+            except (OSError, ValueError):
+                continue
+        return None
 
     def check(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise for weights that `model.load_state_dict` would refuse."""
@@ -66,6 +77,18 @@ class Skeleton:
         apart: dict[str, torch.Tensor] = revert_weight_conversion(self._model, dict(weights))
         return apart
 
+    @contextmanager
+    def written(
+        self, weights: Mapping[str, torch.Tensor], parent: str | os.PathLike[str] | None = None
+    ) -> Iterator[Path]:
+        """Write checked weights into a temporary folder, which exists inside the block."""
+        with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=parent) as folder:
+            os.chmod(folder, 0o755)  # the server may run as another user
+            with without_progress_bars():
+                self._model.save_pretrained(folder, state_dict=dict(weights))
+            honour_umask(Path(folder))
+            yield Path(folder)
+
     @cached_property
     def _model(self) -> Any:
         from transformers import AutoModelForCausalLM
@@ -86,7 +109,7 @@ class Skeleton:
             if tuple(found[name]) != tuple(expected[name]):
                 raise ConfigError(
                     f"weight {name!r} got the shape {tuple(found[name])}, expected "
-                    f"{tuple(expected[name])}"
+                    f"{tuple(expected[name])}: the model that is trained is another one"
                 )
 
 
@@ -99,32 +122,5 @@ def existing_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-@contextmanager
-def written_folder(
-    weights: Mapping[str, torch.Tensor], parent: str | os.PathLike[str] | None = None
-) -> Iterator[Path]:
-    """Write the weights into a temporary folder, which exists until the end of the block."""
-    from safetensors.torch import save_file
-
-    with tempfile.TemporaryDirectory(prefix="turnwise-weights-", dir=parent) as folder:
-        # The server may run as another user.
-        os.chmod(folder, 0o755)
-        save_file(_apart(weights), Path(folder) / "model.safetensors")
-        honour_umask(Path(folder))
-        yield Path(folder)
-
-
 def _shapes(weights: Mapping[str, torch.Tensor]) -> Shapes:
     return {name: tensor.shape for name, tensor in weights.items()}
-
-
-def _apart(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors that share memory, which a safetensors file cannot hold."""
-    seen: set[int] = set()
-    apart = {}
-    for name, tensor in weights.items():
-        plain = tensor.detach().cpu().contiguous()
-        storage = plain.untyped_storage().data_ptr()
-        apart[name] = plain.clone() if storage in seen else plain
-        seen.add(storage)
-    return apart
