@@ -13,8 +13,9 @@ from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import TreePrompt
 from turnwise.deadlines import call_with_deadline
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.thinking import TurnTokens
 from turnwise.errors import ConfigError, describe_error
-from turnwise.inference import FinishReason, GenerationResult
+from turnwise.inference import FinishReason
 from turnwise.tools import ToolCall
 from turnwise.types import EpisodeStatus
 
@@ -35,7 +36,7 @@ class ExpertSession(AgentSession):
 
     async def _sample(
         self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
-    ) -> GenerationResult:
+    ) -> TurnTokens:
         try:
             reply = await call_with_deadline(
                 self._expert,
@@ -51,13 +52,13 @@ class ExpertSession(AgentSession):
         except Exception as error:
             self.failure = error
             raise ApiError(f"the expert failed: {describe_error(error)}", status=500) from error
-        return GenerationResult(ids, [0.0] * len(ids), FinishReason.STOP, 0)
+        return TurnTokens(ids, [0.0] * len(ids), FinishReason.STOP, 0)
 
     def _written(self, reply: Any, request: ChatRequest, prompt: TreePrompt) -> list[int]:
         """The tokens of the expert's turn, with the end of the turn."""
         content, thought, calls = _read(reply)
         text = "\n".join(filter(None, [content, *map(self._parser.render, calls)]))
-        if self._opens_thought(prompt):
+        if self._setup.begins_in_thought(prompt.ids):
             text = f"{thought}\n</think>\n\n{text}"
         elif thought:
             text = f"<think>\n{thought}\n</think>\n\n{text}"

@@ -28,6 +28,18 @@ class Shape(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+class TemplateVariables(Shape):
+    """Variables of the chat template, as vLLM and SGLang take them."""
+
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
+    """The same under the name that some templates have."""
+
+    @property
+    def thinks(self) -> bool | None:
+        return self.thinking if self.enable_thinking is None else self.enable_thinking
+
+
 class ChatCompletionBody(Shape):
     """The fields of a request. Those at the end are taken and have no effect here."""
 
@@ -50,6 +62,7 @@ class ChatCompletionBody(Shape):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     audio: Any = None
     functions: Any = None
     function_call: Any = None
@@ -95,6 +108,7 @@ def parse(body: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
         stop=stop_strings(fields.stop),
         sampling=sampling_of(fields.temperature, fields.top_p, fields.top_k, fields.min_p),
         seed=fields.seed,
+        enable_thinking=fields.chat_template_kwargs and fields.chat_template_kwargs.thinks,
         wants_log_probs=bool(fields.logprobs),
     )
     return fields, request

@@ -50,6 +50,8 @@ class ChatRequest:
     sampling: SamplingParams | None = None
     """What the request asks for; training samples with the run's own."""
     seed: int | None = None
+    enable_thinking: bool | None = None
+    """What the request asks for; training has the run's own setting."""
     wants_log_probs: bool = False
 
 

@@ -14,20 +14,20 @@ from typing import Any
 from turnwise.agents.engine_sessions import EngineSession, EngineSessions
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
 from turnwise.agents.templates import TemplateWriter, definition_of
-from turnwise.chat import ConversationTree, Message
-from turnwise.chat.tree import SampledTurn, ThoughtPolicy, TreePrompt
+from turnwise.chat import ChatFormat, ConversationTree, Message
+from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
+from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import opens_thought, thought_of
+from turnwise.tools.thoughts import thought_of
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
-# More tokens than the opening tag of a thought and the space after it can have.
-_NUM_TAG_TOKENS = 12
 
 
 @dataclass
@@ -67,6 +67,8 @@ class AgentSession:
         parser = setup.parser
         self._parser = get_parser(parser, template=template) if isinstance(parser, str) else parser
         self.tree = ConversationTree(TemplateWriter(setup.messages, self._parser), thoughts)
+        self._writers = {None: self.tree.writer, setup.chat.enable_thinking: self.tree.writer}
+        """By the `enable_thinking` of requests."""
         self.facts: dict[SampledTurn, TurnFacts] = {}
         self.responses: dict[str, Sequence[Message]] = {}
         """Conversations by the id of the response that ended them, for OpenAI's responses."""
@@ -158,7 +160,8 @@ class AgentSession:
         try:
             for tool in request.tools:
                 definition_of(tool)
-            prompt = self.tree.prompt(request.messages, request.tools or None)
+            writer = self._writer(request.enable_thinking)
+            prompt = self.tree.prompt(request.messages, request.tools or None, writer)
         except (ConfigError, ToolError) as error:
             raise ApiError(str(error), param="messages") from error
         with contextlib.ExitStack() as undo:
@@ -170,10 +173,26 @@ class AgentSession:
             undo.pop_all()
         facts = self._read(prompt, result, started)
         reply = self._message(prompt, request, facts)
-        turn = self.tree.add(prompt, result.ids, result.log_probs, reply)
+        turn = self.tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
         self.facts[turn] = facts
         self._forget(self.engine_sessions.add(session, turn))
         return self._to_reply(request, prompt, result, reply)
+
+    def _writer(self, enable_thinking: bool | None) -> MessageWriter:
+        """What writes the messages of a request; raises ConfigError if the template cannot."""
+        chat = self._setup.chat
+        if enable_thinking in self._writers:
+            return self._writers[enable_thinking]
+        if not self._honours_sampling:
+            raise ApiError(
+                f"chat_template_kwargs.enable_thinking is {enable_thinking}, and this run has "
+                f"{chat.enable_thinking} (inference.enable_thinking). Leave it out.",
+                param="chat_template_kwargs",
+            )
+        other = ChatFormat(chat.tokenizer, chat.template, enable_thinking=enable_thinking)
+        writer = TemplateWriter(MessageBuilder(other), self._parser)
+        self._writers[enable_thinking] = writer
+        return writer
 
     def _forget(self, turns: Sequence[SampledTurn]) -> None:
         if turns:
@@ -190,7 +209,7 @@ class AgentSession:
 
     async def _sample(
         self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
-    ) -> GenerationResult:
+    ) -> TurnTokens:
         setup, limits = self._setup, self._setup.limits
         length = setup.engine.context_length
         most = length if limits.max_tokens is None else min(length, limits.max_tokens)
@@ -207,24 +226,23 @@ class AgentSession:
         sampling = setup.sampling
         if self._honours_sampling:
             sampling = request.sampling or sampling
-        timeout = self._timer.within(limits.generation_timeout)
+        generation = GenerationRequest(
+            prompt.ids,
+            min(n for n in wanted if n is not None),
+            sampling,
+            stop_ids=setup.chat.stop_ids,
+            stop_strings=(*setup.chat.stop_strings, *request.stop),
+            seed=seed,
+            timeout=self._timer.within(limits.generation_timeout),
+            session=session.name,
+            branch_of=session.branch_of,
+        )
+        return await sample_turn(setup, generation, self._ask_engine)
+
+    async def _ask_engine(self, request: GenerationRequest) -> GenerationResult:
+        limit = None if request.timeout is None else request.timeout + 10.0
         try:
-            result = await asyncio.wait_for(
-                setup.engine.sample(
-                    GenerationRequest(
-                        prompt.ids,
-                        min(n for n in wanted if n is not None),
-                        sampling,
-                        stop_ids=setup.chat.stop_ids,
-                        stop_strings=(*setup.chat.stop_strings, *request.stop),
-                        seed=seed,
-                        timeout=timeout,
-                        session=session.name,
-                        branch_of=session.branch_of,
-                    )
-                ),
-                None if timeout is None else timeout + 10.0,
-            )
+            result = await asyncio.wait_for(self._setup.engine.sample(request), limit)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -242,20 +260,11 @@ class AgentSession:
         """Special tokens that the text of a turn keeps: those of calls and thoughts."""
         return (*self._parser.special_tokens, *self._setup.thought_marks)
 
-    def _opens_thought(self, prompt: TreePrompt) -> bool:
-        """Whether the policy begins inside a thought that the chat template has opened."""
-        if not self._setup.may_open_thought:
-            return False
-        last = prompt.ids[-_NUM_TAG_TOKENS:]
-        return opens_thought(
-            str(self._setup.chat.tokenizer.decode(last, skip_special_tokens=False))
-        )
-
-    def _read(self, prompt: TreePrompt, result: GenerationResult, started: float) -> TurnFacts:
+    def _read(self, prompt: TreePrompt, result: TurnTokens, started: float) -> TurnFacts:
         setup = self._setup
         return TurnFacts(
             setup.chat.decode(result.ids, self._marks),
-            self._opens_thought(prompt),
+            setup.begins_in_thought(prompt.ids),
             (),
             result.finish_reason,
             result.weight_version,
@@ -286,7 +295,7 @@ class AgentSession:
         return message
 
     def _to_reply(
-        self, request: ChatRequest, prompt: TreePrompt, result: GenerationResult, message: Message
+        self, request: ChatRequest, prompt: TreePrompt, result: TurnTokens, message: Message
     ) -> ChatReply:
         reason = "stop"
         if message.get("tool_calls"):
@@ -297,10 +306,10 @@ class AgentSession:
             message,
             reason,
             len(prompt.ids),
-            len(result.ids),
+            len(result.log_probs),
             [
                 str(self._setup.chat.tokenizer.decode([i], skip_special_tokens=False))
-                for i in result.ids
+                for i in result.sampled_ids
             ]
             if request.wants_log_probs
             else [],

@@ -20,6 +20,7 @@ from turnwise.chat.fast.layouts import LayoutCache
 from turnwise.chat.ownership import ROLES, RenderedText
 from turnwise.chat.rendering import Message, Renderer, template_text
 from turnwise.chat.templates import TEMPLATES
+from turnwise.chat.thinking import thinking_variables
 from turnwise.errors import ConfigError, did_you_mean
 from turnwise.plain_mode import is_plain
 
@@ -41,10 +42,13 @@ class ChatFormat:
     """A tokenizer and its chat template.
 
     `template` is a name from `TEMPLATES`, the text of a Jinja template, or None for the
-    tokenizer's own.
+    tokenizer's own. `enable_thinking` turns the model's thoughts on or off; None keeps the
+    template's default.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None = None) -> None:
+    def __init__(
+        self, tokenizer: Any, template: str | None = None, *, enable_thinking: bool | None = None
+    ) -> None:
         self.tokenizer: Tokenizer = tokenizer
         own = _chosen_template(tokenizer, template)
         self.template = template_text(tokenizer, own)
@@ -53,6 +57,9 @@ class ChatFormat:
         """The tokens that only the template and the policy may write."""
         self._encoder = Encoder(tokenizer, self.control)
         self._renderer = Renderer(tokenizer, own, self.template, self._encoder)
+        self.enable_thinking = enable_thinking
+        if enable_thinking is not None:
+            self._renderer.variables = thinking_variables(self._renderer, enable_thinking)
         self.num_to_compare = 16
         """Conversations that are still to be compared with a full rendering."""
 
@@ -179,6 +186,10 @@ class ChatFormat:
         dropped = self.control.special - kept_ids
         kept = [i for i in ids if i not in dropped]
         return str(self.tokenizer.decode(kept, skip_special_tokens=False))
+
+    def written_ids(self, text: str) -> list[int]:
+        """Return the tokens of a text of the template's own that continues another text."""
+        return self._encoder.encode(RenderedText(text), is_continued=True)
 
     def answer_ids(self, text: str) -> list[int]:
         """Return the tokens of a turn with this text and its end, for imitation learning.

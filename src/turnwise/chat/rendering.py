@@ -47,6 +47,8 @@ class Renderer:
     """
 
     def __init__(self, tokenizer: Any, own: str | None, template: str, encoder: Encoder) -> None:
+        self.variables: dict[str, bool] = {}
+        """What the template gets besides messages and tools."""
         self._tokenizer = tokenizer
         self._own = own
         self._template = template
@@ -149,6 +151,7 @@ class Renderer:
                 chat_template=self._own,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
+                **self.variables,
             )
 
         if tools:

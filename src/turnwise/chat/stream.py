@@ -59,6 +59,8 @@ class TokenStream:
     _ids: list[int] = field(default_factory=list)
     _turns: list[tuple[int, int]] = field(default_factory=list)
     _branches: list[tuple[int, int]] = field(default_factory=list)
+    _inserted: list[tuple[int, int]] = field(default_factory=list)
+    """Spans inside of turns that the policy did not sample."""
     _sampled: list[float] = field(default_factory=list)
     """Log-probs of all turns, concatenated. Mask and full log-probs are computed on demand: objects
     per token would slow Python's garbage collector with many episodes at once."""
@@ -67,16 +69,34 @@ class TokenStream:
         """Append tokens that the policy did not sample: prompts, observations, tool results."""
         self._ids += ids
 
-    def add_turn(self, ids: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Append tokens that the policy sampled in one turn, with their log-probs."""
-        if len(ids) != len(log_probs):
+    def add_turn(
+        self,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        inserted: tuple[int, int] | None = None,
+    ) -> None:
+        """Append tokens that the policy sampled in one turn, with their log-probs.
+
+        `inserted` is a span of `ids` that was put between sampled ones, such as the end of a
+        thought that was cut. These tokens have no log-probs and are not trained on.
+
+        >>> stream = TokenStream()
+        >>> stream.add_turn([5, 6, 7], [-0.1, -0.2], inserted=(1, 2))
+        >>> stream.mask, stream.log_probs
+        ([True, False, True], [-0.1, nan, -0.2])
+        """
+        first, last = inserted or (0, 0)
+        if len(ids) - (last - first) != len(log_probs):
             raise ConfigError(
-                f"a turn got {len(ids)} tokens and {len(log_probs)} log-probs, expected as many"
+                f"a turn got {len(ids) - (last - first)} tokens and {len(log_probs)} log-probs, "
+                "expected as many"
             )
         start = len(self._ids)
         self._ids += ids
         self._sampled += log_probs
         self._turns.append((start, len(self._ids)))
+        if first < last:
+            self._inserted.append((start + first, start + last))
 
     def begin_branch(self, after: int) -> None:
         """Let the tokens that are added next follow the first `after` tokens, not all of them.
@@ -120,11 +140,16 @@ class TokenStream:
         mask = [False] * len(self._ids)
         for start, end in self._turns:
             mask[start:end] = [True] * (end - start)
+        for start, end in self._inserted:
+            mask[start:end] = [False] * (end - start)
         return mask
 
     @property
     def log_probs(self) -> Sequence[float]:
         """Log-probs at the time of sampling; NaN on tokens that were not sampled."""
+        if self._inserted:
+            known = iter(self._sampled)
+            return [next(known) if is_sampled else math.nan for is_sampled in self.mask]
         log_probs = [math.nan] * len(self._ids)
         done = 0
         for start, end in self._turns:
@@ -133,8 +158,13 @@ class TokenStream:
         return log_probs
 
     @property
+    def num_sampled(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self._sampled)
+
+    @property
     def turns(self) -> Sequence[tuple[int, int]]:
-        """Start and end of each turn's sampled tokens."""
+        """Start and end of each turn; all of its tokens were sampled but those inserted."""
         return self._turns
 
     def __len__(self) -> int:

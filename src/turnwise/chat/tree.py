@@ -54,6 +54,8 @@ class SampledTurn:
     """Their tokens, from the end of `parent` to where the policy began."""
     ids: Sequence[int]
     log_probs: Sequence[float]
+    inserted: tuple[int, int] | None
+    """The span of `ids` that was not sampled, if there is one: see `TokenStream.add_turn`."""
     reply: Message
     """The message as the agent received it."""
     num_tokens: int
@@ -115,11 +117,14 @@ class ConversationTree:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        writer: MessageWriter | None = None,
     ) -> TreePrompt:
         """Find what these messages continue, and encode what is new; then `add` or `cancel` it.
 
-        Raises ConfigError for messages that the chat template cannot write.
+        `writer` encodes this request alone, in place of the tree's own. Raises ConfigError for
+        messages that the chat template cannot write.
         """
+        writer = writer or self.writer
         digest = _digest(b"", tools or [])
         parent, num_common = None, 0
         for number, message in enumerate(messages, 1):
@@ -129,10 +134,10 @@ class ConversationTree:
         new = messages[num_common:]
         if parent is None:
             before: list[int] = []
-            context = self.writer.prompt_ids(new, tools)
+            context = writer.prompt_ids(new, tools)
         else:
             before = parent.conversation_ids()
-            context = self.writer.increment_ids(new, parent.ids, messages[:num_common])
+            context = writer.increment_ids(new, parent.ids, messages[:num_common])
         if self._under_way == 0:
             self._wave += 1
         self._under_way += 1
@@ -141,7 +146,12 @@ class ConversationTree:
         return TreePrompt(before + context, parent, new, context, digest, self._wave, repeat)
 
     def add(
-        self, prompt: TreePrompt, ids: Sequence[int], log_probs: Sequence[float], reply: Message
+        self,
+        prompt: TreePrompt,
+        ids: Sequence[int],
+        log_probs: Sequence[float],
+        reply: Message,
+        inserted: tuple[int, int] | None = None,
     ) -> SampledTurn:
         """Keep a turn as it was sampled; `reply` is the message that the agent gets for it."""
         self._under_way -= 1
@@ -152,6 +162,7 @@ class ConversationTree:
             prompt.context_ids,
             ids,
             log_probs,
+            inserted,
             reply,
             len(prompt.ids) + len(ids),
             (prompt.wave, 0 if parent is None else parent.depth + 1, prompt.digest, prompt.repeat),
@@ -197,7 +208,7 @@ class ConversationTree:
             start = len(stream)
             stream.add_context(turn.context_ids[len(shared) :])
             known.append((turn.context_ids, [*shared, *range(start, len(stream))]))
-            stream.add_turn(turn.ids, turn.log_probs)
+            stream.add_turn(turn.ids, turn.log_probs, turn.inserted)
             ends[turn] = len(stream)
         return stream
 

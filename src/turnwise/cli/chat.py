@@ -136,7 +136,9 @@ def chat(
                 )
             closing.enter_context(setup.engine)
             closing.enter_context(setup.closing)
-        chat_format = format_of(setup.engine.tokenizer, model, template or setup.template)
+        chat_format = format_of(
+            setup.engine.tokenizer, model, template or setup.template, setup.enable_thinking
+        )
         session = ChatSession(
             setup.engine,
             chat_format,
@@ -173,7 +175,9 @@ def check_run_options(
         )
 
 
-def format_of(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
+def format_of(
+    tokenizer: Any, model: str, template: str | None, enable_thinking: bool | None = None
+) -> ChatFormat:
     """Return the chat format of a model; `ConfigError` if it has none."""
     from turnwise.chat import TEMPLATES, ChatFormat
 
@@ -184,7 +188,7 @@ def format_of(tokenizer: Any, model: str, template: str | None) -> ChatFormat:
             f"the tokenizer of {model} has no chat template. Choose one with --template: "
             f"{', '.join(TEMPLATES)}."
         )
-    return ChatFormat(tokenizer, template)
+    return ChatFormat(tokenizer, template, enable_thinking=enable_thinking)
 
 
 def _converse(session: ChatSession, screen: ChatScreen) -> None:

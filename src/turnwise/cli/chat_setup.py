@@ -36,6 +36,8 @@ class ChatSetup:
     max_tokens: int = 256
     template: str | None = None
     """A chat template for a tokenizer without one."""
+    enable_thinking: bool | None = None
+    """Whether the model thinks; None keeps the template's default."""
     about: str | None = None
     """A line about what is used of a run."""
     step: int | None = None
@@ -99,6 +101,7 @@ class ChatSetup:
             config.inference.top_p,
             limits.max_tokens_per_turn or 256,
             None if loaded.tokenizer.chat_template else "plain",
+            config.inference.enable_thinking,
             _about(found.step, config, registry, environment),
             found.step,
             closing,

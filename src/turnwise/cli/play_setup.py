@@ -183,7 +183,8 @@ def _with_components(
     from turnwise.inference import ScriptedEngine
     from turnwise.trainer.state import load_configured_tokenizer
 
-    chat = format_for(ScriptedEngine(load_configured_tokenizer(config)))
+    engine = ScriptedEngine(load_configured_tokenizer(config))
+    chat = format_for(engine, config.inference.enable_thinking)
     return factory, dataclasses.replace(rules, messages=MessageBuilder(chat))
 
 

@@ -36,6 +36,9 @@ class InferenceConfig(Section):
     max_tokens: Positive = setting(64, "Maximum tokens of one turn of the model.")
     temperature: Annotated[float, Ge(0)] = setting(1.0, "Sampling temperature; 0 is greedy.")
     top_p: Probability = setting(1.0, "Nucleus sampling: probability mass to sample from.")
+    enable_thinking: bool | None = setting(
+        None, "Whether the chat template lets the model think; null: the template's default."
+    )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
     max_turns: Positive = setting(10, "Maximum turns of the model in one episode.")
     start_timeout: Seconds | None = setting(
@@ -91,6 +94,9 @@ class LimitsConfig(Section):
     max_turns: Positive | None = setting(None, "Maximum turns; null: inference.max_turns.")
     max_tokens_per_turn: Positive | None = setting(
         None, "Maximum tokens of one turn; null: inference.max_tokens."
+    )
+    max_thinking_tokens: Positive | None = setting(
+        None, "Tokens of one turn after which an open thought is closed; null: no budget."
     )
     max_tokens: Positive | None = setting(
         None, "Maximum tokens of a conversation with its observations; null: the model's context."

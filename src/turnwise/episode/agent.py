@@ -12,11 +12,11 @@ from turnwise.chat.stream import Prefix
 from turnwise.deadlines import Abandonable, time_limit
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.thinking import sample_turn
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
 from turnwise.tools import ToolDefinition
-from turnwise.tools.thoughts import opens_thought
 
 # Processes may share a server, so that the name of a session must be unique to this one.
 _PROCESS = uuid.uuid4().hex[:12]
@@ -24,8 +24,6 @@ _NUMBERS = itertools.count()
 
 # An engine applies the timeout of a request itself; this is for one that does not.
 _GRACE_SECONDS = 10.0
-# More tokens than the tag that starts a thought and the space after it can have.
-_NUM_TAG_TOKENS = 12
 
 
 class EngineFault(TurnwiseError, RuntimeError):
@@ -88,23 +86,21 @@ class Agent:
             timeout=timeout,
             session=self._session,
         )
-        result = await _sample(setup, request)
-        _check(result)
-        stream.add_turn(result.ids, result.log_probs)
+        in_thought = setup.begins_in_thought(request.prompt_ids)
+        result = await sample_turn(setup, request, self._sample)
+        stream.add_turn(result.ids, result.log_probs, result.inserted)
         text = setup.chat.decode(result.ids, (*keep, *setup.thought_marks))
         self.record.messages.append({"role": "assistant", "content": text})
-        turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
-        turn.in_thought = self._begins_in_thought(turn)
+        turn = TurnRecord(
+            stream.turns[-1], text, result.finish_reason, result.weight_version, in_thought
+        )
         self.record.turns.append(turn)
         return turn
 
-    def _begins_in_thought(self, turn: TurnRecord) -> bool:
-        if not self._setup.may_open_thought:
-            return False
-        begin = turn.tokens[0]
-        before = list(self.record.stream.ids[max(0, begin - _NUM_TAG_TOKENS) : begin])
-        decoded = self._setup.chat.tokenizer.decode(before, skip_special_tokens=False)
-        return opens_thought(str(decoded))
+    async def _sample(self, request: GenerationRequest) -> GenerationResult:
+        result = await _sample(self._setup, request)
+        _check(result)
+        return result
 
     def log_difference(self) -> None:
         """Logs where the template would render the conversation differently, if it would."""

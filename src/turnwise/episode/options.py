@@ -37,6 +37,9 @@ class EpisodeLimits:
     """Turns of all agents together. The environment's `max_steps` is a limit as well."""
     max_tokens_per_turn: int | None = 512
     """A turn that it cuts is an action like any other, and the episode continues."""
+    max_thinking_tokens: int | None = None
+    """Tokens of a turn after which a thought that is still open is closed; the turn continues with
+    its answer."""
     max_tokens: int | None = None
     """Tokens of an agent's stream, prompt and observations included. The model's context is
     always a limit."""
@@ -68,6 +71,12 @@ class EpisodeLimits:
                     f"{field.name} got {value!r}, expected a number from {least} up, "
                     "or None for no limit"
                 )
+        per_turn, thinking = self.max_tokens_per_turn, self.max_thinking_tokens
+        if per_turn is not None and thinking is not None and thinking >= per_turn:
+            raise ConfigError(
+                f"max_thinking_tokens got {thinking}, expected less than the {per_turn} tokens of "
+                "a turn (max_tokens_per_turn): otherwise no tokens are left for the answer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +95,20 @@ class EpisodeOptions:
     """None takes the sum of the step rewards."""
     seed: int = 0
     """Seed of the sampling; the seed of the episode is mixed in."""
+    enable_thinking: bool | None = None
+    """Whether the chat template lets the model think; None keeps the template's default."""
     environment_calls: EnvironmentCalls = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
+        if self.chat_format is not None and self.enable_thinking not in (
+            *(None, self.chat_format.enable_thinking),
+        ):
+            raise ConfigError(
+                f"enable_thinking got {self.enable_thinking}, and chat_format has "
+                f"{self.chat_format.enable_thinking}. Pass it to the format: "
+                f"ChatFormat(tokenizer, enable_thinking={self.enable_thinking})."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

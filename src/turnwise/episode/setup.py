@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -25,11 +26,13 @@ from turnwise.reward import Reward
 from turnwise.reward.compute import RewardLimit
 from turnwise.reward.function import RewardFunction, step_rewards
 from turnwise.tools import ToolRegistry
-from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought
+from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought, opens_thought
 from turnwise.types import Trajectory
 
 _LOG = logging.getLogger("turnwise")
 _MAX_COMPARED = 4
+# More tokens than the tag that starts a thought and the space after it can have.
+_NUM_TAG_TOKENS = 12
 
 
 @dataclass
@@ -70,6 +73,13 @@ class EpisodeSetup:
         """Whether a turn may begin inside a thought, because the chat template starts one."""
         return may_open_thought(self.chat.template)
 
+    def begins_in_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a turn after these tokens begins inside a thought, which the template started."""
+        if not self.may_open_thought:
+            return False
+        last = list(prompt_ids[max(0, len(prompt_ids) - _NUM_TAG_TOKENS) :])
+        return opens_thought(str(self.chat.tokenizer.decode(last, skip_special_tokens=False)))
+
     def may_compare(self) -> bool:
         """Whether to compare the stream with a full rendering: in the first few episodes only."""
         return next(self._compared) <= _MAX_COMPARED
@@ -98,7 +108,7 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
     tools = options.tools
     return EpisodeSetup(
         engine,
-        options.chat_format or format_for(engine),
+        options.chat_format or format_for(engine, options.enable_thinking),
         options.limits or EpisodeLimits(),
         options.sampling or SamplingParams(),
         tools if tools is None or isinstance(tools, ToolRegistry) else ToolRegistry(tools),
@@ -110,18 +120,18 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
     )
 
 
-def format_for(engine: Engine) -> ChatFormat:
+def format_for(engine: Engine, enable_thinking: bool | None = None) -> ChatFormat:
     """Returns the chat format of an engine's tokenizer; plain text for one without a template."""
     tokenizer = getattr(engine, "tokenizer", None)
     if tokenizer is None:
         raise ConfigError("this engine has no tokenizer. Pass chat_format=ChatFormat(tokenizer).")
     if getattr(tokenizer, "chat_template", None):
-        return ChatFormat(tokenizer)
+        return ChatFormat(tokenizer, enable_thinking=enable_thinking)
     _LOG.warning(
         "The tokenizer has no chat template; conversations are written as plain text. "
         "Choose another with chat_format=ChatFormat(tokenizer, name)."
     )
-    return ChatFormat(tokenizer, "plain")
+    return ChatFormat(tokenizer, "plain", enable_thinking=enable_thinking)
 
 
 def _guarded(reward: RewardFunction) -> RewardFunction:

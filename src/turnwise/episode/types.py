@@ -33,7 +33,7 @@ class TurnRecord:
     """One turn of an agent, and what carrying it out gave."""
 
     tokens: tuple[int, int]
-    """The span [start, end) of the sampled tokens in the agent's stream; at least one token."""
+    """The span [start, end) of its tokens in the agent's stream; at least one token."""
     text: str
     """The decoded tokens, thoughts included."""
     finish_reason: FinishReason
@@ -111,7 +111,7 @@ class AgentRecord:
 
     @property
     def num_sampled_tokens(self) -> int:
-        return sum(end - start for start, end in self.stream.turns)
+        return self.stream.num_sampled
 
     def __repr__(self) -> str:
         return f"<{self.name}: {len(self.turns)} turns, {len(self.stream)} tokens>"

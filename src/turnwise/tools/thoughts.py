@@ -18,6 +18,8 @@ _MESSAGE = re.compile(
     r"((?:[^<]|<(?!\|(?:end|return|call|start)\|>))*+)"
 )
 
+_CLOSES = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}
+
 THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *_HARMONY)
 """Decoding must keep these, or thoughts cannot be told from answers."""
 
@@ -67,6 +69,26 @@ def _outside(text: str, start: str, end: str) -> str:
         kept.append(before)
         _, _, rest = inside.partition(end)
     return "".join(kept)
+
+
+def close_of(text: str, *, in_thought: bool = False) -> str | None:
+    """Returns what closes the thought that is open at the end of a turn; None if none is.
+
+    >>> close_of("<think>I could attack, or")
+    '\\n</think>\\n\\n'
+    >>> close_of("<think>Should I attack? No.</think>wait") is None
+    True
+    """
+    if _CHANNEL in text:
+        channel, is_said, said = text.rpartition(_CHANNEL)[2].partition("<|message|>")
+        is_open = is_said and channel.strip().startswith("analysis") and "<|end|>" not in said
+        return "<|end|><|start|>assistant<|channel|>final<|message|>" if is_open else None
+    for start, end in _TAGS:
+        if text.rfind(start) > text.rfind(end):
+            return _CLOSES[start]
+    if in_thought and not any(end in text for _, end in _TAGS):
+        return _CLOSES["<think>"]
+    return None
 
 
 def opens_thought(prompt: str) -> bool:

@@ -222,6 +222,7 @@ class UserComponents:
             system_prompt=self.system_prompt,
             reward_fn=self.reward_fn,
             seed=config.training.seed,
+            enable_thinking=config.inference.enable_thinking,
             on_error=config.training.on_error,
             stall_timeout=config.inference.stall_timeout,
         )
