@@ -169,7 +169,9 @@ def _session(
     episodes = make_setup(
         setup.engine,
         EpisodeOptions(
-            chat_format=format_of(setup.engine.tokenizer, model, template or setup.template),
+            chat_format=format_of(
+                setup.engine.tokenizer, model, template or setup.template, setup.enable_thinking
+            ),
             # A request says how long its reply may be; otherwise the context is the limit.
             limits=EpisodeLimits(max_turns=None, max_tokens_per_turn=None, max_seconds=None),
             sampling=setup.sampling(None, None) if is_run else None,
