@@ -44,7 +44,10 @@ def agents(draw, name="agent"):
     stream.add_context(draw(context))
     if draw(st.booleans()):
         messages.append({"role": "user", "content": draw(TEXT)})
-    for number in range(draw(st.integers(0, 3))):
+    for number in range(draw(st.integers(0, 4))):
+        if draw(st.integers(0, 3)) == 0:
+            stream.begin_branch(draw(st.integers(0, len(stream))))
+            stream.add_context(draw(context))
         ids = draw(st.lists(st.integers(0, 300), min_size=1, max_size=5))
         stream.add_turn(ids, [draw(st.floats(-100, 0, width=32)) for _ in ids])
         text = draw(TEXT)
@@ -76,7 +79,9 @@ def agents(draw, name="agent"):
         small = st.floats(-100, 100)
         per_turn = draw(st.none() | st.just(tuple(draw(small) for _ in turns)))
         reward = Reward(draw(small), per_turn, draw(st.dictionaries(TEXT, small, max_size=2)))
-    return AgentRecord(name, stream, messages, turns, reward=reward)
+    record = AgentRecord(name, stream, messages, turns, reward=reward)
+    record.trajectory.result = draw(st.none() | JSON)
+    return record
 
 
 @st.composite

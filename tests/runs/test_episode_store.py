@@ -74,9 +74,19 @@ def assert_same(result, stored):
         )
         assert kept.messages == agent.messages
         assert kept.reward == agent.reward
+        assert list(map(tuple, kept.branches)) == list(agent.stream.branches)
+        assert kept.result == agent.trajectory.result
         assert len(kept.turns) == len(agent.turns)
         for turn, kept_turn in zip(agent.turns, kept.turns, strict=True):
             assert_same_turn(turn, kept_turn)
+            assert kept_turn.follows == turn_before(agent, turn)
+
+
+def turn_before(agent, turn):
+    """The last turn in the context of another one."""
+    context = {n for span in agent.stream.context(turn.tokens[0]) for n in range(*span)}
+    before = [n for n, other in enumerate(agent.turns) if other.tokens[0] in context]
+    return before[-1] if before else None
 
 
 def assert_same_turn(turn, kept):

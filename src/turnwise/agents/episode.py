@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from turnwise.agents.expert import Expert, ExpertSession
@@ -27,6 +27,7 @@ from turnwise.errors import (
 )
 from turnwise.reward.function import step_rewards
 from turnwise.reward.result import count_turns, read_reward
+from turnwise.tools import ToolCall
 from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
 
@@ -208,6 +209,8 @@ class AgentEpisode:
             facts = session.facts[turn]
             following = followed.get(turn)
             record.messages += [*turn.messages, {"role": "assistant", "content": facts.text}]
+            if following is not None:
+                _add_results(turn, facts.calls, following)
             record.turns.append(
                 TurnRecord(
                     place,
@@ -220,6 +223,7 @@ class AgentEpisode:
                     observation="" if following is None else _text(following),
                     seconds={"engine": facts.seconds},
                     started=facts.started,
+                    message=len(record.messages) - 1,
                 )
             )
         if record.turns:
@@ -238,3 +242,11 @@ class AgentEpisode:
 def _text(turn: SampledTurn) -> str:
     """The messages that a turn answers, as text."""
     return "\n\n".join(str(message.get("content") or "") for message in turn.messages)
+
+
+def _add_results(turn: SampledTurn, calls: Sequence[ToolCall], following: SampledTurn) -> None:
+    """Put the results that the agent sent back into the calls, by the ids of the calls."""
+    sent = {m.get("tool_call_id"): m.get("content") for m in following.messages}
+    for call, written in zip(calls, turn.reply.get("tool_calls") or (), strict=False):
+        if written["id"] in sent:
+            call.success, call.result = True, sent[written["id"]]

@@ -64,6 +64,9 @@ class TurnRecord:
     """Seconds by component: `engine`, `environment`, `tools`."""
     started: float = 0.0
     """Seconds from the start of the episode."""
+    message: int | None = None
+    """The place of its message in the agent's messages. None: the last messages of the model are
+    those of its turns, in order."""
 
     @property
     def tool_call(self) -> ToolCall | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 
 from turnwise.errors import ConfigError
 from turnwise.reward import Reward
+from turnwise.runs.episode_branches import turn_tree
 from turnwise.runs.episode_columns import Array, Row
 from turnwise.runs.plain_json import plain_json
 from turnwise.types import EpisodeStatus
@@ -58,6 +60,12 @@ class StoredTurn:
     done: bool = False
     info: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    message: int | None = None
+    """The place of its message, as in `TurnRecord`."""
+    branch: int = 0
+    """The branch of the conversation that it is on, from 0."""
+    follows: int | None = None
+    """The turn that it follows, from 0; None at the beginning of a conversation."""
 
 
 @dataclass(repr=False)
@@ -75,6 +83,11 @@ class StoredAgent:
     """True for sampled tokens."""
     columns: dict[str, Array]
     """`sampler_log_probs` and others, with one number per sampled token."""
+    branches: list[list[int]] = field(default_factory=list)
+    """Where each branch begins, and how many tokens stand before what it follows, as in
+    `TokenStream.branches`. Empty for a conversation that only grows."""
+    result: Any = None
+    """What an agent that owns its loop returned; cut if it is long."""
 
     def column(self, name: str) -> Array:
         """Return a column aligned with `ids`; NaN for tokens that were not sampled."""
@@ -147,6 +160,7 @@ def read_episode(
                 raise ConfigError(
                     f"{place}: a turn has the tokens {start} to {end} of {len(row.ids)}"
                 )
+        _check_branches(agent.get("branches", ()), len(row.ids), place)
     return StoredEpisode(
         seed=data["seed"],
         group=data["group"],
@@ -161,6 +175,17 @@ def read_episode(
         task=data.get("task"),
         task_id=data.get("task_id"),
     )
+
+
+def _check_branches(branches: Sequence[Sequence[int]], num_tokens: int, place: str) -> None:
+    last = 0
+    for start, after in branches:
+        if not after < start <= num_tokens or start < last:
+            raise ConfigError(
+                f"{place}: a branch begins at the token {start} of {num_tokens} and follows the "
+                f"first {after}, expected earlier ones, and branches in order"
+            )
+        last = start
 
 
 def _write_task(task: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -180,6 +205,11 @@ def _write_agent(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
         for turn, stored in zip(agent.turns, turns, strict=True):
             stored.setdefault("seconds", {})["start"] = round(turn.started, 6)
     written: dict[str, Any] = {"name": agent.name, "messages": messages, "turns": turns}
+    if agent.stream.branches:
+        written["branches"] = [list(branch) for branch in agent.stream.branches]
+    if (result := agent.trajectory.result) is not None:
+        is_record = dataclasses.is_dataclass(result) and not isinstance(result, type)
+        written["result"] = plain_json(vars(result) if is_record else result, _MAX_CALL)
     if (reward := agent.reward) is not None:
         rest = {"per_turn": reward.per_turn, "parts": reward.parts or None}
         known = {name: value for name, value in rest.items() if value is not None}
@@ -198,14 +228,21 @@ def _read_agent(data: Mapping[str, Any], row: Row) -> StoredAgent:
             None if per_turn is None else tuple(per_turn),
             reward.get("parts", {}),
         )
+    turns = [_read_turn(*pair) for pair in zip(data["turns"], said, strict=True)]
+    branches = data.get("branches", [])
+    tree = turn_tree([turn.tokens for turn in turns], branches)
+    for number, turn in enumerate(turns):
+        turn.branch, turn.follows = tree.branches[number], tree.follows[number]
     return StoredAgent(
         name=data["name"],
         messages=messages,
-        turns=[_read_turn(*pair) for pair in zip(data["turns"], said, strict=True)],
+        turns=turns,
         reward=reward,
         ids=row.ids,
         mask=row.mask,
         columns=row.columns,
+        branches=branches,
+        result=data.get("result"),
     )
 
 
@@ -243,6 +280,7 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
             done=turn.done,
             info=plain_json(_success_first(turn.info), _MAX_INFO),
             seconds=_rounded(turn.seconds),
+            message=turn.message,
         ),
     }
 

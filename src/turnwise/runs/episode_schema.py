@@ -50,6 +50,7 @@ class Turn(TypedDict):
     done: NotRequired[bool]
     info: NotRequired[dict[Text, Any]]
     seconds: NotRequired[Seconds]
+    message: NotRequired[Count]
 
 
 class Reward(TypedDict):
@@ -77,6 +78,8 @@ class Agent(TypedDict):
     messages: list[Message]
     turns: list[Turn]
     reward: NotRequired[Reward]
+    branches: NotRequired[list[Annotated[list[Count], Len(2, 2)]]]
+    result: NotRequired[Any]
 
 
 class Episode(TypedDict):

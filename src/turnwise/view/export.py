@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from turnwise.runs.episode_branches import turn_messages
 from turnwise.runs.episode_records import StoredEpisode
+from turnwise.view.branch_map import branch_map, is_branched, place_words
 from turnwise.view.legible import visible_attribute, visible_html
 from turnwise.view.payloads import episode_payload, tokens_payload
 from turnwise.view.summaries import words_of
@@ -47,7 +49,7 @@ def export_episode(
     for number, (agent, audit) in enumerate(zip(payload["agents"], tokens, strict=True)):
         if len(tokens) > 1:
             parts.append(f"<h2>Agent {visible_html(str(agent['name']))}</h2>")
-        parts += ["<h2>Conversation</h2>", *conversation(agent)]
+        parts += ["<h2>Conversation</h2>", *conversation(agent, f"agent-{number}-")]
         parts += ["<h2>Tokens</h2>", *_audit(audit, columns, number)]
     return document(title, style_sheet("episode.css") + _shades(columns), parts)
 
@@ -96,6 +98,7 @@ def _about(payload: Mapping[str, Any]) -> dict[str, str]:
         "group, member": f"{payload['group']}, {payload['member']}",
         "status": payload["status"],
         **({"error": str(payload["error"])} if payload["error"] else {}),
+        **({"traceback": str(payload["traceback"])} if payload["traceback"] else {}),
         "reward": totals,
         **({} if seconds is None else {"seconds": f"{seconds:.3f}"}),
     }
@@ -106,32 +109,59 @@ def _facts(facts: Mapping[str, str]) -> str:
     return f"<dl>{''.join(rows)}</dl>"
 
 
-def conversation(agent: Mapping[str, Any]) -> Iterator[str]:
+def conversation(agent: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield every message, and after each message of the model its results.
 
-    The last turns are those of the last messages: the initial prompt may have assistant messages
-    that the model never sampled.
+    Of an agent with branches, the messages stand in the order of its turns, below a map of them.
+    The ids of turns begin with `prefix`.
     """
     messages, turns = agent["messages"], agent["turns"]
     earned = (agent["reward"] or {}).get("turns", [])
-    spoken = sum(message.get("role") == "assistant" for message in messages)
-    place = len(turns) - spoken
-    for turn in range(max(place, 0)):  # turns that the messages do not have
-        yield _message("assistant", turns[turn]["text"], _turn(turns[turn], turn, earned))
-    for message in messages:
-        role = str(message.get("role", ""))
-        extra = ""
-        if role == "assistant":
-            if 0 <= place < len(turns):
-                extra = _turn(turns[place], place, earned)
-            place += 1
-        yield _message(role, words_of(message.get("content")), extra)
+    own = turn_messages(messages, turns)
+    numbers = {place: number for number, place in enumerate(own) if place is not None}
+    begins = {}
+    if is_branched(agent):
+        yield branch_map(agent, prefix)
+        begins = _branch_heads(turns, own)
+    for number, place in enumerate(own):  # turns that the messages do not have
+        if place is None:
+            yield _message("assistant", turns[number]["text"], _turn(turns[number], number, earned))
+    for place, message in enumerate(messages):
+        if place in begins:
+            yield f'<p class="branch">{begins[place]}</p>'
+        extra, anchor = "", ""
+        if (number := numbers.get(place, -1)) >= 0:
+            extra = _turn(turns[number], number, earned)
+            anchor = f' id="{prefix}turn-{number + 1}"' if begins else ""
+        yield _message(
+            str(message.get("role", "")), words_of(message.get("content")), extra, anchor
+        )
+    if agent["result"] is not None:
+        yield _returned(agent["result"])
 
 
-def _message(role: str, words: str, extra: str) -> str:
+def _branch_heads(turns: Sequence[Mapping[str, Any]], own: Sequence[int | None]) -> dict[int, str]:
+    """Return headings by the message before which they stand: where a turn does not follow the one
+    above it."""
+    heads, first = {}, 0
+    for number, (turn, place) in enumerate(zip(turns, own, strict=True)):
+        if number == 0 or turn["follows"] != number - 1:
+            heads[first] = place_words(turn).capitalize()
+        first = first if place is None else place + 1
+    return heads
+
+
+def _returned(result: Any) -> str:
+    """Return what an agent that owns its loop returned; of a command, its exit code and output."""
+    if isinstance(result, Mapping) and {"exit_code", "output"} <= result.keys():
+        return _message(f"command, exit code {result['exit_code']}", str(result["output"]), "")
+    return _message("returned by the agent", words_of(result), "")
+
+
+def _message(role: str, words: str, extra: str, anchor: str = "") -> str:
     kind = "assistant" if role == "assistant" else "other"
     return (
-        f'<div class="message {kind}"><div class="who">{visible_html(role)}</div>'
+        f'<div class="message {kind}"{anchor}><div class="who">{visible_html(role)}</div>'
         f'<div class="words">{visible_html(words)}</div>{extra}</div>'
     )
 
@@ -140,6 +170,7 @@ def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
     calls = "".join(_call(call) for call in turn["calls"])
     facts = [
         ("turn", str(place + 1)),
+        *([("place", place_words(turn))] if "row" in turn else []),
         ("tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"),
         ("ended by", turn["finish_reason"]),
         ("environment's reward", f"{turn['reward']:.6g}"),
@@ -222,13 +253,20 @@ def _tokens(audit: Mapping[str, Any], shown: Sequence[str]) -> Iterator[str]:
         for name, column in columns.items()
     }
     rows = zip(audit["tokens"], audit["ids"], audit["mask"], audit["turn"], strict=True)
+    follows = dict(audit["branches"])
     for place, (text, number, is_sampled, turn) in enumerate(rows):
+        if place in follows:
+            words = f"branch {audit['branch'][place] + 1}, after token {follows[place] - 1}"
+            if follows[place] == 0:
+                words = f"branch {audit['branch'][place] + 1}, from the start"
+            yield f'<span class="branch">{words}</span>'
         known = {name: x for name, column in columns.items() if (x := column[place]) is not None}
         classes = ["t", *(["m"] if is_sampled else []), *([] if text else ["e"])]
         classes += [c for name, x in known.items() if (c := _shade(name, x, largest[name]))]
         whose = f"sampled in turn {turn + 1}" if is_sampled else "prompt token, not trained on"
         numbers = "".join(f"\n{_NAMES.get(name, name)} {x:.5g}" for name, x in known.items())
-        title = f"token {place}, id {number}: {text!r}\n{whose}{numbers}"
+        branch = f", branch {audit['branch'][place] + 1}" if follows else ""
+        title = f"token {place}, id {number}: {text!r}\n{whose}{branch}{numbers}"
         yield (
             f'<span class="{" ".join(classes)}" title="{visible_attribute(title)}">'
             f"{_token_html(text)}</span>"

@@ -22,7 +22,7 @@ from turnwise.view.summaries import COLUMNS
 
 _LOG = logging.getLogger("turnwise")
 
-VERSION = 3
+VERSION = 4
 """The version of the tables below. An index of another version is rebuilt."""
 _APPLICATION = 0x7475726E
 _DAYS_KEPT = 60

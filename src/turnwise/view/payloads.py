@@ -11,6 +11,7 @@ import numpy as np
 
 from turnwise.errors import ConfigError
 from turnwise.reward import Reward
+from turnwise.runs.episode_branches import TurnTree, layout, token_branches
 from turnwise.runs.episode_columns import Array
 from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.summaries import task_key
@@ -43,13 +44,23 @@ def episode_payload(kind: str, step: int, place: int, episode: StoredEpisode) ->
 
 
 def _agent(agent: StoredAgent) -> dict[str, Any]:
+    turns = [_turn(turn) for turn in agent.turns]
+    if agent.branches:
+        for turn, (row, column) in zip(turns, layout(_tree(agent)), strict=True):
+            turn["row"], turn["column"] = row, column
     return {
         "name": agent.name,
         "reward": None if agent.reward is None else _reward(agent.reward, len(agent.turns)),
         "num_tokens": len(agent.ids),
         "messages": agent.messages,
-        "turns": [_turn(turn) for turn in agent.turns],
+        "turns": turns,
+        "num_branches": max((turn.branch for turn in agent.turns), default=0) + 1,
+        "result": agent.result,
     }
+
+
+def _tree(agent: StoredAgent) -> TurnTree:
+    return TurnTree([turn.follows for turn in agent.turns], [turn.branch for turn in agent.turns])
 
 
 def _reward(reward: Reward, num_turns: int) -> dict[str, Any]:
@@ -80,12 +91,15 @@ def tokens_payload(episode: StoredEpisode, number: int, texts: TokenTexts) -> di
     for place, turn in enumerate(agent.turns):
         turns[turn.tokens[0] : turn.tokens[1]] = place
     ids = agent.ids.tolist()
+    places = [turn.tokens for turn in agent.turns]
     return {
         "count": len(ids),
         "tokens": texts.texts(ids) or [f"⟨{number}⟩" for number in ids],
         "ids": ids,
         "mask": agent.mask.astype(int).tolist(),
         "turn": turns.tolist(),
+        "branch": token_branches(len(ids), places, agent.branches, _tree(agent)),
+        "branches": agent.branches,
         "columns": {name: _numbers(agent.column(name)) for name in agent.columns},
         "note": texts.note,
     }

@@ -19,6 +19,7 @@ SORTS = {
     "tokens": "tokens",
     "sampled_tokens": "sampled_tokens",
     "tool_calls": "tool_calls",
+    "branches": "branches",
     "seconds": "seconds",
     "seed": "seed",
     "success": "success",
@@ -26,7 +27,7 @@ SORTS = {
     "kind": "kind",
     "index": "place",
 }
-_RANGES = ("reward", "turns", "tokens", "step")
+_RANGES = ("reward", "turns", "tokens", "step", "branches")
 _WORDS = ("kind", "status", "tool", "task", "part")
 _PAGING = ("sort", "limit", "offset", "text", "in", "seed", "step", "success")
 _PARTS = {"anything": 0, "task": TASK, "answer": ANSWER}
@@ -55,7 +56,7 @@ _AROUND = 60
 
 _COLUMNS = (
     "id, kind, step, place, seed, grp, member, status, reward, turns, tokens, sampled_tokens, "
-    "tool_calls, seconds, success, task, part"
+    "tool_calls, seconds, success, task, part, branches"
 )
 
 
@@ -151,7 +152,7 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
     names = ("group", "member", "status", "reward", "turns", "tokens", "sampled_tokens")
     found = db.execute("SELECT task, answer, tools FROM shown WHERE id = ?", (key,)).fetchone()
     task, answer, tools = found if found is not None else ("", "", "")
-    *rest, success, task_key, part = rest
+    *rest, success, task_key, part, branches = rest
     return {
         "id": f"{kind}-{step}-{place}",
         "kind": kind,
@@ -164,6 +165,7 @@ def _episode(db: Connection, row: tuple[Any, ...]) -> dict[str, Any]:
         "task": task,
         "task_key": task_key,
         "part": part,
+        "branches": branches,
         "answer": answer,
     }
 
@@ -220,8 +222,10 @@ def overview(db: Connection) -> Mapping[str, Any]:
         for name, condition in _SUCCESSES.items()
         if reports
     }
+    (branched,) = db.execute("SELECT count(*) FROM episodes WHERE branches > 1").fetchone()
     return {
         "steps": steps,
+        "branched": branched,
         "kinds": kinds,
         "statuses": counts["status"],
         "successes": successes,

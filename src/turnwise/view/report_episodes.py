@@ -122,9 +122,9 @@ def whole_episode(run: ViewedRun, chosen: Chosen) -> str:
     if payload["error"]:
         told = "\n".join(filter(None, (str(payload["error"]), episode.traceback)))
         parts.append(f'<pre class="bad">{visible_html(told)}</pre>')
-    for agent in payload["agents"]:
+    for number, agent in enumerate(payload["agents"]):
         if len(payload["agents"]) > 1:
             parts.append(f"<h4>Agent {visible_html(str(agent['name']))}</h4>")
-        parts += conversation(agent)
+        parts += conversation(agent, f"{payload['id']}-{number}-")
     parts.append("</article>")
     return "\n".join(parts)

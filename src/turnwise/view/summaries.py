@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from turnwise.runs.episode_branches import turn_messages, turn_tree
 from turnwise.tools.thoughts import answer_of
 
 _MAX_SHOWN = 200
@@ -50,6 +51,7 @@ COLUMNS = (
     "success",
     "task",
     "part",
+    "branches",
 )
 
 
@@ -83,6 +85,7 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
         _success(episode),
         task_key(episode),
         clean(episode.get("part") or ""),
+        max(map(_num_branches, agents), default=1),
     )
     task, answer = _task(agents), _answer(agents)
     texts = {clean(text[:_MAX_TEXT]): 0 for text in _texts(episode) if text}
@@ -90,6 +93,14 @@ def _summary(place: int, episode: Mapping[str, Any], num_tokens: int) -> Summary
         if text := clean(words[:_MAX_TEXT]):
             texts[text] = texts.get(text, 0) | part
     return Summary(row, _beginning(task), _beginning(answer), tools, texts)
+
+
+def _num_branches(agent: Mapping[str, Any]) -> int:
+    """Return in how many conversations an agent's turns end."""
+    branches = agent.get("branches")
+    if not branches:
+        return 1
+    return max(1, turn_tree([turn["tokens"] for turn in agent["turns"]], branches).num_branches)
 
 
 def task_key(episode: Mapping[str, Any]) -> str:
@@ -126,6 +137,7 @@ def _texts(episode: Mapping[str, Any]) -> Iterator[str]:
             yield turn.get("text", "")
             yield turn.get("observation", "")
             yield turn.get("malformed") or ""
+        yield words_of(agent.get("result"))
 
 
 def words_of(content: Any) -> str:
@@ -136,16 +148,10 @@ def words_of(content: Any) -> str:
 
 
 def opening(agent: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Return the messages before the model's first turn.
-
-    The last turns are those of the last messages: an opening may hold words of the model that it
-    never said.
-    """
-    messages = agent["messages"]
-    spoke = [place for place, one in enumerate(messages) if one.get("role") == "assistant"]
-    own = spoke[max(len(spoke) - len(agent["turns"]), 0) :]
-    found: Sequence[Mapping[str, Any]] = messages[: own[0]] if own else messages
-    return found
+    """Return the messages before the model's first turn."""
+    messages: Sequence[Mapping[str, Any]] = agent["messages"]
+    own = (place for place in turn_messages(messages, agent["turns"]) if place is not None)
+    return messages[: next(own, len(messages))]
 
 
 def _task(agents: Sequence[Mapping[str, Any]]) -> str:

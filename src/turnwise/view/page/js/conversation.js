@@ -1,14 +1,32 @@
 // This module draws an episode as a conversation, with tool calls and each turn's reward.
 
+import {
+  branchesThrough,
+  branchMap,
+  chosenBranch,
+  forkChoice,
+  isBranched,
+  ownsLoop,
+  pathOf,
+  placeWords,
+  sharedWords,
+} from "./branches.js";
 import { conversationHead, spentOn, tone } from "./conversation_head.js";
 import { button, fill, h, link } from "./dom.js";
 import { statusWord } from "./filters.js";
 import { num, plural, seconds, signed } from "./format.js";
 import { icon } from "./icons.js";
+import {
+  body,
+  callBlock,
+  contentText,
+  messageBlock,
+  resultText,
+  returned,
+  userWord,
+} from "./message_blocks.js";
 import { address, go, withParams } from "./route.js";
-import { marked, visible } from "./visible.js";
-
-const LONG = 1400;
+import { visible } from "./visible.js";
 
 export function drawConversation(place, episode, route, run = null) {
   const number = Math.min(Number(route.params.get("agent") ?? 0), episode.agents.length - 1);
@@ -19,17 +37,63 @@ export function drawConversation(place, episode, route, run = null) {
     conversationHead(episode, agent, route, run),
     episode.error ? problem([episode.error, episode.traceback].filter(Boolean).join("\n")) : null,
     episode.agents.length > 1 ? agentChoice(episode, number, route) : null,
+    isBranched(agent) ? branchMap(agent, route, chosenBranch(agent, route)) : null,
     agent
       ? h(
           "div",
           { class: "conversation" },
-          initialPrompt(agent, word),
-          rowOf(episode.task),
-          agent.turns.map((turn, place) => turnBlock(agent, turn, place, word, episode, route)),
+          isBranched(agent)
+            ? branchBlocks(agent, word, episode, route)
+            : [
+                initialPrompt(agent, word),
+                rowOf(episode.task),
+                agent.turns.map((turn, at) => turnBlock(agent, turn, at, word, episode, route)),
+              ],
+          returned(agent.result, word),
         )
       : null,
     h("p", { class: "conversation-end" }, endingWords(episode)),
   );
+  revealTurn(place, route);
+}
+
+// Draws the conversation of the chosen branch: each turn after the messages that it answers.
+function branchBlocks(agent, word, episode, route) {
+  const chosen = chosenBranch(agent, route);
+  const { asked } = turnMessages(agent);
+  const path = pathOf(agent, chosen);
+  return [
+    forkChoice(agent, route, null, chosen),
+    path.map((number, place) => {
+      const before = path[place - 1];
+      const results = (agent.turns[before]?.calls ?? []).map((call) => resultText(call.result));
+      return [
+        withoutResults(asked[number], results).map((one) =>
+          messageBlock(one, word, userWord(one, agent)),
+        ),
+        place ? null : rowOf(episode.task),
+        turnBlock(agent, agent.turns[number], number, word, episode, route, {
+          isLast: place === path.length - 1,
+        }),
+        forkChoice(agent, route, number, chosen),
+      ];
+    }),
+  ];
+}
+
+function placeChips(agent, number) {
+  const through = branchesThrough(agent, number);
+  return [
+    h("span", { class: "chip num" }, placeWords(agent, number)),
+    through.length > 1
+      ? h("span", { class: "faint shared-by" }, `shared by ${sharedWords(through)}`)
+      : null,
+  ];
+}
+
+function revealTurn(place, route) {
+  const number = Number(route.params.get("turn") ?? 0) - 1;
+  if (number >= 0) place.querySelector(`.turn[data-turn="${number}"]`)?.scrollIntoView();
 }
 
 // Shows the task as the environment and the reward function have it; the model sees only messages.
@@ -66,12 +130,20 @@ function agentChoice(episode, number, route) {
   );
 }
 
-// The last assistant messages are those of the turns; the messages before them are the prompt.
+// The last assistant messages are those of the turns, unless the record says which; the messages
+// before them are the prompt. `asked` are the messages before each turn.
 export function turnMessages(agent) {
+  const known = agent.turns.map((turn) => turn.message).filter((place) => place !== null);
   const spoke = agent.messages.flatMap((message, place) =>
     message.role === "assistant" ? [place] : [],
   );
-  const own = spoke.slice(Math.max(0, spoke.length - agent.turns.length));
+  const own =
+    known.length && known.length === agent.turns.length
+      ? known
+      : spoke.slice(Math.max(0, spoke.length - agent.turns.length));
+  const asked = own.map((place, number) =>
+    agent.messages.slice(number ? own[number - 1] + 1 : 0, place),
+  );
   const replies = own.map((place, number) =>
     agent.messages.slice(place + 1, own[number + 1] ?? agent.messages.length),
   );
@@ -79,62 +151,29 @@ export function turnMessages(agent) {
   return {
     prompt: agent.messages.slice(0, own[0] ?? agent.messages.length),
     replies: [...Array(missing).fill([]), ...replies],
+    asked: [...Array(missing).fill([]), ...asked],
   };
 }
 
 function initialPrompt(agent, word) {
-  return turnMessages(agent).prompt.map((message) => messageBlock(message, word));
+  return turnMessages(agent).prompt.map((one) => messageBlock(one, word, userWord(one, agent)));
 }
 
-const ROLES = { system: "system", user: "environment", assistant: "model", tool: "tool" };
-
-function messageBlock(message, word, label = null) {
-  const role = message.role in ROLES ? message.role : "user";
-  return h(
-    "article",
-    { class: "message", data: { role } },
-    h(
-      "header",
-      null,
-      h("span", { class: "role" }, label ?? ROLES[role] ?? message.role),
-      message.name ? h("span", { class: "faint" }, message.name) : null,
-    ),
-    body(contentText(message), word),
-  );
-}
-
-function contentText(message) {
-  if (typeof message.content === "string") return message.content;
-  return message.content === null || message.content === undefined
-    ? ""
-    : JSON.stringify(message.content, null, 1);
-}
-
-function body(text, word, kind = "") {
-  if (!text) return h("div", { class: "words is-empty" }, "nothing");
-  const full = () => h("div", { class: `words ${kind}` }, marked(text, word));
-  if (text.length <= LONG || (word && text.toLowerCase().includes(word.toLowerCase())))
-    return full();
-  const short = h("div", { class: `words is-cut ${kind}` }, visible(text.slice(0, LONG)));
-  const more = button(`Show all ${num(text.length)} characters`, {
-    class: "button is-plain",
-    onclick: () => {
-      short.replaceWith(full());
-      more.remove();
-    },
-  });
-  return [short, more];
-}
-
-function turnBlock(agent, turn, number, word, episode, route) {
-  const replies = turnMessages(agent).replies[number] ?? [];
-  const results = turn.calls.map((call) => resultText(call.result));
-  const said = replies.map(contentText).join("\n\n");
-  // A tool's result is shown with its call.
-  const others = replies.filter(
+// A tool's result is shown with its call.
+function withoutResults(messages, results) {
+  return messages.filter(
     (message) => !(message.role === "tool" && results.includes(contentText(message))),
   );
+}
+
+// In a branch the messages after a turn are those before the next one of the same branch.
+function turnBlock(agent, turn, number, word, episode, route, branch = null) {
+  const replies = branch ? [] : (turnMessages(agent).replies[number] ?? []);
+  const results = turn.calls.map((call) => resultText(call.result));
+  const said = replies.map(contentText).join("\n\n");
+  const others = withoutResults(replies, results);
   const unread =
+    (!branch || branch.isLast) &&
     turn.observation &&
     turn.observation !== said &&
     !others.some((one) => contentText(one) === turn.observation);
@@ -149,6 +188,7 @@ function turnBlock(agent, turn, number, word, episode, route) {
         null,
         h("span", { class: "role" }, "model"),
         h("span", { class: "faint num" }, `turn ${number + 1}`),
+        branch ? placeChips(agent, number) : null,
         turn.finish_reason && turn.finish_reason !== "stop"
           ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason)
           : null,
@@ -165,7 +205,11 @@ function turnBlock(agent, turn, number, word, episode, route) {
               run: route.run,
               view: "tokens",
               item: episode.id,
-              params: { token: turn.tokens[0], agent: route.params.get("agent") },
+              params: {
+                token: turn.tokens[0],
+                agent: route.params.get("agent"),
+                branch: branch ? route.params.get("branch") : null,
+              },
             }),
             { class: "faint", title: "These tokens" },
             icon("tokens"),
@@ -182,10 +226,10 @@ function turnBlock(agent, turn, number, word, episode, route) {
             h("div", { class: "words mono" }, visible(turn.malformed)),
           )
         : null,
-      turn.calls.map((call) => callBlock(call, word)),
+      turn.calls.map((call) => callBlock(call, word, ownsLoop(agent) ? "no result" : "not called")),
       moreOf(turn),
     ),
-    others.map((message) => messageBlock(message, word)),
+    others.map((one) => messageBlock(one, word, userWord(one, agent))),
     unread
       ? h(
           "article",
@@ -212,71 +256,15 @@ export function turnReward(agent, turn, number) {
   );
 }
 
-function resultText(result) {
-  return typeof result === "string"
-    ? result
-    : result === null || result === undefined
-      ? ""
-      : JSON.stringify(result);
-}
-
-function callBlock(call, word) {
-  const args =
-    call.arguments && typeof call.arguments === "object" && !Array.isArray(call.arguments)
-      ? Object.entries(call.arguments)
-      : null;
-  const failed = call.success === false || Boolean(call.failure);
-  const state =
-    call.success === null || call.success === undefined
-      ? "not called"
-      : failed
-        ? (call.failure ?? "failed")
-        : null;
-  return h(
-    "div",
-    { class: `call ${failed ? "is-failed" : ""}` },
-    h(
-      "header",
-      null,
-      h("strong", { class: "mono" }, visible(call.name)),
-      state ? h("span", { class: `chip ${failed ? "is-bad" : ""}` }, statusWord(state)) : null,
-      call.seconds ? h("span", { class: "faint num call-time" }, seconds(call.seconds)) : null,
-    ),
-    args && !args.length
-      ? null
-      : args
-        ? h(
-            "dl",
-            { class: "args" },
-            args.map(([name, value]) => [
-              h("dt", { class: "mono" }, visible(name)),
-              h(
-                "dd",
-                { class: "mono words" },
-                marked(typeof value === "string" ? value : JSON.stringify(value), word),
-              ),
-            ]),
-          )
-        : h("div", { class: "mono words args" }, marked(resultText(call.arguments), word)),
-    call.result === null || call.result === undefined
-      ? null
-      : h(
-          "div",
-          { class: "result" },
-          h("span", { class: "result-arrow", "aria-label": "result" }, failed ? "✗" : "→"),
-          body(resultText(call.result), word, "mono"),
-        ),
-  );
-}
-
 function moreOf(turn) {
   const info = turn.info && Object.keys(turn.info).length ? JSON.stringify(turn.info, null, 1) : "";
-  if (!info && !turn.state) return null;
+  const state = turn.message === null ? turn.state : ""; // else it repeats the messages before it
+  if (!info && !state) return null;
   return h(
     "details",
     { class: "turn-more" },
-    h("summary", null, [turn.state && "state", info && "info"].filter(Boolean).join(" and ")),
-    turn.state ? h("div", { class: "words mono" }, visible(turn.state)) : null,
+    h("summary", null, [state && "state", info && "info"].filter(Boolean).join(" and ")),
+    state ? h("div", { class: "words mono" }, visible(state)) : null,
     info ? h("div", { class: "words mono" }, visible(info)) : null,
   );
 }

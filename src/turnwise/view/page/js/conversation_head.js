@@ -6,7 +6,10 @@ import { succeeded } from "./episode_rows.js";
 import { statusClass, statusWord } from "./filters.js";
 import { num, seconds, seedText } from "./format.js";
 import { icon } from "./icons.js";
-import { address } from "./route.js";
+import { address, withParams } from "./route.js";
+
+// These parts of the address are about one episode.
+export const OF_ONE = { branch: null, turn: null };
 
 export function conversationHead(episode, agent, route, run) {
   const at = { run: route.run };
@@ -19,7 +22,7 @@ export function conversationHead(episode, agent, route, run) {
     h("div", null, h("dt", null, label), h("dd", { class: "num" }, value));
   const move = (id, name, label) =>
     link(
-      id ? address({ ...at, view: "episodes", item: id, params: route.params }) : "#",
+      id ? address({ ...withParams(route, OF_ONE), ...at, view: "episodes", item: id }) : "#",
       {
         class: "button is-plain",
         title: label,
@@ -35,7 +38,7 @@ export function conversationHead(episode, agent, route, run) {
       "div",
       { class: "conversation-title" },
       link(
-        address({ ...route, item: null }),
+        address({ ...withParams(route, OF_ONE), item: null }),
         { class: "button is-plain back", "aria-label": "Back to the list" },
         icon("left"),
       ),
@@ -47,7 +50,12 @@ export function conversationHead(episode, agent, route, run) {
         move(episode.previous, "up", "Previous episode of the step"),
         move(episode.next, "down", "Next episode of the step"),
         link(
-          address({ ...at, view: "tokens", item: episode.id }),
+          address({
+            ...at,
+            view: "tokens",
+            item: episode.id,
+            params: { agent: route.params.get("agent"), branch: route.params.get("branch") },
+          }),
           { class: "button", title: "Tokens that were trained on (Enter)" },
           icon("tokens"),
           "Tokens",
@@ -106,6 +114,7 @@ export function conversationHead(episode, agent, route, run) {
       fact("seed", h("span", { title: String(episode.seed) }, seedText(episode.seed))),
       fact("group, member", `${num(episode.group)}, ${num(episode.member)}`),
       fact("turns", num(agent?.turns.length ?? 0)),
+      agent?.num_branches > 1 ? fact("branches", num(agent.num_branches)) : null,
       fact("sampled tokens", num(tokens)),
       fact("prompt tokens", num((agent?.num_tokens ?? 0) - tokens)),
       episode.attempt > 1 ? fact("attempt", num(episode.attempt)) : null,

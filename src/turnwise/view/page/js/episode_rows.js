@@ -43,6 +43,7 @@ export function card(episode, run, href, isHere) {
         `step ${num(episode.step)}`,
         h("i"),
         plural(episode.turns, "turn"),
+        episode.branches > 1 ? [h("i"), `${num(episode.branches)} branches`] : null,
         h("i"),
         `${num(episode.tokens)} tokens`,
         episode.tool_calls

@@ -2,6 +2,7 @@
 
 import { exportAddress, get, runPath } from "./api.js";
 import { drawConversation } from "./conversation.js";
+import { OF_ONE } from "./conversation_head.js";
 import { button, fill, h } from "./dom.js";
 import { CARD, card, LINE, line, tableHead } from "./episode_rows.js";
 import { Filters, isFiltered, query } from "./filters.js";
@@ -63,7 +64,7 @@ export function episodesView(host, app) {
   }
 
   function target(id) {
-    const { params } = withParams(route, { layout: null });
+    const { params } = withParams(route, { layout: null, ...OF_ONE });
     return { run: route.run, view: "episodes", item: id, params };
   }
 
@@ -180,7 +181,9 @@ export function episodesView(host, app) {
         before?.item !== route.item ||
         before?.params.get("layout") !== route.params.get("layout") ||
         before?.params.get("text") !== route.params.get("text") ||
-        before?.params.get("agent") !== route.params.get("agent")
+        ["agent", "branch", "turn"].some(
+          (name) => before?.params.get(name) !== next.params.get(name),
+        )
       )
         showConversation();
       if (app.wantsSearch) {

@@ -17,6 +17,8 @@ const FILTERS = [
   "max_turns",
   "min_tokens",
   "max_tokens",
+  "min_branches",
+  "max_branches",
   "step",
   "min_step",
   "max_step",
@@ -42,6 +44,7 @@ const SORTS = [
   ["reward", "lowest reward"],
   ["-turns", "most turns"],
   ["turns", "fewest turns"],
+  ["-branches", "most branches"],
   ["-tokens", "most tokens"],
   ["tokens", "fewest tokens"],
   ["seed", "by seed"],
@@ -178,6 +181,14 @@ export class Filters {
       Object.keys(run?.successes ?? {}).length || params.get("success")
         ? this.select("success", "any success", successes(run))
         : null,
+      run?.branched || params.get("min_branches")
+        ? this.select(
+            "min_branches",
+            "any branches",
+            [["2", `with branches (${num(run?.branched ?? 0)})`]],
+            "branches",
+          )
+        : null,
     );
     fill(this.sort, this.select("sort", null, SORTS));
     if (!(this.open && active && this.panel.contains(document.activeElement))) {
@@ -247,7 +258,7 @@ export class Filters {
   drawChips() {
     const active = FILTERS.filter(
       (name) =>
-        !["text", "in", "kind", "part", "status", "success"].includes(name) &&
+        !["text", "in", "kind", "part", "status", "success", "min_branches"].includes(name) &&
         this.params.get(name),
     );
     const label = (name) => name.replace(/^min_(.*)/, "$1 ≥").replace(/^max_(.*)/, "$1 ≤");

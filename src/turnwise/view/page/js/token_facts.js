@@ -1,5 +1,6 @@
 // The panel next to the tokens shows the numbers of one token, and the sums of each turn.
 
+import { sharedWords } from "./branches.js";
 import { button, fill, h } from "./dom.js";
 import { num, percent, signed } from "./format.js";
 import { hasHidden, visible } from "./visible.js";
@@ -46,9 +47,11 @@ export function drawInspector(place, { data, columns, index, isHover, choice }) 
     h(
       "dl",
       null,
-      fact("position", `${num(index)} of ${num(data.count)}`),
+      fact("position", `${num(data.at?.[index] ?? index)} of ${num((data.whole ?? data).count)}`),
       fact("id", String(data.ids[index])),
       fact("turn", turn >= 0 ? num(turn + 1) : "none"),
+      data.sharing ? fact("branch", num(data.branch[index] + 1)) : null,
+      data.sharing?.[index].length > 1 ? fact("shared by", sharedWords(data.sharing[index])) : null,
       fact("mask", sampled ? "1, trained on" : "0, not trained on"),
       names.map((name) =>
         fact(

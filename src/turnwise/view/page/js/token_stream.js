@@ -1,5 +1,6 @@
 // The stream draws tokens as spans, in blocks of turns; blocks that are not visible cost nothing.
 
+import { sharedWords } from "./branches.js";
 import { button, fill, h } from "./dom.js";
 import { plural } from "./format.js";
 import { hasHidden, visible } from "./visible.js";
@@ -30,8 +31,10 @@ export class TokenStream {
     if (span && span.index !== undefined) onPoint(span.index);
   }
 
-  draw(data, turnNotes) {
+  // `between` names the tokens between two turns.
+  draw(data, turnNotes, between = "environment") {
     this.data = data;
+    this.between = between;
     this.spans = new Array(data.count);
     this.classes = new Array(data.count).fill("");
     fill(
@@ -53,10 +56,11 @@ export class TokenStream {
           ? `turn ${turn + 1}`
           : sampled
             ? "no turn"
-            : start === 0
+            : start <= this.data.mask.indexOf(1) || start === 0
               ? "initial prompt"
-              : "environment",
+              : this.between,
       ),
+      this.data.sharing ? h("span", null, sharedWords(this.data.sharing[start])) : null,
       h("span", { class: "num" }, plural(length, sampled ? "sampled token" : "prompt token")),
       turn >= 0 ? turnNotes(turn) : null,
     );
@@ -73,7 +77,10 @@ export class TokenStream {
         });
     return h(
       "section",
-      { class: `seg ${sampled ? "is-sampled" : "is-prompt"}`, data: { turn } },
+      {
+        class: `seg ${sampled ? "is-sampled" : "is-prompt"} ${this.data.sharing?.[start].length > 1 ? "is-shared" : ""}`,
+        data: { turn },
+      },
       gutter,
       h("div", { class: "seg-body" }, flow, folded),
     );
@@ -199,10 +206,12 @@ function spell(span, text) {
   }
 }
 
-export function segments({ count, mask, turn }) {
+export function segments({ count, mask, turn, sharing }) {
   const found = [];
+  const isSame = (a, b) =>
+    turn[a] === turn[b] && mask[a] === mask[b] && sharing?.[a].length === sharing?.[b].length;
   for (let start = 0, end = 1; start < count; start = end, end += 1) {
-    while (end < count && turn[end] === turn[start] && mask[end] === mask[start]) end += 1;
+    while (end < count && isSame(start, end)) end += 1;
     found.push({ start, end, turn: turn[start], sampled: Boolean(mask[start]) });
   }
   return found;

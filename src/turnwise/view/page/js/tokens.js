@@ -2,23 +2,23 @@
 // numbers.
 
 import { exportAddress, get, runPath } from "./api.js";
+import { branchMap, branchTokens, chosenBranch, isBranched, ownsLoop } from "./branches.js";
 import { turnReward } from "./conversation.js";
-import { button, fill, h, later, link } from "./dom.js";
-import { rewardPill } from "./episode_rows.js";
-import { statusClass, statusWord } from "./filters.js";
-import { num } from "./format.js";
+import { button, fill, h, later } from "./dom.js";
 import { icon } from "./icons.js";
 import { Overview } from "./overview.js";
-import { address, go, withParams } from "./route.js";
+import { go, withParams } from "./route.js";
 import { audit, choices, readColumns, Scale } from "./scale.js";
 import { empty, failed, loading } from "./states.js";
 import { drawInspector, drawSums } from "./token_facts.js";
 import { TokenStream } from "./token_stream.js";
+import { tokensHead } from "./tokens_head.js";
 
 export function tokensView(host) {
   let route = null;
   let asked = 0;
-  let data = null;
+  let whole = null; // the stream of all branches
+  let data = null; // that of the chosen branch
   let episode = null;
   let columns = {};
   let options = [];
@@ -54,7 +54,9 @@ export function tokensView(host) {
   const agentNumber = () => Number(route.params.get("agent") ?? 0) || 0;
   const change = (changes, settings = { replace: true }) =>
     go(withParams(route, changes), settings);
-  const keepToken = later(140, () => change({ token: selected }));
+  const keepToken = later(140, () => change({ token: positionOf(selected), turn: null }));
+  const agentOf = () => episode.agents[agentNumber()];
+  const positionOf = (index) => data.at?.[index] ?? index;
 
   async function load() {
     const mine = ++asked;
@@ -73,24 +75,56 @@ export function tokensView(host) {
         get(runPath(run, "episodes", id, "tokens"), { agent: agentNumber() }),
       ]);
       if (mine !== asked) return;
-      [episode, data] = found;
+      [episode, whole] = found;
       draw();
     } catch (error) {
       if (mine === asked) fill(host, failed(error, load));
     }
   }
 
+  // The token that the address names, by its place in the stream; also by a turn.
+  function wantedToken() {
+    const turn = Number(route.params.get("turn") ?? 0) - 1;
+    const token = route.params.get("token") ?? agentOf()?.turns[turn]?.tokens[0] ?? null;
+    return token === null ? null : Math.min(whole.count - 1, Math.max(0, Number(token) || 0));
+  }
+
+  function chooseBranch() {
+    const agent = agentOf();
+    data = whole;
+    if (!isBranched(agent)) return null;
+    const wanted = wantedToken();
+    let branch = chosenBranch(agent, route);
+    data = branchTokens(whole, agent, branch);
+    if (wanted !== null && !data.at.includes(wanted)) {
+      branch = whole.branch[wanted];
+      data = branchTokens(whole, agent, branch);
+    }
+    return branchMap(agent, route, branch);
+  }
+
+  function wantedIndex() {
+    const wanted = wantedToken();
+    if (wanted === null) return Math.max(0, data.mask.findIndex(Boolean));
+    return data.at ? Math.max(0, data.at.indexOf(wanted)) : wanted;
+  }
+
   function draw() {
+    const map = chooseBranch();
     columns = readColumns(data);
     options = choices(columns);
     if (frame.parentNode !== host) fill(host, frame);
-    drawHead();
-    const agent = episode.agents[agentNumber()];
-    stream.draw(data, (turn) => agent.turns[turn] && turnReward(agent, agent.turns[turn], turn));
+    drawHead(map);
+    const agent = agentOf();
+    stream.draw(
+      data,
+      (turn) => agent.turns[turn] && turnReward(agent, agent.turns[turn], turn),
+      ownsLoop(agent) ? "messages" : "environment",
+    );
     fill(
       checks,
       data.note ? h("li", { class: "is-note" }, icon("alert"), data.note) : null,
-      audit(data, columns).map((check) =>
+      audit(whole, readColumns(whole)).map((check) =>
         h(
           "li",
           { class: check.isWell ? "is-well" : "is-ill" },
@@ -101,12 +135,7 @@ export function tokensView(host) {
     );
     scroll.scrollTop = 0;
     paint();
-    const wanted = route.params.get("token");
-    const first = data.mask.findIndex(Boolean);
-    selected =
-      wanted === null
-        ? Math.max(0, first)
-        : Math.min(data.count - 1, Math.max(0, Number(wanted) || 0));
+    selected = wantedIndex();
     stream.select(selected);
     overview.select(selected);
     // The prompt may be long, and the sampled tokens are what users look for.
@@ -122,78 +151,21 @@ export function tokensView(host) {
     stream.element.classList.toggle("is-folded", route.params.get("fold") === "1");
     overview.set(data, scale, values);
     drawTools(scale, values);
-    drawSums(sums, { data, columns, choice, agent: episode.agents[agentNumber()], go: toTurn });
+    drawSums(sums, { data, columns, choice, agent: agentOf(), go: toTurn });
   }
 
-  function drawHead() {
-    const move = (id, name, label) =>
-      link(
-        id ? address({ ...route, item: id, params: kept() }) : "#",
-        {
-          class: "button is-plain",
-          title: label,
-          "aria-label": label,
-          "aria-disabled": id ? null : "true",
-        },
-        icon(name),
-      );
-    const agent = episode.agents[agentNumber()];
-    const sampled = data.mask.reduce((sum, one) => sum + (one ? 1 : 0), 0);
+  function drawHead(map) {
+    const params = kept();
     fill(
       head,
-      h(
-        "div",
-        { class: "conversation-title" },
-        h("h1", { class: "num" }, episode.id),
-        rewardPill(agent?.reward?.total ?? null),
-        h("span", { class: `chip ${statusClass(episode.status)}` }, statusWord(episode.status)),
-        episode.agents.length > 1
-          ? h(
-              "div",
-              { class: "segments" },
-              episode.agents.map((one, place) =>
-                button(one.name, {
-                  "aria-pressed": String(place === agentNumber()),
-                  onclick: () => change({ agent: place || null, token: null }, {}),
-                }),
-              ),
-            )
-          : null,
-        h(
-          "span",
-          { class: "mask-key" },
-          h("span", { class: "tok s" }, "sampled tokens"),
-          h("span", { class: "num" }, num(sampled)),
-          h("span", { class: "faint" }, "trained on"),
-          h("span", { class: "tok" }, "prompt tokens"),
-          h("span", { class: "num" }, num(data.count - sampled)),
-          h("span", { class: "faint" }, "not trained on"),
-        ),
-        h(
-          "span",
-          { class: "conversation-actions" },
-          move(episode.previous, "up", "Previous episode (k)"),
-          move(episode.next, "down", "Next episode (j)"),
-          link(
-            address({ run: route.run, view: "episodes", item: episode.id }),
-            { class: "button" },
-            "Conversation",
-          ),
-          link(
-            exportAddress(route.run, episode.id),
-            { class: "button", download: "", data: { action: "export" } },
-            icon("save"),
-            "Export",
-          ),
-        ),
-      ),
+      tokensHead({ episode, whole, route, agentNumber: agentNumber(), params, change }),
+      map,
     );
   }
 
   function kept() {
     const params = new URLSearchParams(route.params);
-    params.delete("token");
-    params.delete("agent");
+    for (const name of ["token", "agent", "branch", "turn"]) params.delete(name);
     return params;
   }
 
@@ -289,15 +261,18 @@ export function tokensView(host) {
       const before = route;
       route = next;
       const place = (one) => `${one.run}/${one.item}/${one.params.get("agent") ?? 0}`;
-      if (before && data && place(before) === place(next)) {
+      const changes = (name) => before?.params.get(name) !== next.params.get(name);
+      if (before && data && place(before) === place(next) && (changes("branch") || changes("turn")))
+        draw();
+      else if (before && data && place(before) === place(next)) {
         if (
           before.params.get("color") !== next.params.get("color") ||
           before.params.get("fold") !== next.params.get("fold")
         )
           paint();
         const token = next.params.get("token");
-        if (token !== null && Number(token) !== selected) {
-          selected = Math.min(data.count - 1, Math.max(0, Number(token) || 0));
+        if (token !== null && Number(token) !== positionOf(selected)) {
+          selected = wantedIndex();
           stream.select(selected, { reveal: true });
           overview.select(selected);
           showFacts(selected);
