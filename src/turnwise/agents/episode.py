@@ -48,6 +48,11 @@ class AgentEpisodes(EpisodeSource):
         """Make the episode of a task."""
         return self._episode(setup, task, attempt, None)
 
+    @property
+    def has_expert(self) -> bool:
+        """Whether there is an expert that can play in the model's place."""
+        return self.expert is not None
+
     def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> AgentEpisode:
         """Make an episode of a task in which the expert replies in the model's place."""
         if self.expert is None:

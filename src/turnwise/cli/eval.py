@@ -59,8 +59,10 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="WHO",
-            help="Evaluate a player instead of the model: expert, random, or FILE.PY:NAME, a "
-            "function (observation) or (observation, state) that returns the action.",
+            help="In an environment, a player instead of the model: expert, random, or "
+            "FILE.PY:NAME, a function (observation) or (observation, state) that returns the "
+            "action. Without one, an agent that calls the model: FILE.PY:NAME of (task, llm), or a "
+            "command.",
             show_default=False,
         ),
     ] = None,
@@ -112,20 +114,24 @@ def evaluate(
     turnwise eval runs/mine --agent my_agent.py:act
     turnwise eval smollm2-135m --env grid-world --param size=4
     turnwise eval --agent expert --env my_env.py:MyEnv
+    turnwise eval smollm2-135m --agent my_agent.py:solve --dataset tasks.jsonl
     turnwise eval runs/mine --json | jq .model.success
     """
     from turnwise.cli.eval_episodes import Plan
     from turnwise.cli.eval_report import report, report_mix, reported_headline
     from turnwise.user_code import settings_from
 
+    source = source_of(run_or_model, checkpoint)
+    caller = agent if _calls_the_model(agent, source, env) else None
+    agent = agent if caller is None else None
     is_greedy = k is None if greedy is None else greedy
     _check_attempts(k, is_greedy, agent)
     supplied = Supplied(
-        env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part
+        env, param, max_steps, reward, dataset, tool, parser, system_prompt, model, part, caller
     )
     supplied.allow_code(agent)
-    source = source_of(run_or_model, checkpoint)
-    _check_names(run_or_model, source, env, agent)
+    if caller is None or run_or_model is None:
+        _check_names(run_or_model, source, env, caller or agent)
     if split is not None and dataset:
         raise ConfigError(
             f"--split {split} chooses among the rows of the run, and --dataset names other rows. "
@@ -168,6 +174,15 @@ def evaluate(
     if not as_json and facts["in_training"] is not None:
         text = f"reported by the run itself: {legible(facts['in_training']['text'])}"
         make_console().print(text, soft_wrap=True)
+
+
+def _calls_the_model(agent: str | None, source: Path | None, environment: str | None) -> bool:
+    """Return whether `--agent` is an agent that calls the model: there is no environment."""
+    from turnwise.cli.agents import SCRIPTED
+
+    if agent is None or agent in SCRIPTED or environment is not None:
+        return False
+    return source is None or settings_of(source).agent is not None
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:

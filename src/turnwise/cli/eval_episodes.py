@@ -9,14 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.cli.agents import SCRIPTED, AgentMaker, agent_by_name
+from turnwise.cli.agents import SCRIPTED, agent_by_name
 from turnwise.config import ConfigStore
 from turnwise.deadlines import run_sync
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.env.driver import close_environment, reset_environment
 from turnwise.episode import EpisodeCollector, EpisodeResult
-from turnwise.episode.collector import together
+from turnwise.episode.collector import EpisodeSource, PlayableEpisode, together
 from turnwise.episode.player_engine import player_episode
+from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, ScriptedEngine, create_inference_engine
@@ -131,7 +132,6 @@ def play_held_out(
 
     For an agent, `player` has only a tokenizer, since the agent's actions become tokens too.
     """
-    factory = parts.factory(config)
     tasks = held_out_tasks(plan.num_episodes(chosen), config.training.seed, chosen.rows)
     attempts = tasks
     if plan.k is not None:
@@ -144,13 +144,14 @@ def play_held_out(
         options = parts.episode_options(config, closing)
         if plan.is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)
-        collector = EpisodeCollector(engine, factory, options)
+        source = parts.episode_source(config, closing)
+        collector = EpisodeCollector(engine, source, options)
 
         def play_as(who: str, name: str, asked: Sequence[EpisodeTask]) -> list[EpisodeResult]:
-            many = 1 if name in SCRIPTED else _AGENT_CONCURRENCY
-            agent = agent_by_name(name)
-            progress = _progress(on_episode, who)
-            return _play_as(agent, collector, factory, asked, stop, progress, many)
+            is_scripted = name in SCRIPTED and not isinstance(source, EpisodeSource)
+            many = 1 if is_scripted else _AGENT_CONCURRENCY
+            make = _episode_maker(collector.setup, source, name)
+            return _play_as(make, collector, asked, stop, _progress(on_episode, who), many)
 
         played: dict[str, Sequence[EpisodeResult]] = {}
         if plan.agent is None:
@@ -158,7 +159,7 @@ def play_held_out(
             played["model"] = run_tasks(collector, attempts, stop, progress)
         else:
             played["agent"] = play_as("agent", plan.agent, attempts)
-        for who in _players_of(factory, tasks[0].task):
+        for who in _players_of(source, tasks[0].task):
             if not stop.is_requested and who != plan.agent:
                 played[who] = play_as(who, who, tasks)
     return played
@@ -174,9 +175,13 @@ def _progress(on_episode: OnEpisode, who: str) -> Callable[[int, int], None]:
     return lambda done, total: on_episode(who, done, total)
 
 
-def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> list[str]:
+def _players_of(
+    source: EnvironmentFactory | EpisodeSource, task: Mapping[str, Any] | None
+) -> list[str]:
     """Return which scripted players can act; none if an episode cannot even be reset."""
-    env = factory()
+    if isinstance(source, EpisodeSource):
+        return ["expert"] if source.has_expert else []
+    env = source()
     env.task = task
     try:
         run_sync(reset_environment(env, 0))
@@ -191,10 +196,21 @@ def _players_of(factory: EnvironmentFactory, task: Mapping[str, Any] | None) -> 
     return [who for who, able in can.items() if able]
 
 
+def _episode_maker(
+    setup: EpisodeSetup, source: EnvironmentFactory | EpisodeSource, name: str
+) -> Callable[[EpisodeTask], PlayableEpisode]:
+    """Return what makes the episode of a task, played by the player of this name."""
+    if isinstance(source, EpisodeSource):
+        if name != "expert":
+            raise ConfigError(f"--agent got {name!r}, and this run's agent has no such player")
+        return lambda task: source.expert_episode(setup, task)
+    agent = agent_by_name(name)
+    return lambda task: player_episode(setup, source, agent(task.seed, task.member), task)
+
+
 def _play_as(
-    agent: AgentMaker,
+    make: Callable[[EpisodeTask], PlayableEpisode],
     collector: EpisodeCollector,
-    factory: EnvironmentFactory,
     tasks: Sequence[EpisodeTask],
     stop: StopRequest,
     on_episode: Callable[[int, int], None],
@@ -208,8 +224,7 @@ def _play_as(
 
         async def work() -> None:
             for place, task in waiting:  # shared by all workers
-                player = agent(task.seed, task.member)
-                results[place] = await player_episode(collector.setup, factory, player, task).run()
+                results[place] = await make(task).run()
                 on_episode(len(results), len(tasks))
 
         await together(work() for _ in range(min(max_concurrency, len(tasks))))

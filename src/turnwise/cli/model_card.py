@@ -70,7 +70,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
         header["base_model"] = base
     from turnwise.yaml_files import dump
 
-    games = [_game(part.environment) for part in config.parts().values()]
+    games = [config.agent or _game(part.environment) for part in config.parts().values()]
     settings = [(key, getattr(training, key)) for key in (*_SETTINGS, *_MORE_SETTINGS)]
     return _CARD.format(
         header=dump(header),

@@ -34,12 +34,18 @@ class Supplied:
     system_prompt: str | None = None
     model: str | None = None
     part: str | None = None
+    agent: str | None = None
+    """An agent that calls the model over HTTP."""
 
     def allow_code(self, *more: str | None) -> None:
         """Allow the code that these options, and `more` of them, name: the user typed the names."""
         from turnwise.cli.settings import name_code
 
-        named = [self.environment, self.reward, self.parser, *(self.tools or []), *more]
+        if self.agent is not None:
+            from turnwise.trainer.agents import remember_agent  # late: it imports torch
+
+            remember_agent(self.agent)
+        named = [self.environment, self.agent, self.reward, self.parser, *(self.tools or []), *more]
         for target in named:
             if target is not None:
                 name_code(target)
@@ -49,6 +55,7 @@ class Supplied:
         return dataclasses.replace(
             self,
             environment=_absolute(self.environment),
+            agent=_absolute(self.agent),
             reward=_absolute(self.reward),
             parser=_absolute(self.parser),
             dataset=self.dataset and [str(Path(path).absolute()) for path in self.dataset],
@@ -59,7 +66,8 @@ class Supplied:
         """Write the supplied components into the settings.
 
         Another environment drops the run's dataset, reward and tools, which belong to the old one.
-        They are kept if it replaces an environment that cannot be restored.
+        They are kept if it replaces an environment that cannot be restored. Another agent keeps the
+        dataset and the reward: it does the same tasks.
         """
         from turnwise.config import DatasetConfig
 
@@ -68,10 +76,14 @@ class Supplied:
         if self.environment is not None and is_lost:
             config.environment.name = self.environment
         elif self.environment is not None:
-            config.environments = None
+            config.environments = config.agent = config.expert = None
             config.environment = environment_config(self.environment, None, None)
             config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()
             config.reward, config.tools = None, []
+        if self.agent is not None:
+            if not (config.agent or "").startswith("<"):  # the expert is the other agent's
+                config.expert = config.training.warm_start = None
+            config.agent = self.agent
         if self.param or self.max_steps:
             changed = environment_config(config.environment.name, self.param, self.max_steps)
             config.environment.params |= changed.params
@@ -88,6 +100,8 @@ class Supplied:
         for name in ("reward", "parser", "system_prompt"):
             if (value := getattr(self, name)) is not None:
                 setattr(config, name, value)
+        if config.agent is not None:
+            config.validate()  # an agent takes no tools and no parameters of an environment
 
     def _choose_part(self, config: ConfigStore) -> None:
         """Make one environment of a mix the only one, if it is named."""
@@ -245,7 +259,9 @@ def _name_prompts(config: ConfigStore) -> None:
     from turnwise.env.catalog import PROMPTS
     from turnwise.trainer.components import UserComponents, environment_of
 
-    if config.environments is None and environment_of(UserComponents(), config) == PROMPTS:
+    if config.environments is not None or config.agent is not None:
+        return
+    if environment_of(UserComponents(), config) == PROMPTS:
         config.environment.name = PROMPTS
 
 

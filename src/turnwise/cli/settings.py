@@ -90,11 +90,16 @@ def _check_part(config: ConfigStore) -> None:
     from turnwise.reward.combine import reward_by_name
     from turnwise.tools.by_name import parser_by_name, tools_by_name
 
-    target = config.environment.name
+    target = config.environment_name
     try:
-        made = environment_factory(target, config.environment)()
-        # It was never reset, so its `close` may fail or hang.
-        close_environment(made, config.limits.close_timeout)
+        if config.agent is None:
+            made = environment_factory(target, config.environment)()
+            # It was never reset, so its `close` may fail or hang.
+            close_environment(made, config.limits.close_timeout)
+        else:
+            from turnwise.trainer.agents import agent_of, expert_of  # late: it imports torch
+
+            expert_of(None, config, agent_of(None, config))
         target = "the reward"
         reward_by_name(config.reward)
         reward_by_name(config.environment.reward)
@@ -105,14 +110,14 @@ def _check_part(config: ConfigStore) -> None:
     except TurnwiseError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"{target} cannot be used: {explain(error)}. Look closer with: "
-            f"turnwise check-env {config.environment.name}"
-        ) from error
+        command = f"turnwise check-env {config.environment.name}"
+        look = f". Look closer with: {command}" if config.agent is None else ""
+        raise ConfigError(f"{target} cannot be used: {explain(error)}{look}") from error
 
 
 _OPTIONS = {
     "environment": "--env",
+    "agent": "--agent",
     "reward": "--reward",
     "tools": "--tool",
     "parser": "--parser",
@@ -206,11 +211,10 @@ class Finder:
     def _supply(self, name: Named, value: str) -> str:
         """Return the advice on how to supply what is missing."""
         words = [word for word in name.setting.split(".") if not word.isdigit()]
-        option = next(_OPTIONS[word] for word in reversed(words) if word in _OPTIONS)
-        return (
-            f"Put the project back where the run finds it, or supply it: {option} {value} "
-            f"(with turnwise train: {name.setting.removesuffix('.0')}={value})"
-        )
+        options = [f"{_OPTIONS[word]} {value}" for word in reversed(words) if word in _OPTIONS]
+        setting = f"with turnwise train: {name.setting.removesuffix('.0')}={value}"
+        supply = f"{options[0]} ({setting})" if options else setting
+        return f"Put the project back where the run finds it, or supply it: {supply}"
 
 
 def _from_here(text: str, folder: Path | None) -> str:

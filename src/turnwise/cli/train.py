@@ -157,7 +157,8 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
         if not file.is_file():
             raise ConfigError(f"{run} is not a run: it has no config.yaml")
     # The demo's settings are tuned for its environment only.
-    names_environment = any(word.lstrip("+").startswith("environment.name=") for word in overrides)
+    named = ("environment.name=", "agent=")
+    names_environment = any(word.lstrip("+").startswith(named) for word in overrides)
     if file is None and not names_environment:
         file = DEMO
     config = ConfigStore.load(file, overrides)
@@ -230,10 +231,18 @@ def _closing(config: ConfigStore, history: Sequence[Mapping[str, float]], folder
 
     run = shlex.quote(legible(folder))
     of_parts = [f" --part {shlex.quote(name)}" if name else "" for name in config.parts()]
-    commands = {
-        f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
-        f"turnwise play --player {run}{of_parts[0]}": "watch it play",
-        **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
+    if config.agent is None:
+        commands = {
+            f"turnwise eval {run}": "evaluate it, next to the expert and a random player",
+            f"turnwise play --player {run}{of_parts[0]}": "watch it play",
+            **{f"turnwise play {run}{part}": "try it yourself" for part in of_parts},
+        }
+    else:
+        commands = {
+            f"turnwise eval {run}": "evaluate it on held-out tasks",
+            f"turnwise serve {run}": "serve it to your agent, outside of training",
+        }
+    commands |= {
         f"turnwise train {run} training.num_epochs={2 * config.training.num_epochs}": "train on",
     }
     width = max(len(command) for command in commands)

@@ -57,6 +57,11 @@ class EpisodeSource(ABC):
     def episode(self, setup: EpisodeSetup, task: EpisodeTask, attempt: int) -> PlayableEpisode:
         """Returns the episode of a task."""
 
+    @property
+    def has_expert(self) -> bool:
+        """Whether there is an expert that can play in the model's place."""
+        return False
+
     @abstractmethod
     def expert_episode(self, setup: EpisodeSetup, task: EpisodeTask) -> PlayableEpisode:
         """Returns an episode of a task that an expert plays in the model's place."""
