@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Self
 
 from turnwise.progress.display import LegibleConsole
-from turnwise.progress.lines import JsonReporter, LineReporter, as_block
+from turnwise.progress.lines import JsonReporter, LineReporter
 from turnwise.progress.live import LiveReporter
 from turnwise.progress.notebook import NotebookReporter, is_notebook
-
-if TYPE_CHECKING:
-    from turnwise.trainer.reporter import RunInfo
 
 
 def make_reporter(
@@ -34,50 +28,6 @@ def make_reporter(
     if not console.is_terminal or console.is_dumb_terminal:
         return LineReporter()
     return LiveReporter(console)
-
-
-class AutoReporter:
-    """The trainer's default reporter: it chooses a display when it is entered around a run.
-
-    Worker processes (of multiprocessing, Ray or torchrun) display nothing: the terminal belongs to
-    the process that started them.
-    """
-
-    def __init__(self) -> None:
-        self._display: LiveReporter | NotebookReporter | LineReporter | JsonReporter | None = None
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        if not is_worker():
-            self._display = make_reporter()
-            self._open.enter_context(self._display)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._display = None
-        self._open.close()
-
-    def begin(self, run: RunInfo) -> None:
-        if self._display is not None:
-            self._display.begin(run)
-
-    def step(self, metrics: Mapping[str, float]) -> None:
-        if self._display is not None:
-            self._display.step(metrics)
-
-    def say(self, text: str) -> None:
-        if self._display is not None:
-            self._display.say(text)
-        elif not is_worker():  # outside `fit`, for example in `evaluate()`
-            print(as_block(text), file=sys.stderr)
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        if self._display is not None:
-            self._display.progress(what, done, total)
-
-    def end(self, outcome: str) -> None:
-        if self._display is not None:
-            self._display.end(outcome)
 
 
 def is_worker() -> bool:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import http.client
 import json
 import math
 import os
 import re
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from turnwise.deadlines import call_with_deadline
 from turnwise.errors import ConfigError, RewardError
@@ -158,13 +155,6 @@ def _shorten(text: str, max_chars: int) -> str:
     return f"{text[:head]}\n[{num_left_out} characters left out]\n{text[-tail:]}"
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects, which would send the API key to another host."""
-
-    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
-        return None
-
-
 def openai_complete(
     base_url: str,
     model: str,
@@ -181,13 +171,16 @@ def openai_complete(
     """
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"base_url must begin with http:// or https://, got {base_url!r}")
-    headers = {"Content-Type": "application/json"}
+    import httpx2  # late: it takes long to import
+
+    headers = {}
     if api_key_env is not None:
         if not os.environ.get(api_key_env):
             raise ConfigError(f"the environment variable {api_key_env} with the key is not set")
         headers["Authorization"] = f"Bearer {os.environ[api_key_env]}"
     url = f"{base_url.rstrip('/')}/chat/completions"
-    opener = urllib.request.build_opener(_NoRedirect)
+    # Without redirects, which would send the API key to another host.
+    client = httpx2.Client(headers=headers, timeout=timeout, follow_redirects=False)
 
     def complete(prompt: str) -> str:
         body = {
@@ -196,17 +189,15 @@ def openai_complete(
             "temperature": temperature,
             "max_tokens": max_tokens,
         }
-        request = urllib.request.Request(url, json.dumps(body).encode(), headers)
         for attempt in range(NUM_ATTEMPTS):
             try:
-                with opener.open(request, timeout=timeout) as response:
-                    return _read_answer(response.read(), url)
-            except urllib.error.HTTPError as error:
-                with error:
-                    problem = f"HTTP {error.code}: {error.read(300).decode('utf-8', 'replace')}"
-                if error.code not in RETRIED_STATUSES:
+                response = client.post(url, json=body)
+                if response.is_success:
+                    return _read_answer(response.content, url)
+                problem = f"HTTP {response.status_code}: {response.text[:300]}"
+                if response.status_code not in RETRIED_STATUSES:
                     break
-            except (OSError, http.client.HTTPException) as error:
+            except httpx2.RequestError as error:
                 problem = f"{type(error).__name__}: {error}"
             if attempt + 1 < NUM_ATTEMPTS:
                 time.sleep(0.25 * 2**attempt)

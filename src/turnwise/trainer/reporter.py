@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
-from turnwise.progress.choose import AutoReporter
+from turnwise.progress.choose import is_worker, make_reporter
 from turnwise.progress.display import PROGRESS
+from turnwise.progress.lines import as_block
 from turnwise.runs.headline import policy_movement
 
 Metrics: TypeAlias = dict[str, float]
@@ -82,7 +84,7 @@ class Reporters:
     """Several reporters as one."""
 
     def __init__(self, *reporters: Reporter) -> None:
-        self._reporters = reporters
+        self._reporters = list(reporters)
 
     def begin(self, run: RunInfo) -> None:
         for reporter in self._reporters:
@@ -105,13 +107,41 @@ class Reporters:
             reporter.end(outcome)
 
 
+class AutoReporter(Reporters):
+    """The log, and while it is entered around a run, the display that fits the place.
+
+    Worker processes (of multiprocessing, Ray or torchrun) display nothing: the terminal belongs to
+    the process that started them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LogReporter())
+        self._display = ExitStack()
+
+    def __enter__(self) -> Self:
+        if not is_worker():
+            display = make_reporter()
+            self._display.enter_context(display)
+            self._reporters.append(display)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del self._reporters[1:]
+        self._display.close()
+
+    def say(self, text: str) -> None:
+        super().say(text)
+        if len(self._reporters) == 1 and not is_worker():  # outside `fit`, as in `evaluate()`
+            print(as_block(text), file=sys.stderr)
+
+
 def choose_reporter(
     reporter: Reporter | Literal["auto"] | None,
 ) -> tuple[Reporter, AbstractContextManager[object]]:
     """Return the reporter for the trainer's argument, and a context to enter around a run."""
     if reporter == "auto":
-        display = AutoReporter()
-        return Reporters(LogReporter(), display), display
+        automatic = AutoReporter()
+        return automatic, automatic
     if reporter is None or isinstance(reporter, LogReporter):
         return reporter or LogReporter(), nullcontext()
     missing = [
