@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 Offer = tuple[str, str]
 """A completion, and a description that some shells show."""
@@ -14,9 +14,8 @@ def environments(incomplete: str) -> Iterator[Offer]:
     """Complete names of environments, and Python files that may define one."""
     from turnwise.env.catalog import BUILT_IN
 
-    yield from ((name, "built in") for name in BUILT_IN if name.startswith(incomplete))
     forms = {"gym:": "Gymnasium", "textarena:": "TextArena", "reasoning-gym:": "reasoning-gym"}
-    yield from (offer for offer in forms.items() if offer[0].startswith(incomplete))
+    yield from _matching({**dict.fromkeys(BUILT_IN, "built in"), **forms}, incomplete)
     yield from ((f"{file}:", "your own") for file in _files(incomplete, "*.py"))
 
 
@@ -31,9 +30,8 @@ def settings(incomplete: str) -> Iterator[Offer]:
     yield from runs(incomplete)
     from turnwise.config import setting_types
 
-    for name, (about, _) in setting_types().items():
-        if name.startswith(incomplete):
-            yield f"{name}=", about
+    known = {f"{name}=": about for name, (about, _) in setting_types().items()}
+    yield from _matching(known, incomplete)
 
 
 def runs(incomplete: str) -> Iterator[Offer]:
@@ -49,9 +47,7 @@ def runs(incomplete: str) -> Iterator[Offer]:
 
 def runs_and_models(incomplete: str) -> Iterator[Offer]:
     """Complete runs, built-in models, and folders of models."""
-    for name in ("tiny", "smollm2-135m"):
-        if name.startswith(incomplete):
-            yield name, "built in"
+    yield from _matching({"tiny": "built in", "smollm2-135m": "built in"}, incomplete)
     yield from runs(incomplete)
     for folder in _folders(incomplete):
         if (folder / "config.json").is_file():
@@ -67,7 +63,7 @@ def environments_and_runs(incomplete: str) -> Iterator[Offer]:
 def players(incomplete: str) -> Iterator[Offer]:
     """Complete players."""
     names = {"human": "you", "expert": "the environment's own", "random": "random actions"}
-    yield from (offer for offer in names.items() if offer[0].startswith(incomplete))
+    yield from _matching(names, incomplete)
     yield from runs_and_models(incomplete)
 
 
@@ -75,7 +71,7 @@ def parsers(incomplete: str) -> Iterator[Offer]:
     """Complete parsers of tool calls, and Python files that may define one."""
     from turnwise.tools.parsers import PARSERS
 
-    yield from ((name, "") for name in PARSERS if name.startswith(incomplete))
+    yield from _matching(dict.fromkeys(PARSERS, ""), incomplete)
     yield from ((f"{file}:", "your own") for file in _files(incomplete, "*.py"))
 
 
@@ -83,13 +79,15 @@ def metrics(incomplete: str) -> Iterator[Offer]:
     """Complete the metrics that most runs have."""
     names = ("reward", "success", "entropy", "kl", "turns", "tokens_per_episode", "truncated")
     evaluated = [f"eval/{kind}/{name}" for kind in ("greedy", "sampled") for name in names[:2]]
-    yield from ((name, "") for name in (*names, *evaluated) if name.startswith(incomplete))
+    yield from _matching(dict.fromkeys((*names, *evaluated), ""), incomplete)
+
+
+def _matching(offers: Mapping[str, str], incomplete: str) -> Iterator[Offer]:
+    return (offer for offer in offers.items() if offer[0].startswith(incomplete))
 
 
 def _choices(key: str) -> list[str]:
     """Return the choices of a setting that has some."""
-    from typing import Literal
-
     from turnwise.config import setting_types
 
     kind: Any = setting_types().get(key.lstrip("+"), ("", None))[1]

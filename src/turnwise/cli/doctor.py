@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from turnwise.cli import completion, options as opt
-from turnwise.cli.common import legible, make_console
+from turnwise.cli.common import legible, make_console, print_json
 from turnwise.cli.run_paths import find_run, metrics_file, run_of
 from turnwise.errors import ConfigError
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from turnwise.cli.machine import Fact
     from turnwise.runs.doctor import Finding
-    from turnwise.runs.run_folder import RunFolder
+    from turnwise.runs.headline import Headline
 
 _MARKS = {"ok": ("✓", "green"), "absent": ("-", "dim"), "broken": ("✗", "bold red")}
 
@@ -58,8 +57,7 @@ def _check_machine(as_json: bool) -> None:
     facts = list(check_machine()) if as_json else list(_shown(check_machine()))
     failures = [fact for fact in facts if fact.is_basic and fact.state == "broken"]
     if as_json:
-        rows = [dataclasses.asdict(fact) for fact in facts]
-        typer.echo(json.dumps({"ok": not failures, "facts": rows}, indent=1))
+        print_json({"ok": not failures, "facts": [dataclasses.asdict(fact) for fact in facts]})
     elif failures:
         names = ", ".join(fact.name for fact in failures)
         make_console().print(f"\nThis machine cannot train: {names} must be fixed.", style="bold")
@@ -86,16 +84,20 @@ def _shown(facts: Iterable[Fact]) -> Iterable[Fact]:
 
 
 def _diagnose_run(run: str, as_json: bool) -> None:
+    from rich.text import Text
+
+    from turnwise.runs.checkpoints import CheckpointStore
     from turnwise.runs.doctor import diagnose, findings, present
     from turnwise.runs.headline import headline
     from turnwise.runs.metrics_log import MetricsLog, numbers_of
     from turnwise.runs.run_folder import RunFolder
 
-    folder = find_run(run)
+    place = find_run(run)
+    folder = RunFolder(Path(run).expanduser().parent if place is None else run_of(place))
     # A run that stopped in its first step has no metrics, but a finding.
-    now = None if folder is None else findings(run_of(folder))
+    now = None if place is None else findings(folder.path)
     steps: list[dict[str, float]] = []
-    if not now or RunFolder(run_of(folder or Path())).metrics_file.is_file():
+    if not now or folder.metrics_file.is_file():
         file = metrics_file(run)
         steps = [numbers_of(line) for line in MetricsLog(file).read()]
         if not now and not steps:
@@ -103,54 +105,53 @@ def _diagnose_run(run: str, as_json: bool) -> None:
     over_time = diagnose(steps)
     if now is None:  # a copy of metrics.jsonl without its run folder
         now = present(steps)
+    main = headline(steps, folder.evaluated_on)
     if as_json:
         found = [{"step": step, **dataclasses.asdict(finding)} for step, finding in over_time]
-        main = headline(steps, _folder(run).evaluated_on)
         facts = {
             "run": run,
             "num_steps": len(steps),
             "last": steps[-1] if steps else {},
             "headline": None if main is None else main.to_dict(),
+            "findings": found,
+            "now": [dataclasses.asdict(finding) for finding in now],
         }
-        rows = [dataclasses.asdict(finding) for finding in now]
-        typer.echo(json.dumps({**facts, "findings": found, "now": rows}, indent=1))
-    else:
-        _show_run(make_console(), run, steps, over_time, now)
+        print_json(facts)
+        return
+    console = make_console()
+    _show_findings(console, over_time, now, folder.path)
+    summary = _summary(steps, main)
+    console.print(Text(f"{legible(run)}: {summary}", "bold"))
+    if (best := CheckpointStore(folder.checkpoints).best) is not None:
+        console.print(f"checkpoint of {best}")
+    codes = ", ".join(finding.code for finding in now)
+    console.print(f"As of the last step: {codes or 'nothing wrong'}.")
+    if now and folder.config_file.is_file():
+        console.print(_how_to_resume(str(folder.path), now), soft_wrap=True)
 
 
-def _show_run(
+def _show_findings(
     console: Console,
-    run: str,
-    steps: Sequence[Mapping[str, Any]],
     over_time: Sequence[tuple[int, Finding]],
     now: Sequence[Finding],
+    folder: Path,
 ) -> None:
-    from rich.text import Text
-
-    from turnwise.runs.checkpoints import CheckpointStore
-
     lasting = {finding.code: finding for finding in now}
     for step, finding in over_time:
         # A finding that lasts is shown with its present consequences.
         is_last = finding.code not in {later.code for when, later in over_time if when > step}
         last = lasting.get(finding.code) if is_last else None
-        _show_finding(console, f"step {step:<6}", finding, last or finding, run)
+        _show_finding(console, f"step {step:<6}", finding, last or finding, folder)
     for finding in now:
         if finding.code not in {one.code for _, one in over_time}:
-            _show_finding(console, "", finding, finding, run)
+            _show_finding(console, "", finding, finding, folder)
     if over_time or now:
         console.print()
-    console.print(Text(f"{legible(run)}: {_summary(run, steps)}", "bold"))
-    if (best := CheckpointStore(_folder(run).checkpoints).best) is not None:
-        console.print(f"checkpoint of {best}")
-    codes = ", ".join(finding.code for finding in now)
-    console.print(f"As of the last step: {codes or 'nothing wrong'}.")
-    folder = run_of(Path(run).expanduser())
-    if now and (folder / "config.yaml").is_file():
-        console.print(_how_to_resume(str(folder), now), soft_wrap=True)
 
 
-def _show_finding(console: Console, when: str, finding: Finding, last: Finding, run: str) -> None:
+def _show_finding(
+    console: Console, when: str, finding: Finding, last: Finding, folder: Path
+) -> None:
     """Print a finding as it began, with its present consequences and example."""
     from rich.padding import Padding
     from rich.text import Text
@@ -162,7 +163,6 @@ def _show_finding(console: Console, when: str, finding: Finding, last: Finding, 
         lines.append(Text.assemble(("because of this: ", "bold"), f"{one.code}. {one.text}"))
     lines.append(Text.assemble(("fix: ", "bold green"), finding.fix))
     if last.example is not None:
-        folder = run_of(Path(run).expanduser())
         address = f"#/run/{folder.resolve().name}/episodes/{last.example}"
         place = legible(f"turnwise view {shlex.quote(str(folder))}, {address}")
         lines.append(Text.assemble(("example: ", "bold"), place))
@@ -182,24 +182,13 @@ def _how_to_resume(run: str, present: Sequence[Finding]) -> str:
     )
 
 
-def _summary(run: str, steps: Sequence[Mapping[str, Any]]) -> str:
+def _summary(steps: Sequence[Mapping[str, Any]], main: Headline | None) -> str:
     """Return the number of steps, the headline and the highest reward of a run."""
-    from turnwise.runs.headline import headline
-
     if not steps:
         return "no step was finished"
-    found = headline(steps, _folder(run).evaluated_on)
     rewards = [(metrics["reward"], metrics.get("step")) for metrics in steps if "reward" in metrics]
-    words = [f"{len(steps)} steps", *([] if found is None else [str(found)])]
+    words = [f"{len(steps)} steps", *([] if main is None else [str(main)])]
     if rewards:
         most, when = max(rewards)
         words.append(f"highest reward of a training step {most:.3g} (step {when})")
     return "; ".join(words)
-
-
-def _folder(run: str) -> RunFolder:
-    """Return the folder of a run, given the folder or its metrics."""
-    from turnwise.runs.run_folder import RunFolder
-
-    found = find_run(run)
-    return RunFolder(Path(run).expanduser().parent if found is None else run_of(found))

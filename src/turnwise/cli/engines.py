@@ -35,7 +35,9 @@ def split_settings(words: Sequence[str], engine: Engine | None) -> tuple[list[st
     """Return our arguments and VERL's: settings of sections that turnwise does not have."""
     if engine is not Engine.VERL:
         return list(words), []
-    ours = _our_sections()
+    from turnwise.config import ConfigStore
+
+    ours = {section.name for section in dataclasses.fields(ConfigStore)}
     is_verls = {
         word: (found := _SETTING.match(word)) is not None
         and "=" in word
@@ -45,30 +47,11 @@ def split_settings(words: Sequence[str], engine: Engine | None) -> tuple[list[st
     return [word for word in words if not is_verls[word]], [w for w in words if is_verls[w]]
 
 
-def _our_sections() -> set[str]:
-    from turnwise.config import ConfigStore
-
-    return {section.name for section in dataclasses.fields(ConfigStore)}
-
-
-def place(config: ConfigStore, engine: Engine | None) -> None:
-    """Write `--engine` into the settings; without it, `ray.use_ray` decides."""
-    if engine in (Engine.LOCAL, Engine.RAY):
-        config.ray.use_ray = engine is Engine.RAY
-
-
-def dry_run(config: ConfigStore, engine: Engine | None, overrides: Sequence[str]) -> str:
-    """Return the resolved settings as YAML: VERL's whole config, or ours."""
-    if engine is not Engine.VERL:
-        return config.to_yaml()
-    return _verl_trainer(config, "auto", overrides).dry_run()
-
-
 def train_with_verl(
     config: ConfigStore, resume: Resume, overrides: Sequence[str], console: Console
 ) -> None:
     """Train with VERL, which prints its own progress."""
-    trainer = _verl_trainer(config, resume, overrides)
+    trainer = verl_trainer(config, resume, overrides)
     try:
         with trainer:
             history = trainer.fit()
@@ -89,9 +72,10 @@ def train_with_verl(
     )
 
 
-def _verl_trainer(
+def verl_trainer(
     config: ConfigStore, resume: Resume, overrides: Sequence[str]
 ) -> CustomRayPPOTrainer:
+    """Return VERL's trainer for these settings; VERL is imported only here."""
     from turnwise.scale.verl import CustomRayPPOTrainer
 
     return CustomRayPPOTrainer(config, resume=resume, verl_overrides=overrides)

@@ -147,6 +147,8 @@ def _estimate(config: ConfigStore, measured: Measured) -> Estimate:
 
 
 def _report(config: ConfigStore, found: Estimate) -> list[str]:
+    from rich.filesize import decimal
+
     training = config.training
     trained = found.sampled_tokens * training.update_epochs
     disk = found.num_checkpoints * found.checkpoint_bytes + found.episode_bytes
@@ -162,8 +164,8 @@ def _report(config: ConfigStore, found: Estimate) -> list[str]:
         "whole run": f"{clock_time(found.whole_seconds)} for {found.num_steps:,} steps",
         "memory": f"{found.memory_gib:.2f} GiB at most",
         "tokens": f"{found.sampled_tokens:,.0f} sampled, {trained:,.0f} trained on",
-        "disk": f"{_bytes(disk)}: {found.num_checkpoints} checkpoints of "
-        f"{_bytes(found.checkpoint_bytes)}, episodes {_bytes(found.episode_bytes)}",
+        "disk": f"{decimal(int(disk))}: {found.num_checkpoints} checkpoints of "
+        f"{decimal(found.checkpoint_bytes)}, episodes {decimal(int(found.episode_bytes))}",
     }
     model = config.model.local_path or config.model.model_name
     head = (
@@ -184,11 +186,3 @@ def _size(folder: Path) -> int:
 
 def _seconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 60 else clock_time(seconds)
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000 or unit == "GB":
-            break
-        number /= 1000
-    return f"{number:.3g} {unit}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from turnwise.cli.scores import Estimate
@@ -47,13 +47,7 @@ class TaskScore:
         return pass_at_k(self.attempts, self.solved, k)
 
     def to_dict(self, ks: Sequence[int]) -> dict[str, Any]:
-        found: dict[str, Any] = {
-            "task": self.task,
-            "seed": self.seed,
-            "attempts": self.attempts,
-            "solved": self.solved,
-            "reward": self.reward,
-        }
+        found = asdict(self)
         if self.solved is not None and self.attempts:
             mean = self.solved / self.attempts
             low, high = wilson_interval(mean, self.attempts)

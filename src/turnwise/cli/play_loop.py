@@ -94,6 +94,7 @@ def play_episode(
         trajectory.prompts = [prefix, observation]
         screen.moves = moves
         screen.start(played, prefix, observation, rules.max_turns(env))
+        most_turns = None if rules.limits is None else rules.limits.max_turns
         status = None
         while status is None:
             action = choose(env)
@@ -101,7 +102,7 @@ def play_episode(
             _record(played, action, moved)
             screen.turn(moved.step, moved.calls)
             status = moved.status
-            if status is None and trajectory.num_turns >= _most_turns(rules):
+            if status is None and trajectory.num_turns == most_turns:
                 status = EpisodeStatus.TRUNCATED_BY_TURNS
         trajectory.status = status
         played.score = loop.run_until_complete(_score(trajectory, env, rules))
@@ -181,11 +182,6 @@ class Moves:
     async def close(self) -> None:
         if self._actions is not None:
             await self._actions.close(None)
-
-
-def _most_turns(rules: Rules) -> float:
-    limit = None if rules.limits is None else rules.limits.max_turns
-    return float("inf") if limit is None else limit
 
 
 def _record(played: Played, action: str, moved: Moved) -> None:

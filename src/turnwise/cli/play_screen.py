@@ -120,7 +120,9 @@ class Screen:
             self._call(call)
         if result.observation and not (calls and all(call.result is not None for call in calls)):
             self._print(Text(result.observation))
-        note = Text(f"  reward {_signed(result.reward)}", _colour(result.reward))
+        reward = result.reward
+        style = "green" if reward > 0 else "red" if reward < 0 else "dim"
+        note = Text(f"  reward {reward:+.4g}" if reward else "  reward 0", style)
         if result.info.get("invalid_action"):
             note.append("  (invalid action)", "yellow")
         self._print(note)
@@ -153,10 +155,12 @@ class Screen:
         rewards = statistics.fmean(trajectory.total_reward for trajectory in trajectories)
         turns = statistics.fmean(trajectory.num_turns for trajectory in trajectories)
         solved = statistics.fmean(trajectory.success for trajectory in trajectories)
+        scores = [played.score for played in episodes if played.score is not None]
+        score = f", mean score {_number(statistics.fmean(scores))}" if scores else ""
         self._print(
             Text(
                 f"\n{len(trajectories)} episodes by {player}: success {solved:.0%}, "
-                f"mean reward {_number(rewards)}, mean turns {turns:.1f}{_mean_score(episodes)}",
+                f"mean reward {_number(rewards)}, mean turns {turns:.1f}{score}",
                 "bold",
             )
         )
@@ -187,22 +191,9 @@ def _verdict(trajectory: Trajectory) -> tuple[str, str]:
     return ("Not solved", "bold red") if says_so else ("Finished", "bold")
 
 
-def _mean_score(episodes: Sequence[Played]) -> str:
-    scores = [played.score for played in episodes if played.score is not None]
-    return f", mean score {_number(statistics.fmean(scores))}" if scores else ""
-
-
 def _turns(count: int) -> str:
     return f"{count} turn" if count == 1 else f"{count} turns"
 
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4g}" if value else "0"
-
-
-def _colour(value: float) -> str:
-    return "green" if value > 0 else "red" if value < 0 else "dim"

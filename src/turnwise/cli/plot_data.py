@@ -179,15 +179,9 @@ def _common_name(names: Sequence[str]) -> str:
     >>> _common_name(["runs/grpo-0", "runs/grpo-1"]), _common_name(["runs/a", "runs/b"])
     ('grpo', 'a')
     """
-    first, *others = (os.path.basename(name) for name in names)
-    length = min((_num_shared(first, other) for other in others), default=len(first))
-    return first[:length].rstrip("-_. ") or first
-
-
-def _num_shared(one: str, other: str) -> int:
-    """Return the length of the common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
+    folders = [os.path.basename(name) for name in names]
+    shared = os.path.commonprefix(folders)  # noqa: RUF071 - of names, not of paths
+    return shared.rstrip("-_. ") or folders[0]
 
 
 def metric_names(runs: Iterable[Run]) -> list[str]:

@@ -12,7 +12,7 @@ import typer
 
 from turnwise.cli import completion
 from turnwise.cli.common import legible, make_console, print_file, say
-from turnwise.cli.engines import Engine, dry_run, place, split_settings, train_with_verl
+from turnwise.cli.engines import Engine, split_settings, train_with_verl, verl_trainer
 from turnwise.cli.options import ConfigName, ConfigPath, TrustRemoteCode, argument
 from turnwise.errors import ConfigError, MissingExtraError, TurnwiseError
 from turnwise.plain_mode import plain_mode
@@ -109,7 +109,8 @@ def train(
     run = _run_of(file)
     with plain_mode() if plain else nullcontext(), settings_from(run, is_trusted=trust_remote_code):
         config = _config(file, overrides)
-        place(config, engine)
+        if engine in (Engine.LOCAL, Engine.RAY):
+            config.ray.use_ray = engine is Engine.RAY
         if name is not None:
             config.checkpoint.run_name = name
         if output is not None:
@@ -119,7 +120,9 @@ def train(
             return
         _find_code(config, file, overrides)
         if dry:
-            print_file(dry_run(config, engine, verl_words))
+            is_verl = engine is Engine.VERL
+            resolved = verl_trainer(config, "auto", verl_words).dry_run() if is_verl else None
+            print_file(resolved or config.to_yaml())
             return
         if estimate:
             from turnwise.cli.estimate import estimate_run
@@ -133,7 +136,9 @@ def train(
         if file is None and not overrides and not as_json:
             make_console().print(_about_the_demo(config))
         given = {"config-path": config_path, "config-name": config_name, "name": name}
-        again = _command(words, {**given, "output": output, "engine": engine})
+        given |= {"output": output, "engine": engine}
+        options = [part for key, value in given.items() if value for part in (f"--{key}", value)]
+        again = legible(shlex.join(["turnwise", "train", *words, *options]))
         _train(config, mode, lines or plain, as_json, again)
 
 
@@ -285,9 +290,3 @@ def _reached(
     lines += [] if found is None else [str(found)]
     best = CheckpointStore(folder.checkpoints).best
     return [*lines, *([] if best is None else [f"checkpoint of {best}"])]
-
-
-def _command(words: Sequence[str], options: Mapping[str, str | None]) -> str:
-    """Return the command that resumes this run."""
-    given = [part for key, value in options.items() if value for part in (f"--{key}", value)]
-    return legible(shlex.join(["turnwise", "train", *words, *given]))

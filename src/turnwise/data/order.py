@@ -96,7 +96,9 @@ def parts_for_step(weights: Sequence[float], step: int, num_groups: int, seed: i
     # Fractions, so that no rounding error puts a group into two steps or into none.
     total = sum(map(Fraction, weights))
     shares = [Fraction(weight) / total for weight in weights]
-    phases = _phases(len(weights), seed)
+    # When the first group of each environment is due, in [0, 1) of its interval.
+    rng = random.Random(derive_seed(seed, "mix"))
+    phases = [Fraction(rng.getrandbits(32), 2**32) for _ in weights]
 
     def num_before(time: int) -> list[int]:
         """Return how many groups of each environment are due before a time, one per unit."""
@@ -113,9 +115,3 @@ def parts_for_step(weights: Sequence[float], step: int, num_groups: int, seed: i
     )
     skipped = first - sum(starts)
     return [Draw(part, number) for _, part, number in due[skipped : skipped + num_groups]]
-
-
-def _phases(num_parts: int, seed: int) -> list[Fraction]:
-    """Return when the first group of each environment is due, in [0, 1) of its interval."""
-    rng = random.Random(derive_seed(seed, "mix"))
-    return [Fraction(rng.getrandbits(32), 2**32) for _ in range(num_parts)]

@@ -42,7 +42,8 @@ def rows_of(source: Source, prompt_key: str | None) -> Sequence[Row]:
     rows: Sequence[Row]
     if isinstance(source, list | tuple):
         is_files = len(source) > 0 and all(map(is_file_name, source))
-        placed = _read_files(source) if is_files else _numbered(source)
+        listed = ((f"row {number} of the list", value) for number, value in enumerate(source))
+        placed = _read_files(source) if is_files else listed
         rows = [read_row(value, prompt_key, place) for place, value in placed]
     elif isinstance(source, Mapping):
         names = ", ".join(map(repr, source))
@@ -127,10 +128,6 @@ def read_row(value: object, prompt_key: str | None, place: str) -> Row:
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from None
     return row
-
-
-def _numbered(values: Iterable[object]) -> Iterable[Placed]:
-    return ((f"row {number} of the list", value) for number, value in enumerate(values))
 
 
 def is_file_name(value: object) -> bool:

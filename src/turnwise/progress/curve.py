@@ -40,7 +40,11 @@ def draw_curve(
     faint.scatter(points, steps, (ticks[0], ticks[-1]))
     bold.line(means, steps, (ticks[0], ticks[-1]))
 
-    labels = {_row(tick, ticks, num_rows): name for tick, name in zip(ticks, names, strict=True)}
+    rows_per_value = (num_rows - 1) / (ticks[-1] - ticks[0])
+    labels = {
+        num_rows - 1 - round((tick - ticks[0]) * rows_per_value): name
+        for tick, name in zip(ticks, names, strict=True)
+    }
     lines = []
     for row in range(num_rows):
         corner = "|" if ascii_only else "┤" if row in labels else "│"
@@ -102,11 +106,6 @@ def _name(tick: float, ticks: Sequence[float]) -> str:
         if abs(round(step, num_places) - step) < step * 1e-6:
             break
     return f"{tick + 0.0:,.{num_places}f}"
-
-
-def _row(tick: float, ticks: Sequence[float], num_rows: int) -> int:
-    share = (tick - ticks[0]) / (ticks[-1] - ticks[0])
-    return num_rows - 1 - round(share * (num_rows - 1))
 
 
 class _Canvas:

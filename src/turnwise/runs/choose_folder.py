@@ -14,7 +14,7 @@ from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.runs.older_runs import is_older, is_same_environment, with_what_is_given
 from turnwise.runs.places import with_recorded_names
-from turnwise.runs.resume_settings import Change, changes_between, refusals
+from turnwise.runs.resume_settings import changes_between, refusals
 from turnwise.runs.run_folder import Resume, RunFolder
 
 _LOG = logging.getLogger("turnwise")
@@ -104,14 +104,11 @@ def _named(
             f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
         )
     status = _readable_status(folder, environment)
-    before = _settings_then(folder, status, config)
-    refused: list[str] = []
-    if before is not None:
-        now, _ = with_recorded_names(config, before, folder.path)
-        refused = refusals(before, now)
-        if not allow_changes:
-            changes = changes_between(before, now)
-            refused = [str(change) for change in changes if change.makes_another_run]
+    before, now = _settings_then_and_now(folder, status, config)
+    refused = refusals(before, now)
+    if not allow_changes:
+        changes = changes_between(before, now)
+        refused = [str(change) for change in changes if change.makes_another_run]
     if not is_same_environment(status.get("environment"), environment):
         refused.insert(0, f"the environment was {status.get('environment')}")
     if refused:
@@ -132,23 +129,27 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     ):
         return False
     try:
-        before = _settings_then(folder, status, config)
+        before, now = _settings_then_and_now(folder, status, config)
     except ConfigError as error:
         _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
         return False
-    changes: list[Change] = []
-    if before is not None:
-        now, _ = with_recorded_names(config, before, folder.path)
-        changes = changes_between(before, now)
-    return not any(change.makes_another_run for change in changes) and not _is_held(folder)
+    is_another = any(change.makes_another_run for change in changes_between(before, now))
+    return not is_another and not _is_held(folder)
 
 
-def _settings_then(
+def _settings_then_and_now(
     folder: RunFolder, status: Mapping[str, Any], now: ConfigStore
-) -> ConfigStore | None:
-    """Return the settings of a run; what an older version did not record is as it is now."""
+) -> tuple[ConfigStore, ConfigStore]:
+    """Return the settings of a run, and those of now under the names that the run recorded.
+
+    What an older version did not record is as it is now, and so is everything of a run that was
+    killed before it wrote its settings.
+    """
     before = folder.settings()
-    return with_what_is_given(before, now) if before is not None and is_older(status) else before
+    if before is None:
+        return now, now
+    before = with_what_is_given(before, now) if is_older(status) else before
+    return before, with_recorded_names(now, before, folder.path)[0]
 
 
 def _readable_status(folder: RunFolder, environment: str) -> dict[str, Any]:

@@ -22,14 +22,20 @@ _GIT_SECONDS = 5.0
 
 def provenance() -> dict[str, Any]:
     """Return how and where the current process was started."""
+    words = without_secrets(list(sys.orig_argv), known=setting_types())
     return {
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": shlex.join(_command()),
+        # Without secrets, and without the path of the interpreter.
+        "command": shlex.join(["python", *words[1:]] if words else []),
         "working_directory": str(Path.cwd()),
         "git": git_state(Path.cwd()),
         "python": platform.python_version(),
         "packages": _versions(),
-        "machine": _machine(),
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "cpus": os.cpu_count(),
+            "gpus": _gpus(),
+        },
     }
 
 
@@ -58,12 +64,6 @@ def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _command() -> list[str]:
-    """Return the command line without secrets and without the path of the interpreter."""
-    words = without_secrets(list(sys.orig_argv), known=setting_types())
-    return ["python", *words[1:]] if words else []
-
-
 @functools.cache
 def _versions() -> dict[str, str]:
     found = {}
@@ -73,14 +73,6 @@ def _versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _machine() -> dict[str, Any]:
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpus": os.cpu_count(),
-        "gpus": _gpus(),
-    }
 
 
 def _gpus() -> list[str]:

@@ -164,7 +164,8 @@ class Rollout:
         """Return the first task of each of these groups: its environment, row and seed."""
         training = self._config.training
         attempts = (attempt,) if purpose == "train" else ()
-        drawn = self._drawn(step)
+        weights = [source.weight for source in self._sources]
+        drawn = parts_for_step(weights, step, training.batch_size, training.seed)
         starts = {}
         for index, source in enumerate(self._sources):
             own = [number for number in numbers if drawn[number].part == index]
@@ -174,13 +175,6 @@ class Rollout:
                 seed = seed_of(row, source.rows, seed)
                 starts[number] = EpisodeTask(seed, number, task=row, part=source.name)
         return [starts[number] for number in numbers]
-
-    def _drawn(self, step: int) -> list[Draw]:
-        """Draw the environment of each group of a step."""
-        weights = [source.weight for source in self._sources]
-        return parts_for_step(
-            weights, step, self._config.training.batch_size, self._config.training.seed
-        )
 
     def _chosen_rows(
         self, source: TaskSource, step: int, attempt: int, drawn: Sequence[Draw]

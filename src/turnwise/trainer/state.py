@@ -47,7 +47,8 @@ def write_state(
     folder: Path, learner: Learner, config: ConfigStore, progress: Mapping[str, Any]
 ) -> None:
     """Write the state of a run to a folder; raise if its weights are not finite."""
-    weights = _weights(learner.model)
+    parameters = trained_parameters(learner.model)
+    weights = {name: x.detach().contiguous() for name, x in parameters.items()}
     broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
     if broken:
         raise CheckpointError(
@@ -182,10 +183,6 @@ def _checked_location(config: ConfigStore) -> str:
 
 def _location(config: ConfigStore) -> str:
     return config.model.local_path or config.model.model_name
-
-
-def _weights(model: PolicyValueModel) -> dict[str, torch.Tensor]:
-    return {name: x.detach().contiguous() for name, x in trained_parameters(model).items()}
 
 
 def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]:

@@ -116,7 +116,7 @@ class _Walk:
             self._add_all([*cls.__bases__, *own])
             return
         self.lines.append(ast.dump(node))
-        names = own[0].__globals__ if own else _globals_of(cls)
+        names = own[0].__globals__ if own else getattr(inspect.getmodule(cls), "__dict__", {})
         self._add_names(node, names)
         for function in own:
             self._add_closure(function)
@@ -173,11 +173,6 @@ def _plain_function(attribute: object) -> FunctionType | None:
         attribute = attribute.__func__
     attribute = inspect.unwrap(attribute) if callable(attribute) else attribute
     return attribute if isinstance(attribute, FunctionType) else None
-
-
-def _globals_of(cls: type) -> Mapping[str, Any]:
-    module = inspect.getmodule(cls)
-    return {} if module is None else vars(module)
 
 
 def _own_functions(cls: type) -> list[FunctionType]:

@@ -71,7 +71,8 @@ def import_file(path: Path) -> ModuleType:
         raise ConfigError(f"there is no file {path}")
     resolved = path.resolve()
     main = sys.modules.get("__main__")
-    if main is not None and _is_file_of(main, resolved):
+    running = getattr(main, "__file__", None)
+    if main is not None and running is not None and Path(running).resolve() == resolved:
         return main
     # The name is stable and registered, so that objects of the file can be copied and pickled.
     digest = hashlib.sha256(str(resolved).encode()).hexdigest()[:8]
@@ -181,11 +182,6 @@ def _import_module(place: str, target: str) -> ModuleType:
             f"there is no module {place!r} for {target!r}. "
             "A file is written with its ending: path/to/file.py:Name"
         ) from None
-
-
-def _is_file_of(module: ModuleType, path: Path) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and Path(file).resolve() == path
 
 
 def _own(module: ModuleType) -> set[str]:
