@@ -134,9 +134,7 @@ class Players:
         cluster = Cluster(RayConfig(num_actors=num_workers), weight_bytes=2**24)
         try:
             source = ModelSource(self.config)
-            spec = EpisodeSpec(
-                self.config, source, self.loaded.tokenizer, self.factory, self.options
-            )
+            spec = EpisodeSpec(source, self.loaded.tokenizer, self.factory, self.options)
             pool = EpisodePool(cluster, num_workers, spec, Failures(0))
             pool.context_length()
             learner = make_learner(self.config, self.loaded.model)

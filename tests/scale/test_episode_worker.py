@@ -30,7 +30,7 @@ def folder(tmp_path):
 def spec_for(folder, *overrides):
     config = ConfigStore.load(overrides=[f"model.local_path={folder}", *overrides])
     parts = UserComponents(Memory)
-    return EpisodeSpec(config, ModelSource(config), TOKENIZER, parts.factory(config), {})
+    return EpisodeSpec(ModelSource(config), TOKENIZER, parts.factory(config), {})
 
 
 @pytest.fixture

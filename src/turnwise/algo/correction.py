@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import torch
 
 from turnwise.algo.masked import as_mask, keep, masked_mean, wide
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 from turnwise.errors import ConfigError, did_you_mean
 
 # Weights are bounded by exp(±20) before they are truncated.
@@ -26,7 +26,7 @@ Bounds: TypeAlias = float | Sequence[float]
 @torch.no_grad()
 def measure_log_prob_gap(
     sampler_log_probs: torch.Tensor, log_probs: torch.Tensor, response_mask: torch.Tensor
-) -> Metrics:
+) -> TensorMetrics:
     """Return the mean and max of |Δ log π|, and KL(sampler ‖ learner)."""
     mask = as_mask(response_mask)
     gap = keep(wide(log_probs) - sampler_log_probs, mask)
@@ -47,7 +47,7 @@ def compute_importance_weights(
     level: Literal["token", "sequence"] = "token",
     bounds: Bounds = 2.0,
     normalize: bool = False,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Truncated importance sampling (Espeholt et al., https://arxiv.org/abs/1802.01561).
 
         token:     w_t = min(ρ_t, C)             little variance, some bias
@@ -100,7 +100,7 @@ def compute_rejection_mask(
     log_probs: torch.Tensor,
     response_mask: torch.Tensor,
     criteria: Mapping[str, Bounds],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Reject tokens or whole sequences on which sampler and learner disagree too much.
 
     Args:
@@ -119,7 +119,7 @@ def compute_rejection_mask(
     difference = keep(wide(log_probs) - sampler_log_probs, mask)
     difference = difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     accepted = mask
-    metrics: Metrics = {}
+    metrics: TensorMetrics = {}
     for name, bounds in criteria.items():
         keeps = _accepts(name, bounds, difference, mask)
         metrics[f"rejected_{name}"] = masked_mean((~keeps).float(), mask)

@@ -15,12 +15,12 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from turnwise.algo.losses.policy import LossOptions
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 from turnwise.errors import ConfigError, did_you_mean
 
 EstimatorFunction: TypeAlias = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 """Takes fields of a batch by keyword, returns (advantages, returns), both [B, T]."""
-LossFunction: TypeAlias = Callable[..., tuple[torch.Tensor, Metrics]]
+LossFunction: TypeAlias = Callable[..., tuple[torch.Tensor, TensorMetrics]]
 """(old_log_probs, log_probs, advantages, response_mask, **options) -> (loss, metrics)."""
 
 ESTIMATOR_ARGUMENTS: Mapping[str, str | None] = {
@@ -130,7 +130,7 @@ class PolicyLoss:
     selection: TokenSelection | None = None
     """For a loss that picks tokens of a whole batch; it is passed the choice as `selected`."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Metrics]:
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, TensorMetrics]:
         found = self.function(*args, **kwargs)
         if not isinstance(found, tuple) or len(found) != 2 or not torch.is_tensor(found[0]):
             raise ConfigError(

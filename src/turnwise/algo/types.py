@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-Metrics: TypeAlias = dict[str, torch.Tensor]
+TensorMetrics: TypeAlias = dict[str, torch.Tensor]
 """Scalar tensors without a gradient: reading one transfers it from the GPU, keeping it does not."""
 
 
@@ -15,7 +15,7 @@ class TokenTerms(NamedTuple):
     """What a loss function returns for each token; all [B, T]."""
 
     losses: torch.Tensor
-    metrics: Metrics
+    metrics: TensorMetrics
     """Values to average over the tokens; their gradients are ignored."""
 
 

@@ -18,7 +18,7 @@ from turnwise.deadlines.abandon import (
 )
 from turnwise.deadlines.calls import call_with_deadline, is_async, result_within, time_limit
 from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
-from turnwise.deadlines.running import run_sync
+from turnwise.deadlines.running import in_daemon_thread, run_sync
 
 __all__ = [
     "Abandonable",
@@ -27,6 +27,7 @@ __all__ = [
     "cancel_or_abandon",
     "contained",
     "ending_forked_copies",
+    "in_daemon_thread",
     "is_async",
     "is_interrupt",
     "num_abandoned",

@@ -29,24 +29,26 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return _run(coroutine)
-    outcome: list[T] = []
-    failure: list[BaseException] = []
+    return in_daemon_thread(lambda: _run(coroutine), "run_sync").result()
+
+
+def in_daemon_thread(function: Callable[[], T], name: str) -> concurrent.futures.Future[T]:
+    """Call a function in a thread of its own, which cannot keep the process alive."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    context = contextvars.copy_context()
 
     def work() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
-            outcome.append(_run(coroutine))
-        except BaseException as raised:
-            failure.append(raised)
+            result = context.run(function)
+        except BaseException as error:  # raised where the result is awaited
+            future.set_exception(error)
+        else:
+            future.set_result(result)
 
-    context = contextvars.copy_context()
-    thread = threading.Thread(
-        target=context.run, args=(work,), name="turnwise: run_sync", daemon=True
-    )
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    threading.Thread(target=work, name=f"turnwise: {name}", daemon=True).start()
+    return future
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -70,20 +72,13 @@ class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
     def submit(
         self, function: Callable[..., Any], /, *args: Any, **kwargs: Any
     ) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-
-        def work() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
+        def call() -> Any:
             try:
-                result = function(*args, **kwargs)
-            except BaseException as error:  # raised where the result is awaited
-                future.set_exception(contained(error, "a call in a thread"))
-            else:
-                future.set_result(result)
+                return function(*args, **kwargs)
+            except BaseException as error:
+                raise contained(error, "a call in a thread") from error.__cause__
 
-        threading.Thread(target=work, name="turnwise: to_thread", daemon=True).start()
-        return future
+        return in_daemon_thread(call, "to_thread")
 
 
 @contextlib.contextmanager

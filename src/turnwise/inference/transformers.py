@@ -20,19 +20,9 @@ from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_model
+from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
 
 _log = logging.getLogger(__name__)
-
-PROBE_ERRORS = (
-    NotImplementedError,
-    TypeError,
-    ValueError,
-    AttributeError,
-    KeyError,
-    IndexError,
-    RuntimeError,
-)
-"""What a forward may raise that a model does not support; see `is_out_of_memory`."""
 
 
 class ModelEngine(WorkerEngine):
@@ -236,23 +226,6 @@ def _can_pad(model: Any) -> bool:
         reason,
     )
     return False
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, which says nothing about the model."""
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    return isinstance(error, kinds) or "can't allocate memory" in str(error)
-
-
-def relative_gap(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference between logits, relative to the largest logit."""
-    got, expected = got.float(), expected.float()
-    return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
-
-
-def largest_gap(dtype: torch.dtype) -> float:
-    """Return the relative gap up to which two forwards differ by rounding alone."""
-    return 1e-3 if dtype == torch.float32 else 0.1
 
 
 def _context_length(config: Any, limit: int | None) -> int:

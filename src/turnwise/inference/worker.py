@@ -26,7 +26,7 @@ _LOG = logging.getLogger("turnwise")
 
 
 @dataclass(eq=False)
-class Task(Generic[T]):
+class EngineTask(Generic[T]):
     """A call to make in the engine's thread, between its steps."""
 
     function: Callable[[], T]
@@ -58,9 +58,9 @@ class WorkerEngine(BaseInferenceEngine):
 
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         super().__init__(tokenizer, overflow)
-        self._arrivals: queue.SimpleQueue[EngineTurn | Task[Any] | None] = queue.SimpleQueue()
+        self._arrivals: queue.SimpleQueue[EngineTurn | EngineTask[Any] | None] = queue.SimpleQueue()
         self._waiting: deque[EngineTurn] = deque()
-        self._tasks: deque[Task[Any]] = deque()
+        self._tasks: deque[EngineTask[Any]] = deque()
         self._is_closed = False
         self._is_idle = True
         self._lock = threading.Lock()
@@ -102,11 +102,11 @@ class WorkerEngine(BaseInferenceEngine):
 
     def _in_thread(self, function: Callable[[], T], *, wait_for_idle: bool) -> Future[T]:
         """Call `function` in the engine's thread, between its steps."""
-        task = Task(function, wait_for_idle)
+        task = EngineTask(function, wait_for_idle)
         self._put(task)
         return task.future
 
-    def _put(self, item: EngineTurn | Task[Any]) -> None:
+    def _put(self, item: EngineTurn | EngineTask[Any]) -> None:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(_CLOSED)
@@ -151,7 +151,7 @@ class WorkerEngine(BaseInferenceEngine):
             time.sleep(0.0002)
 
     def _read_arrivals(self, *, wait: bool) -> None:
-        items: list[EngineTurn | Task[Any] | None] = []
+        items: list[EngineTurn | EngineTask[Any] | None] = []
         if wait:
             release_openmp_threads()
             self._is_idle = True

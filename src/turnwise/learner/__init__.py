@@ -18,8 +18,8 @@ from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.optimizer import MasterAdamW, learning_rate_at
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.ppo import DataParallelPPOActor, PPOTrainer
-from turnwise.learner.trunk import UnsupportedModel
 from turnwise.learner.update import Learner
+from turnwise.models.probing import UnsupportedModel
 
 __all__ = [
     "DataParallelPPOActor",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 
 COUNTS = ("num_steps", "num_skipped_steps", "num_early_stops")
 """Reported even when they are 0."""
@@ -17,9 +17,9 @@ class MetricAccumulator:
     """Sums, weighted means, maxima and counts by name."""
 
     def __init__(self) -> None:
-        self._sums: Metrics = {}
+        self._sums: TensorMetrics = {}
         self._weighted: dict[str, tuple[torch.Tensor, float]] = {}
-        self._maxima: Metrics = {}
+        self._maxima: TensorMetrics = {}
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, value: torch.Tensor) -> None:
@@ -39,7 +39,7 @@ class MetricAccumulator:
         known = self._maxima.get(name)
         self._maxima[name] = value if known is None else torch.maximum(known, value)
 
-    def average_all(self, metrics: Metrics, weight: float) -> None:
+    def average_all(self, metrics: TensorMetrics, weight: float) -> None:
         """Add each metric to its mean, or to its maximum if its name ends in `_max`."""
         for name, value in metrics.items():
             if name.endswith("_max"):

@@ -12,7 +12,7 @@ from turnwise.algo.kl import estimate_kl
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import BatchTotals, aggregate_loss, keep, masked_mean, wide
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs
 from turnwise.learner.options import LearnerOptions
@@ -37,7 +37,7 @@ def compute_objective(
     totals: BatchTotals,
     importance_weights: torch.Tensor | None = None,
     selected: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Metrics, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics, TensorMetrics]:
     """L = L_policy − c_H · H + c_KL · KL(π ‖ ref) + c_V · L_value over these episodes.
 
     `selected` are the tokens that the policy loss picked of the whole minibatch, if it does so.

@@ -19,7 +19,7 @@ from torch import nn
 from turnwise.errors import ConfigError
 from turnwise.learner.sharding import is_sharded, local_shard
 
-Schedule: TypeAlias = Literal["constant", "linear", "cosine"]
+LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 
@@ -28,7 +28,7 @@ def learning_rate_at(
     step: int,
     base: float,
     *,
-    schedule: Schedule = "constant",
+    schedule: LearningRateSchedule = "constant",
     warmup_steps: int = 0,
     total_steps: int | None = None,
 ) -> float:

@@ -13,7 +13,7 @@ from turnwise.algo.masked import LossAggregation
 from turnwise.algo.records import PolicyLoss
 from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.errors import ConfigError
-from turnwise.learner.optimizer import Schedule, learning_rate_at
+from turnwise.learner.optimizer import LearningRateSchedule, learning_rate_at
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class LearnerOptions:
     adam_epsilon: float = 1e-8
     warmup_steps: int = 0
     """Updates over which the learning rate rises."""
-    lr_schedule: Schedule = "constant"
+    lr_schedule: LearningRateSchedule = "constant"
     total_steps: int | None = None
     """The number of updates over which a decaying learning rate falls to 0."""
     max_grad_norm: float | None = 1.0

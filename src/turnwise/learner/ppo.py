@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from turnwise.algo.advantages.gae import compute_gae_advantage_return, estimate_advantages
+from turnwise.algo.advantages.gae import estimate_advantages
 from turnwise.algo.losses.policy import MAX_LOG_RATIO
 from turnwise.algo.losses.ppo import compute_policy_loss
 from turnwise.algo.losses.value import compute_value_loss
 from turnwise.algo.masked import masked_whiten
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
@@ -70,29 +70,12 @@ class PPOTrainer:
         With a response mask, GAE runs over the policy's tokens alone; a row is then one episode,
         unless `dones` divides it further.
         """
-        if response_mask is None:
-            advantages, returns = estimate_advantages(rewards, values, dones, self.gamma, self.lam)
-            return masked_whiten(advantages, torch.ones_like(rewards, dtype=torch.bool)), returns
-        mask = response_mask.bool()
-        if not bool((dones.bool() & mask)[:, :-1].any()):
-            return compute_gae_advantage_return(rewards, values, mask, self.gamma, self.lam)
-        advantages, returns = self._divided(rewards, values, dones.bool(), mask)
-        return masked_whiten(advantages, mask), returns
-
-    def _divided(
-        self, rewards: torch.Tensor, values: torch.Tensor, dones: torch.Tensor, mask: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # The policy's tokens are moved to the front; the rest is an episode of zeros.
-        order = torch.argsort((~mask).int(), dim=1, stable=True)
-        last = mask.sum(1, keepdim=True) - 1
-        is_last = torch.arange(mask.shape[1], device=mask.device) == last
-        sides = [torch.where(mask, x, 0.0).gather(1, order) for x in (rewards, values)]
-        ends = (dones & mask).gather(1, order) | is_last
-        found = estimate_advantages(sides[0], sides[1], ends, self.gamma, self.lam)
-        advantages, returns = (
-            torch.where(mask, torch.zeros_like(x).scatter(1, order, x), 0.0) for x in found
+        mask = torch.ones_like(dones) if response_mask is None else response_mask
+        mask = mask.bool()
+        advantages, returns = estimate_advantages(
+            rewards, values, dones, self.gamma, self.lam, mask
         )
-        return advantages, returns
+        return masked_whiten(advantages, mask, minuends=returns), returns
 
     def compute_ppo_loss(
         self,
@@ -212,7 +195,7 @@ class DataParallelPPOActor:
         return self.learner.update(_with_sampler_log_probs(PPOBatch.of(data)))
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
+def _numbers(metrics: TensorMetrics) -> dict[str, float]:
     return {name: float(value.detach()) for name, value in metrics.items()}
 
 

@@ -13,13 +13,19 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from turnwise.errors import TurnwiseError
 from turnwise.learner.fast.modules import fused_norms, lean_mlps, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
 from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
+from turnwise.models.probing import (
+    PROBE_ERRORS,
+    UnsupportedModel,
+    is_out_of_memory,
+    largest_gap,
+    relative_gap,
+)
 from turnwise.plain_mode import is_plain
 
 Layout: TypeAlias = Literal["packed", "padded"]
@@ -29,12 +35,6 @@ _WORTH_SKIPPING = 0.8
 _LOG = logging.getLogger("turnwise")
 # The sliding window while a model is probed: shorter than the episodes of the probe.
 _PROBE_WINDOW = 3
-# Errors of a model that cannot run with our attention.
-_PROBE_ERRORS = (NotImplementedError, TypeError, AttributeError, KeyError, RuntimeError, ValueError)
-
-
-class UnsupportedModel(TurnwiseError, TypeError):
-    """A model that the learner cannot compute with."""
 
 
 class Trunk:
@@ -74,8 +74,8 @@ class Trunk:
                     if self.layout == "packed" and not is_plain("learner.shared_prefix"):
                         shared_gap = self._gap_to_plain_forward(share_prompts=True)
                         self._is_exact_with_prefixes = shared_gap <= self._tolerance
-            except _PROBE_ERRORS as error:
-                if _is_out_of_memory(error):
+            except PROBE_ERRORS as error:
+                if is_out_of_memory(error):
                     raise
                 problem = error
                 continue
@@ -137,19 +137,13 @@ class Trunk:
         if len(at) > _WORTH_SKIPPING * num_tokens:
             yield
             return
-        mlp, plain = self._last_mlp, self._last_mlp.forward
-        before = vars(mlp).get("forward")
+        plain = self._last_mlp.forward
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             return torch.zeros_like(x).index_copy(1, at, plain(x.index_select(1, at)))
 
-        mlp.forward = forward
-        try:
+        with replaced_forwards([(self._last_mlp, forward)]):
             yield
-        finally:
-            del mlp.forward
-            if before is not None:
-                mlp.forward = before
 
     @contextmanager
     def _learner_forward(self) -> Iterator[None]:
@@ -216,7 +210,7 @@ class Trunk:
 
     @property
     def _tolerance(self) -> float:
-        return 1e-3 if self.model.dtype in (torch.float32, torch.float64) else 0.1
+        return largest_gap(self.model.dtype)
 
     @torch.no_grad()
     def _measure_head(self) -> tuple[float, float | None]:
@@ -254,9 +248,9 @@ class Trunk:
         self._last_mlp = mlp
         try:
             got = self.hidden(ids, pack, needed)[needed]
-        except _PROBE_ERRORS as error:
+        except PROBE_ERRORS as error:
             self._last_mlp = None
-            if _is_out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             return
         if not torch.allclose(got, expected, rtol=self._tolerance, atol=self._tolerance):
@@ -280,11 +274,11 @@ class Trunk:
         (pack,) = make_packs(present, sampled, rows, 99, shared)
         pack = pack.to(self.model.device)
         hidden = self.hidden(pack.take(ids.to(self.model.device)), pack)
-        got = self.head.logits(hidden).float()
+        got = self.head.logits(hidden)
         plain = [self.model(episode[None], use_cache=False).logits[0] for episode in episodes]
         places = zip(pack.row_of.tolist(), pack.positions.tolist(), strict=True)
-        expected = torch.stack([plain[row][position] for row, position in places]).float()
-        return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
+        expected = torch.stack([plain[row][position] for row, position in places])
+        return relative_gap(got, expected)
 
     def _probe(self, length: int, factor: int) -> torch.Tensor:
         vocab_size = int(self.model.get_input_embeddings().num_embeddings)
@@ -296,14 +290,6 @@ class Trunk:
 def _warn_once(message: str) -> None:
     """Log a warning once, though policy, critic and reference are often of one class."""
     _LOG.warning(message)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is out-of-memory; the CPU's allocator has no exception class for it."""
-    texts = ("out of memory", "allocate memory", "alloc_failed")
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
-    )
 
 
 @contextmanager

@@ -44,54 +44,54 @@ def compute_gae_advantage_return(
     rewards, values = wide(token_level_rewards), wide(values)
     if lam >= fast.MIN_LAMBDA and not is_plain("algo.gae"):
         return fast.gae(rewards, values, mask, gamma, lam, bootstrap_values, whiten)
-    advantages = torch.zeros_like(values)
-    # In float64: over thousands of tokens float32 would lose digits.
-    next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
-    next_value = next_advantage if bootstrap_values is None else bootstrap_values.double()
-    for t in reversed(range(values.shape[1])):
-        here, value = mask[:, t], values[:, t].double()
-        delta = rewards[:, t] + gamma * next_value - value
-        advantage = delta + gamma * lam * next_advantage
-        advantages[:, t] = torch.where(here, advantage, 0.0)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, value, next_value)
-    returns = torch.where(mask, advantages + values, 0.0)
+    ends = torch.zeros_like(mask)
+    advantages, returns = _gae(rewards, values, mask, ends, gamma, lam, bootstrap_values)
     if whiten:
         # An advantage is a difference of return and value, and rounded as these are.
         advantages = masked_whiten(advantages, mask, minuends=returns)
     return advantages, returns
 
 
+@torch.no_grad()
 def estimate_advantages(
     rewards: torch.Tensor,
     values: torch.Tensor,
     dones: torch.Tensor,
     gamma: float,
     lam: float,
+    response_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """GAE for plain step data: rows [B, T] of steps in which `dones` marks the ends of episodes.
 
-    The steps up to each done are one episode; the value after the last step of a row is 0.
-    Returns advantages and returns [B, T], not whitened.
+    The steps up to each done are one episode; the value after the last step of a row is 0. Steps
+    outside of `response_mask` are skipped. Returns advantages and returns [B, T], not whitened.
     """
-    num_rows, row_length = rewards.shape
-    if not rewards.numel():
-        return wide(rewards).clone(), wide(rewards).clone()
     ends = as_mask(dones)
-    before = torch.zeros_like(ends)
-    before[:, 1:] = ends[:, :-1]
-    before[:, 0] = True
-    # One row per episode: where it starts says which it is, and how far each step is into it.
-    start = torch.where(before, torch.arange(row_length, device=rewards.device), 0).cummax(1).values
-    episode = before.flatten().cumsum(0).sub_(1).view(num_rows, row_length)
-    position = torch.arange(row_length, device=rewards.device) - start
-    shape = (int(before.sum()), int(position.max()) + 1)
+    mask = torch.ones_like(ends) if response_mask is None else as_mask(response_mask)
+    return _gae(wide(rewards), wide(values), mask, ends & mask, gamma, lam)
 
-    def to_rows(x: torch.Tensor) -> torch.Tensor:
-        return x.new_zeros(shape).index_put_((episode, position), x)
 
-    exists = to_rows(torch.ones_like(ends))
-    advantages, returns = compute_gae_advantage_return(
-        to_rows(rewards), to_rows(values), exists, gamma, lam, whiten=False
-    )
-    return advantages[episode, position], returns[episode, position]
+def _gae(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    ends: torch.Tensor,
+    gamma: float,
+    lam: float,
+    bootstrap_values: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return advantages and returns [B, T]; an episode ends after each token in `ends`."""
+    advantages = torch.zeros_like(values)
+    # In float64: over thousands of tokens float32 would lose digits.
+    next_advantage = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+    next_value = next_advantage if bootstrap_values is None else bootstrap_values.double()
+    for t in reversed(range(values.shape[1])):
+        here, value = mask[:, t], values[:, t].double()
+        next_value = next_value.masked_fill(ends[:, t], 0.0)
+        next_advantage = next_advantage.masked_fill(ends[:, t], 0.0)
+        delta = rewards[:, t] + gamma * next_value - value
+        advantage = delta + gamma * lam * next_advantage
+        advantages[:, t] = torch.where(here, advantage, 0.0)
+        next_advantage = torch.where(here, advantage, next_advantage)
+        next_value = torch.where(here, value, next_value)
+    return advantages, torch.where(mask, advantages + values, 0.0)

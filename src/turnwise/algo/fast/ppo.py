@@ -16,7 +16,7 @@ from turnwise.algo.fast.tiled_loss import Tile, tiled_loss
 from turnwise.algo.fast.tiles import has_kernels
 from turnwise.algo.losses.policy import MAX_LOG_RATIO, LossOptions
 from turnwise.algo.masked import as_mask, row_weights
-from turnwise.algo.types import Metrics
+from turnwise.algo.types import TensorMetrics
 
 Clip: TypeAlias = tuple[float, float, float]
 """(1 − ε_low, 1 + ε_high, c)."""
@@ -30,7 +30,7 @@ def ppo_loss(
     response_mask: torch.Tensor,
     clip: Clip,
     options: LossOptions,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Return the loss and its metrics."""
     mask = as_mask(response_mask)
     mode, totals = options.get("loss_agg_mode", "token-mean"), options.get("totals")
@@ -88,7 +88,7 @@ def _on_gpu(
     mask: torch.Tensor,
     weights: torch.Tensor | None,
     clip: Clip,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     from turnwise.algo.fast.ppo_kernel import ppo_terms
 
     gradient, totals = ppo_terms(

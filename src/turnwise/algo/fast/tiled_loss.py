@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from turnwise.algo.fast.masking import RowMask
 from turnwise.algo.fast.tiles import row_tiles
-from turnwise.algo.types import Metrics, TokenLoss
+from turnwise.algo.types import TensorMetrics, TokenLoss
 
 
 class Tile(NamedTuple):
@@ -25,7 +25,7 @@ class Tile(NamedTuple):
     losses: torch.Tensor
     gradient: torch.Tensor | None
     """Of Σ weights · losses by the variable; None if it was not requested."""
-    metrics: Metrics
+    metrics: TensorMetrics
 
 
 TileFunction: TypeAlias = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor, bool], Tile]
@@ -43,7 +43,7 @@ def tiled_loss(
     mask: torch.Tensor,
     row_weights: torch.Tensor,
     importance_weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Aggregate a loss over the batch: (loss, mean of each metric).
 
     Args:
@@ -95,7 +95,7 @@ class _Work:
         self.mask = mask
         self.row_weights = row_weights
         self.importance_weights = importance_weights
-        self.sums: Metrics = {}
+        self.sums: TensorMetrics = {}
 
     @torch.no_grad()
     def run(

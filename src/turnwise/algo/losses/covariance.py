@@ -21,7 +21,7 @@ from turnwise.algo.losses.policy import (
     policy_loss,
 )
 from turnwise.algo.masked import as_mask, wide
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 from turnwise.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def compute_clip_cov_loss(
     generator: torch.Generator | None = None,
     selected: torch.Tensor | None = None,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Clip-Cov: PPO's clip, and no gradient at all for a few high-covariance tokens.
 
     A share `clip_cov_ratio` of the tokens, drawn at random from those whose covariance lies
@@ -115,7 +115,7 @@ def compute_kl_cov_loss(
     kl_cov_coef: float = 1.0,
     selected: torch.Tensor | None = None,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """KL-Cov: no clip, but a penalty on the tokens of highest covariance.
 
         L = −A r + β |log r| · [the token is among the top `kl_cov_ratio` of all by covariance]

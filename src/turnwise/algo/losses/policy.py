@@ -27,7 +27,7 @@ from turnwise.algo.masked import (
     row_weights,
     wide,
 )
-from turnwise.algo.types import Metrics, TokenLoss, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenLoss, TokenTerms
 from turnwise.errors import ConfigError
 from turnwise.plain_mode import is_plain
 
@@ -81,7 +81,7 @@ def policy_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     selected: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Evaluate a token loss on a batch [B, T] and aggregate it as the options say."""
 
     def on_columns(*columns: torch.Tensor) -> TokenTerms:
@@ -107,7 +107,7 @@ def batch_loss(
     mode: LossAggregation,
     totals: BatchTotals | None = None,
     importance_weights: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Evaluate a token loss on a batch and aggregate it: (loss, mean of each metric).
 
     The gradient flows to `variable` [B, T] alone; the values of masked tokens have no effect.

@@ -16,7 +16,7 @@ from turnwise.algo.losses.policy import (
     is_above,
     policy_loss,
 )
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 from turnwise.errors import ConfigError
 from turnwise.plain_mode import is_plain
 
@@ -32,7 +32,7 @@ def compute_policy_loss(
     clip_ratio_high: float | None = None,
     clip_ratio_c: float = 3.0,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """PPO (Schulman et al., https://arxiv.org/abs/1707.06347).
 
         L = −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A),   and at most −c A where A < 0
@@ -73,7 +73,7 @@ def compute_ppo_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     config: Any = None,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """`compute_policy_loss` with the clip range read from a config.
 
     `config` is a mapping or an object with `clip_ratio` (`ConfigStore().training` is one); None

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 
 from turnwise.algo.losses.policy import LossOptions, PolicyTokens, is_above, policy_loss
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 
 
 def compute_sapo_loss(
@@ -19,7 +19,7 @@ def compute_sapo_loss(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """SAPO (Gao et al., https://arxiv.org/abs/2511.20347).
 
         L = −(4 / τ) σ(τ (r − 1)) · A,    τ = τ_pos where A > 0, τ_neg elsewhere

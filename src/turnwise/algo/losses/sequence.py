@@ -15,7 +15,7 @@ from turnwise.algo.losses.policy import (
     policy_loss,
 )
 from turnwise.algo.masked import as_mask, keep
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 
 # A bound on the log-ratio of a whole sequence: e^10.
 _MAX_LOG_RATIO = 10.0
@@ -31,7 +31,7 @@ def compute_gspo_loss(
     clip_ratio_low: float | None = None,
     clip_ratio_high: float | None = None,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """GSPO (Zheng et al., https://arxiv.org/abs/2507.18071).
 
         s_i = exp(mean_t(log π_now − log π_old)),    L = −min(s A, clip(s) A)
@@ -64,7 +64,7 @@ def compute_geo_mean_loss(
     clip_ratio_low: float | None = None,
     clip_ratio_high: float | None = None,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """GMPO, the geometric mean of the token ratios (Zhao et al., https://arxiv.org/abs/2507.20673).
 
         L_i = −A_i · exp(mean_t c_it),   c = log r clipped to [−ε_low, ε_high] on the side that A

@@ -6,7 +6,7 @@ import torch
 
 from turnwise.algo.losses.policy import batch_loss, is_above
 from turnwise.algo.masked import BatchTotals, LossAggregation, aggregate_loss, as_mask, keep
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 
 
 def compute_value_loss(
@@ -18,7 +18,7 @@ def compute_value_loss(
     *,
     loss_agg_mode: LossAggregation = "token-mean",
     totals: BatchTotals | None = None,
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """PPO's clipped value loss (https://arxiv.org/abs/1707.06347; Engstrom et al., 2005.12729).
 
         L = ½ max((V − R)², (clip(V, V_old ± c) − R)²)

@@ -15,7 +15,7 @@ from turnwise.algo.losses.policy import (
     is_above,
     policy_loss,
 )
-from turnwise.algo.types import Metrics, TokenTerms
+from turnwise.algo.types import TensorMetrics, TokenTerms
 
 
 def compute_reinforce_loss(
@@ -24,7 +24,7 @@ def compute_reinforce_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """Plain REINFORCE (Williams, 1992): L = −A log π_now, summed over each sequence.
 
     It does not know how far π has moved, so it is for one update per rollout.
@@ -39,7 +39,7 @@ def compute_gpg_loss(
     advantages: torch.Tensor,
     response_mask: torch.Tensor,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """GPG (Chu et al., https://arxiv.org/abs/2504.02546): L = −A log π_now, a mean over tokens."""
 
     def token_loss(tokens: PolicyTokens) -> TokenTerms:
@@ -58,7 +58,7 @@ def compute_cispo_loss(
     clip_ratio_low: float | None = None,
     clip_ratio_high: float | None = None,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """CISPO (MiniMax, https://arxiv.org/abs/2506.13585): clip the weight, keep every gradient.
 
     L = −sg(clip(r, 1 − ε_low, 1 + ε_high)) · A · log π_now
@@ -87,7 +87,7 @@ def compute_dppo_tv_loss(
     clip_ratio_high: float | None = None,
     clip_ratio_c: float = 20.0,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """DPPO with total variation (https://arxiv.org/abs/2602.04879).
 
         L = −sg(min(r, c)) · A · log π_now · [the token is inside the trust region]
@@ -118,7 +118,7 @@ def compute_dppo_kl_loss(
     clip_ratio_high: float | None = None,
     clip_ratio_c: float = 20.0,
     **options: Unpack[LossOptions],
-) -> tuple[torch.Tensor, Metrics]:
+) -> tuple[torch.Tensor, TensorMetrics]:
     """DPPO with KL (https://arxiv.org/abs/2602.04879): as `compute_dppo_tv_loss`.
 
     A token leaves the region when the KL divergence of "this token or another" exceeds ε and it

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
 from turnwise.config import EnvironmentConfig
+from turnwise.deadlines import in_daemon_thread
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.catalog import EnvironmentFactory, EnvironmentSource, environment_factory
 from turnwise.env.checker import behaviour, interface, repeatable
@@ -159,30 +160,24 @@ def _run_checks(harness: Harness, report: CheckReport) -> None:
 
 def _run_watched(check: Check, harness: Harness) -> list[Finding]:
     """Runs a check in a thread of its own, which is abandoned when a call does not return."""
-    found: list[Finding] = []
-    failures: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for step in (check.function, Harness.close_all):
-                try:
-                    found.extend(step(harness))
-                except BrokenCallError as broken:
-                    found.append(broken.finding)
-        except BaseException as error:  # raised again below
-            failures.append(error)
+    def work() -> list[Finding]:
+        found: list[Finding] = []
+        for step in (check.function, Harness.close_all):
+            try:
+                found.extend(step(harness))
+            except BrokenCallError as broken:
+                found.append(broken.finding)
+        return found
 
-    thread = threading.Thread(target=work, name=f"turnwise: check {check.name}", daemon=True)
-    thread.start()
-    while thread.is_alive():
+    running = in_daemon_thread(work, f"check {check.name}")
+    while not running.done():
         call = harness.waiting_for
-        thread.join(harness.timeout if call is None else max(0.0, call[1] - time.monotonic()))
+        wait([running], harness.timeout if call is None else max(0.0, call[1] - time.monotonic()))
         if call is not None and call is harness.waiting_for and call[1] <= time.monotonic():
             harness.is_hung = True
             return [timed_out(call[0], harness.timeout)]
-    if failures:
-        raise failures[0]
-    return found
+    return running.result()
 
 
 def _name_of(env: object) -> str:

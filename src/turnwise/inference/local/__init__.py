@@ -1,6 +1,6 @@
 """The local engine: continuous batching in this process, on the modules that are trained."""
 
 from turnwise.inference.local.engine import LocalEngine
-from turnwise.inference.local.probe import UnsupportedModel
+from turnwise.models.probing import UnsupportedModel
 
 __all__ = ["LocalEngine", "UnsupportedModel"]

@@ -21,8 +21,9 @@ from turnwise.inference.local.sampling import draw_tokens
 from turnwise.inference.local.schedule import Schedule
 from turnwise.inference.local.session import MAX_GRAPH_STEPS, DecodeRow, Session
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
-from turnwise.inference.transformers import ModelEngine, is_out_of_memory
+from turnwise.inference.transformers import ModelEngine
 from turnwise.inference.turns import EngineTurn
+from turnwise.models.probing import is_out_of_memory
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)

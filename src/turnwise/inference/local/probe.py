@@ -14,9 +14,8 @@ from typing import Any
 
 import torch
 
-from turnwise.errors import TurnwiseError
-from turnwise.inference.transformers import PROBE_ERRORS, is_out_of_memory
 from turnwise.models.attention import attention_named, configs_of
+from turnwise.models.probing import PROBE_ERRORS, UnsupportedModel, is_out_of_memory
 
 _NAME = "turnwise_probe"
 """The name of the probe in transformers, as an attention and as a mask function."""
@@ -38,15 +37,11 @@ _LONGEST = 2**20
 """Positions up to which masks are checked."""
 
 
-class UnsupportedModel(TurnwiseError, TypeError):
-    """A model that cannot run on the local engine, but on the transformers engine."""
-
-    @classmethod
-    def because(cls, model: Any, reason: object) -> UnsupportedModel:
-        return cls(
-            f"{type(model).__name__} does not run on the local engine: {reason}. "
-            "Use backend='transformers'."
-        )
+def unsupported(model: Any, reason: object) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{type(model).__name__} does not run on the local engine: {reason}. "
+        "Use backend='transformers'."
+    )
 
 
 class _ProbeError(Exception):
@@ -74,7 +69,7 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     if getattr(model, "_is_stateful", False):
-        raise UnsupportedModel.because(model, "its layers keep a recurrent state, not only a cache")
+        raise unsupported(model, "its layers keep a recurrent state, not only a cache")
     AttentionInterface.register(_NAME, _record)
     AttentionMaskInterface.register(_NAME, _keep_mask)
     config = model.config.get_text_config()
@@ -91,11 +86,11 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
             )
         _check_all_there(layers, config.num_hidden_layers)
     except _ProbeError as error:
-        raise UnsupportedModel.because(model, error) from None
+        raise unsupported(model, error) from None
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
-        raise UnsupportedModel.because(
+        raise unsupported(
             model,
             "its attention cannot be replaced by way of transformers' attention interface "
             f"({type(error).__name__}: {error})",

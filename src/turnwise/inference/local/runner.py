@@ -16,14 +16,9 @@ from turnwise.inference.local.batch_invariant import batch_invariant_sizes
 from turnwise.inference.local.fast.cpu_attention import packing_order
 from turnwise.inference.local.fast.fused_forward import FusedForward, is_supported
 from turnwise.inference.local.kv_cache import KVCache, Segment
-from turnwise.inference.local.probe import LayerAttention, UnsupportedModel, probe_layers
-from turnwise.inference.transformers import (
-    PROBE_ERRORS,
-    is_out_of_memory,
-    largest_gap,
-    relative_gap,
-)
+from turnwise.inference.local.probe import LayerAttention, probe_layers, unsupported
 from turnwise.models.attention import attention_named, configs_of
+from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
@@ -83,7 +78,7 @@ class Runner:
             self._fused = None
             self.sizes = self._stable_sizes()
         if self._fused is None and (reason := self._probe_error()) is not None:
-            raise UnsupportedModel.because(model, reason)
+            raise unsupported(model, reason)
         self._addresses = [p.data_ptr() for p in model.parameters()]
 
     @property

@@ -138,14 +138,9 @@ class Schedule:
         return session
 
     def _copy_prompt(self, session: Session, source: Session) -> bool:
-        """Copy the KV cache of the same prompt from another session, if there is memory for it."""
-        source.last_used = self._time
-        if not self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
+        """Copy the KV cache of the same prompt from another session; False if there is no room."""
+        if not self._copy_cache(source, session, len(session.ids)):
             return False
-        assert source.region is not None
-        assert session.region is not None
-        self._kv_cache.copy(source.region, session.region, len(session.ids))
-        session.num_cached = len(session.ids)
         session.chunk_ends = [cut for cut in source.chunk_ends if cut <= session.num_cached]
         return True
 
@@ -166,14 +161,19 @@ class Schedule:
         if self.is_deterministic:
             session.chunk_ends = [cut for cut in source.chunk_ends if cut <= num_tokens]
             num_cached = max((cut for cut in session.chunk_ends if cut <= num_cached), default=0)
-        if num_cached < 1:
-            return
+        if num_cached >= 1:
+            self._copy_cache(source, session, num_cached)
+
+    def _copy_cache(self, source: Session, session: Session, num_tokens: int) -> bool:
+        """Copy the first tokens of a cached session to a new one, if there is memory for it."""
         source.last_used = self._time
-        if self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
-            assert source.region is not None
-            assert session.region is not None
-            self._kv_cache.copy(source.region, session.region, num_cached)
-            session.num_cached = num_cached
+        if not self._make_room(session, len(session.ids) + 1, preempt=False, keep=source):
+            return False
+        assert source.region is not None
+        assert session.region is not None
+        self._kv_cache.copy(source.region, session.region, num_tokens)
+        session.num_cached = num_tokens
+        return True
 
     def computed(self, session: Session, num_tokens: int) -> None:
         """Count tokens of a session that are now in the cache."""

@@ -22,13 +22,16 @@ Replacement: TypeAlias = tuple[Any, Callable[[torch.Tensor], torch.Tensor]]
 @contextmanager
 def replaced_forwards(replacements: Sequence[Replacement]) -> Iterator[None]:
     """Replace the forwards of these modules inside the block."""
+    before = [vars(module).get("forward") for module, _ in replacements]
     try:
         for module, forward in replacements:
             module.forward = forward
         yield
     finally:
-        for module, _ in replacements:
-            module.__dict__.pop("forward", None)
+        for (module, _), outer in zip(replacements, before, strict=True):
+            del module.forward
+            if outer is not None:  # a replacement around this one
+                module.forward = outer
 
 
 @torch.no_grad()

@@ -73,7 +73,7 @@ def assemble(
             name: dataclasses.replace(kind, options=_without_batch_reward(kind.options))
             for name, kind in kinds.items()
         }
-        spec = EpisodeSpec(source.config, source, tokenizer, origin, worker_options, worker_kinds)
+        spec = EpisodeSpec(source, tokenizer, origin, worker_options, worker_kinds)
         pool = EpisodePool(cluster, config.ray.num_actors, spec, failures)
         group = LearnerGroup(cluster, config, source, algorithm, failures)
         make = functools.partial(RemoteLearner, group=group)

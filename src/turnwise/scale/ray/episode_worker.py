@@ -58,7 +58,6 @@ class ModelSource:
 class EpisodeSpec:
     """What a worker needs to play episodes."""
 
-    config: ConfigStore
     source: ModelSource
     tokenizer: Any
     origin: EnvironmentFactory | EpisodeSource
@@ -84,11 +83,11 @@ class EpisodeWorker:
         return await asyncio.to_thread(self._prepare, spec)
 
     def _prepare(self, spec: EpisodeSpec) -> int:
-        self._log = WorkerLog(spec.config.logging.level)
-        seed_generators(derive_seed(spec.config.training.seed, "worker", self._number))
-        shares = spec.config.inference.backend in SHARED_MODEL_BACKENDS
+        self._log = WorkerLog(spec.source.config.logging.level)
+        seed_generators(derive_seed(spec.source.config.training.seed, "worker", self._number))
+        shares = spec.source.config.inference.backend in SHARED_MODEL_BACKENDS
         model = spec.source.load() if shares else None
-        self._engine = make_engine(spec.config, model, spec.tokenizer)
+        self._engine = make_engine(spec.source.config, model, spec.tokenizer)
         # Groups may be spread over workers: the driver, which sees all of them, drops groups.
         self._collector = make_collector(
             EpisodeCollector, self._engine, spec.origin, spec.options, spec.kinds

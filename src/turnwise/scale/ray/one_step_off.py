@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from concurrent.futures import wait
 
+from turnwise.deadlines import in_daemon_thread
 from turnwise.episode import Collection
 from turnwise.scale.ray.collector import RemoteCollector
 from turnwise.trainer.rollout import OnEpisode, Rollout
@@ -52,29 +52,18 @@ class BackgroundStep:
         self.rollout = rollout
         self.step = step
         self._stop = StopRequest(lambda text: None)
-        self._outcome: list[Collection] = []
-        self._failure: list[BaseException] = []
-        self._thread = threading.Thread(
-            target=self._play, name=f"turnwise: step {step} ahead", daemon=True
+        self._playing = in_daemon_thread(
+            lambda: rollout.play(step, self._stop), f"step {step} ahead"
         )
-        self._thread.start()
-
-    def _play(self) -> Any:
-        try:
-            self._outcome.append(self.rollout.play(self.step, self._stop))
-        except BaseException as error:
-            self._failure.append(error)
 
     def wait(self, stop: StopRequest) -> Collection:
         """Return its episodes; raises `Interrupted` if a stop is requested before they end."""
         with stop.on_request(self._stop.request):
-            while self._thread.is_alive():
-                self._thread.join(0.2)  # so that signal handlers run in between
-        if self._failure:
-            raise self._failure[0]
-        return self._outcome[0]
+            while not self._playing.done():
+                wait([self._playing], timeout=0.2)  # so that signal handlers run in between
+        return self._playing.result()
 
     def cancel(self) -> None:
         """End the episodes; their results are dropped."""
         self._stop.request()
-        self._thread.join(timeout=10.0)
+        wait([self._playing], timeout=10.0)

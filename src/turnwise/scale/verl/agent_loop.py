@@ -57,7 +57,7 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
                 self.rollout_config.response_length,
                 self.tokenizer,
             )
-            setup = copy.copy(_setup(packed, _ById(self.tokenizer)))
+            setup = copy.copy(_setup(packed, self.tokenizer))
             setup.engine = engine
             setup.seed = row["sampling_seed"]
             setup.sampling = _sampling(sampling_params)
@@ -121,25 +121,12 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         )
 
 
-class _ById:
-    """A tokenizer as a cache key, compared by identity."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.value is self.value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-
 @lru_cache(maxsize=4)
-def _setup(packed: str, tokenizer: _ById) -> Any:
+def _setup(packed: str, tokenizer: Any) -> Any:
     """Return the setup that all episodes of a process share; the chat format is made once."""
     components: EpisodeComponents = unpack(packed)
     return make_setup(
-        ServerEngine(None, "", 0, 0, tokenizer.value),
+        ServerEngine(None, "", 0, 0, tokenizer),
         limits=components.limits,
         tools=components.tools,
         parser=components.parser,

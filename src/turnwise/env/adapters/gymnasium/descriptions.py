@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from turnwise.env.adapters.gymnasium import experts
+from turnwise.env.adapters.gymnasium.make import Env
 from turnwise.env.adapters.gymnasium.spaces import Names, check_names
 from turnwise.errors import ConfigError
-
-Env: TypeAlias = Any
-"""A `gymnasium.Env`, unwrapped."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypeAlias, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -21,23 +21,20 @@ from turnwise.env.adapters.gymnasium.actions import (
 )
 from turnwise.env.adapters.gymnasium.descriptions import description_of
 from turnwise.env.adapters.gymnasium.experts import is_uncertain, solve_table, transition_table
-from turnwise.env.adapters.gymnasium.make import maker_of
+from turnwise.env.adapters.gymnasium.make import Env, maker_of
 from turnwise.env.adapters.gymnasium.spaces import (
     Names,
     check_action_space,
     check_names,
     describe_observation,
     has_large_part,
-    is_discrete,
+    spaces,
     what_is_seen,
 )
 from turnwise.env.base import BaseEnvironment
 from turnwise.errors import ConfigError, EnvironmentFault, import_extra
 
 gymnasium: Any = import_extra("gymnasium", "gym")
-
-Env: TypeAlias = Any
-"""A `gymnasium.Env`."""
 
 _COLOURED = re.compile(r"\x1b\[[0-9;]*m(.*?)\x1b\[0m", re.DOTALL)
 
@@ -184,7 +181,7 @@ class GymnasiumEnvironment(BaseEnvironment):
                 text += "\n" + _COLOURED.sub(r"[\1]", str(self._env.render())).strip("\n")
         self._allowed = None
         mask = info.get("action_mask")
-        if mask is not None and is_discrete(self._action_space) and np.any(mask):
+        if mask is not None and isinstance(self._action_space, spaces.Discrete) and np.any(mask):
             first = int(self._action_space.start)
             self._allowed = [first + int(place) for place in np.flatnonzero(mask)]
         if self._allowed is not None and not self._done:

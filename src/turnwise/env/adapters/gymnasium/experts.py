@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from turnwise.env.adapters.gymnasium.spaces import is_discrete
+from turnwise.env.adapters.gymnasium.spaces import spaces
 
 _DISCOUNT = 0.99  # below 1, so that shorter ways to the goal are better
 
@@ -22,7 +22,11 @@ def transition_table(env: Any) -> Any:
         plain.observation_space,
         plain.action_space,
     )
-    if not is_plain or not isinstance(table, dict) or not is_discrete(plain.observation_space):
+    if (
+        not is_plain
+        or not isinstance(table, dict)
+        or not isinstance(plain.observation_space, spaces.Discrete)
+    ):
         return None
     return table if table.keys() == set(range(plain.observation_space.n)) else None
 

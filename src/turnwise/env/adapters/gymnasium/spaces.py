@@ -260,11 +260,6 @@ def limits(space: Space) -> tuple[Any, Any]:
     return low, np.asarray(low + np.asarray(counts).astype(object) - 1, dtype=object)
 
 
-def is_discrete(space: Space) -> bool:
-    """Whether its values are single integers, which may have names."""
-    return isinstance(space, spaces.Discrete)
-
-
 def is_numeric(space: Space) -> bool:
     """Whether its values are numbers, or arrays of them."""
     kinds = (spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary, spaces.Box)

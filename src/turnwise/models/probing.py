@@ -1,0 +1,44 @@
+"""What engines and learners need to find out whether they can compute with a model."""
+
+from __future__ import annotations
+
+import torch
+
+from turnwise.errors import TurnwiseError
+
+PROBE_ERRORS = (
+    NotImplementedError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    RuntimeError,
+)
+"""What a forward may raise that a model does not support; see `is_out_of_memory`."""
+
+
+class UnsupportedModel(TurnwiseError, TypeError):
+    """A model that the learner or the local engine cannot compute with."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out, which says nothing about the model.
+
+    The CPU's allocator has no exception class for it.
+    """
+    texts = ("out of memory", "allocate memory", "alloc_failed")
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in texts)
+    )
+
+
+def relative_gap(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest difference between logits, relative to the largest logit."""
+    got, expected = got.float(), expected.float()
+    return float((got - expected).abs().max() / (1.0 + expected.abs().max()))
+
+
+def largest_gap(dtype: torch.dtype) -> float:
+    """Return the relative gap up to which two forwards differ by rounding alone."""
+    return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1
