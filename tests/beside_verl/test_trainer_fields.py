@@ -112,6 +112,7 @@ OTHER_VALUES: dict[str, Any] = {
     "logging.sinks": ["wandb"],
     "logging.episodes_gb": 0.5,
     "inference.enable_thinking": False,
+    "inference.summary_prompt": "Sum up.",
     "inference.stall_timeout": 5.0,
     "inference.start_timeout": 5.0,
     "reward": "rewards.py:mine",
@@ -133,7 +134,7 @@ OTHER_VALUES: dict[str, Any] = {
         f"limits.{name}": 7
         for name in (
             "max_turns", "max_tokens_per_turn", "max_tokens", "max_tool_calls", "max_seconds",
-            "max_thinking_tokens",
+            "max_thinking_tokens", "max_context_tokens",
             "max_observation", "reset_timeout", "step_timeout", "tool_timeout",
             "generation_timeout", "reward_timeout", "close_timeout",
         )

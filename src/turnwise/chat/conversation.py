@@ -31,6 +31,9 @@ class Conversation:
         self.stream = TokenStream()
         self.stream.add_context(chat_format.prompt_ids(messages, tools))
         self._tools = tools
+        self._initial = list(messages)
+        self._restarted: tuple[list[Message], int] = ([], 0)
+        """Messages of the present branch that come before those of `messages` from this number."""
 
     def answer(self, ids: Sequence[int], log_probs: Sequence[float]) -> str:
         """Append a turn of the agent as it was sampled; return its text, for reading only."""
@@ -41,17 +44,36 @@ class Conversation:
 
     def add(self, messages: Sequence[Message]) -> None:
         """Append observations or tool results after the agent's turn."""
-        start, end = self.stream.turns[-1]
-        turn = self.stream.ids[start:end]
-        self.stream.add_context(self.format.increment_ids(messages, turn, self.messages))
+        self.stream.add_context(self.increment_ids(messages))
         self.messages += messages
+
+    def increment_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens that `add` appends for these messages."""
+        start, end = self.stream.turns[-1]
+        return self.format.increment_ids(messages, self.stream.ids[start:end], self._history)
+
+    def restart(self, text: str) -> int:
+        """Continue from the initial prompt with this text added to its last message.
+
+        A branch of the stream begins. Returns how many tokens it shares with what was before.
+        """
+        *before, last = self._initial
+        added = {**last, "content": f"{last['content']}\n\n{text}"}
+        self._restarted = (before, len(self.messages))
+        self.messages.append(added)
+        return self.stream.continue_from(self.format.prompt_ids([*before, added], self._tools))
+
+    @property
+    def _history(self) -> Sequence[Message]:
+        before, number = self._restarted
+        return [*before, *self.messages[number:]] if number else self.messages
 
     def warn_of_difference(self) -> None:
         """Log where the template would write this conversation differently; once per format.
 
         Only the first conversations of a format are compared: a difference shows early.
         """
-        if self.format.num_to_compare == 0 or len(self.stream.turns) < 2:
+        if self.format.num_to_compare == 0 or len(self.stream.turns) < 2 or self.stream.branches:
             return
         if self._has_special_tokens_in_turns():
             return

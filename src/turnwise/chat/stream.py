@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import overload
 
 from turnwise.errors import ConfigError
@@ -118,6 +118,37 @@ class TokenStream:
             )
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))
+
+    def continue_from(self, ids: Sequence[int]) -> int:
+        """Let these tokens be all that comes before the next turn.
+
+        A branch begins after the beginning that they have in common with the present context.
+        Returns how many tokens that is.
+
+        >>> stream = TokenStream()
+        >>> stream.add_context([5, 6, 7])
+        >>> stream.continue_from([5, 6, 8, 9]), stream.path, stream.ids
+        (2, [5, 6, 8, 9], [5, 6, 7, 8, 9])
+        """
+        places = [place for start, end in self.context(len(self)) for place in range(start, end)]
+        same = takewhile(lambda pair: self._ids[pair[0]] == pair[1], zip(places, ids, strict=False))
+        num_shared = sum(1 for _ in same)
+        self.begin_branch(places[num_shared - 1] + 1 if num_shared else 0)
+        self.add_context(ids[num_shared:])
+        return num_shared
+
+    @property
+    def path(self) -> Sequence[int]:
+        """The tokens before the next one in its conversation: all, if there are no branches."""
+        if not self._branches:
+            return self._ids
+        return [i for start, end in self.context(len(self)) for i in self._ids[start:end]]
+
+    @property
+    def path_length(self) -> int:
+        if not self._branches:
+            return len(self._ids)
+        return sum(end - start for start, end in self.context(len(self)))
 
     @property
     def branches(self) -> Sequence[tuple[int, int]]:

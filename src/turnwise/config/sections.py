@@ -39,6 +39,11 @@ class InferenceConfig(Section):
     enable_thinking: bool | None = setting(
         None, "Whether the chat template lets the model think; null: the template's default."
     )
+    summary_prompt: str | None = setting(
+        None,
+        "The message that asks the model for a summary (limits.max_context_tokens); null: a "
+        "default text.",
+    )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
     max_turns: Positive = setting(10, "Maximum turns of the model in one episode.")
     start_timeout: Seconds | None = setting(
@@ -100,6 +105,11 @@ class LimitsConfig(Section):
     )
     max_tokens: Positive | None = setting(
         None, "Maximum tokens of a conversation with its observations; null: the model's context."
+    )
+    max_context_tokens: Positive | None = setting(
+        None,
+        "Tokens of a prompt above which the model summarises the conversation and continues from "
+        "the summary; null: no summaries.",
     )
     max_tool_calls: Annotated[int, Ge(0)] | None = setting(100, "Maximum tool calls of an episode.")
     max_seconds: Seconds | None = setting(1800.0, "Maximum seconds of an episode.")

@@ -44,7 +44,9 @@ class Agent:
         length, limit = setup.engine.context_length, setup.limits.max_tokens
         self._max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
-        self._session = f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
+        self._session = _new_session()
+        self._branch_of: tuple[str, int] | None = None
+        """The session before a restart, until the first turn after it was sampled."""
 
     def start(
         self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
@@ -62,10 +64,25 @@ class Agent:
         assert self.conversation is not None
         self.conversation.add(messages)
 
+    def must_summarise(self, messages: Sequence[Message]) -> bool:
+        """Whether these messages would make the context longer than `max_context_tokens`."""
+        limit = self._setup.limits.max_context_tokens
+        if limit is None or self.conversation is None:
+            return False
+        num_new = len(self.conversation.increment_ids(messages))
+        return self.record.stream.path_length + num_new > limit
+
+    def restart(self, text: str) -> None:
+        """Continues from the initial prompt and this text, in a branch of the stream."""
+        assert self.conversation is not None
+        num_shared = self.conversation.restart(text)
+        self._branch_of = (self._session, num_shared)
+        self._session = _new_session()
+
     @property
     def tokens_left(self) -> int:
-        """How many tokens the stream may still get."""
-        return self._max_tokens - len(self.record.stream)
+        """How many tokens the conversation may still get."""
+        return self._max_tokens - self.record.stream.path_length
 
     async def sample_turn(
         self,
@@ -77,7 +94,7 @@ class Agent:
         setup, stream = self._setup, self.record.stream
         most = max_tokens or setup.limits.max_tokens_per_turn
         request = GenerationRequest(
-            Prefix(stream.ids),
+            Prefix(stream.path),
             self.tokens_left if most is None else min(self.tokens_left, most),
             setup.sampling,
             stop_ids=setup.chat.stop_ids,
@@ -85,15 +102,18 @@ class Agent:
             seed=derive_seed(self._seeds, len(stream.turns)),
             timeout=timeout,
             session=self._session,
+            branch_of=self._branch_of,
         )
         in_thought = setup.begins_in_thought(request.prompt_ids)
         result = await sample_turn(setup, request, self._sample)
+        if self._branch_of is not None:
+            setup.engine.end_session(self._branch_of[0])
+            self._branch_of = None
         stream.add_turn(result.ids, result.log_probs, result.inserted)
         text = setup.chat.decode(result.ids, (*keep, *setup.thought_marks))
         self.record.messages.append({"role": "assistant", "content": text})
-        turn = TurnRecord(
-            stream.turns[-1], text, result.finish_reason, result.weight_version, in_thought
-        )
+        turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
+        turn.in_thought = in_thought
         self.record.turns.append(turn)
         return turn
 
@@ -113,7 +133,13 @@ class Agent:
 
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""
+        if self._branch_of is not None:
+            self._setup.engine.end_session(self._branch_of[0])
         self._setup.engine.end_session(self._session)
+
+
+def _new_session() -> str:
+    return f"turnwise-{_PROCESS}-{next(_NUMBERS)}"
 
 
 async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:

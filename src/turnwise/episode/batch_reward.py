@@ -108,7 +108,7 @@ def make_reward_batch(rows: Sequence[ScoredAgent], pad_id: int) -> RewardBatch:
     own = {name: column for name, column in given.items() if name not in tensors}
     objects = {
         **own,
-        "response_texts": ["\n".join(turn.text for turn in agent.turns) for agent in agents],
+        "response_texts": ["\n".join(turn.text for turn in agent.actions) for agent in agents],
         "trajectory": [agent.trajectory for agent in agents],
         "extra_info": [{"seed": r.seed, "task": a.trajectory.task} for r, a in rows],
         "uid": [f"{result.group}/{agent.name}" for result, agent in rows],
@@ -148,10 +148,11 @@ def read_batch_rewards(value: Any, agents: Sequence[AgentRecord]) -> list[Reward
 
 def _read(row: Any, agent: AgentRecord) -> Reward:
     if not isinstance(row, Sequence) or len(row) == 1:
-        return read_reward(row[0] if isinstance(row, Sequence) else row, len(agent.turns))
+        return read_reward(row[0] if isinstance(row, Sequence) else row, len(agent.actions))
     start = first = agent.stream.turns[0][0]
     per_turn = []
-    for _, end in agent.stream.turns:
+    # A reward on a summary belongs to the action after it, or else to the last one.
+    for end in [*(end for _, end in agent.action_spans[:-1]), agent.stream.turns[-1][1]]:
         per_turn.append(float(sum(row[first - start : end - start])))
         first = end
     if any(row[first - start :]):

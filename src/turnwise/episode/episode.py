@@ -26,6 +26,7 @@ from turnwise.errors import (
     error_message,
 )
 from turnwise.inference import FinishReason
+from turnwise.tools import answer_of
 from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
 
@@ -113,11 +114,11 @@ class Episode:
         previous: Agent | None = None
         while self._status is None:
             agent = await self._agent_to_move(prefix)
-            if agent is previous:
-                agent.add_messages(messages)
-            elif len(agent.record.turns) > 0:
-                agent.add_messages([{"role": "user", "content": self.observation}])
+            if agent is not previous:
+                messages = [{"role": "user", "content": self.observation}]
             previous = agent
+            if agent.record.turns:
+                await self._continue(agent, messages)
             turn = await self._next_turn(agent)
             if turn is None:
                 return
@@ -190,12 +191,31 @@ class Episode:
             )
         return current
 
+    async def _continue(self, agent: Agent, messages: Sequence[Message]) -> None:
+        """Adds what an agent reads next; one whose context is too long summarises it before."""
+        if not agent.must_summarise(messages):
+            agent.add_messages(messages)
+            return
+        agent.add_messages([{"role": "user", "content": self._setup.summary_prompt}])
+        turn = await self._next_turn(agent)
+        if turn is None:
+            return
+        turn.kind, turn.seconds = "summary", self._timer.turn_seconds
+        summary = answer_of(turn.text, in_thought=turn.in_thought).strip()
+        parts = [f"Summary of the conversation so far:\n{summary}", self.observation]
+        turn.observation = "\n\n".join(filter(None, parts))
+        agent.restart(turn.observation)
+        if self._watcher is not None:
+            self._watcher.on_turn(agent.record, turn)
+
     async def _next_turn(self, agent: Agent) -> TurnRecord | None:
         """Samples the agent's turn; None if there are no tokens or no time left, see the status."""
+        if self._status is not None:
+            return None
         self._timer.turn_seconds = {}
         started = self._timer.seconds
         if agent.tokens_left < 1:
-            length = len(agent.record.stream)
+            length = agent.record.stream.path_length
             self._end(EpisodeStatus.TRUNCATED_BY_TOKENS, f"no tokens left after {length}")
             return None
         if self._timer.is_over:
@@ -205,7 +225,6 @@ class Episode:
         with self._timer.component("engine"):
             timeout = self._timer.within(self._setup.limits.generation_timeout)
             turn = await agent.sample_turn(timeout, keep)
-            self._num_turns += 1
             turn.started = started
             if turn.finish_reason is FinishReason.DEADLINE:
                 raise too_slow(timeout)
@@ -213,6 +232,7 @@ class Episode:
 
     def _record_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
         """Records the outcome of a turn, and ends the episode if it is over."""
+        self._num_turns += 1
         turn.state, turn.observation = outcome.state, outcome.observation
         turn.calls, turn.tool_results = outcome.calls, outcome.results
         turn.malformed, turn.other_format = outcome.malformed, outcome.other_format
@@ -234,15 +254,16 @@ class Episode:
         """Gives each player its share of `info["rewards"]`, on its last turn."""
         rewards = outcome.info.get("rewards")
         for name, other in self._agents.items():
-            if outcome.done and other.record.turns:
-                other.record.turns[-1].done = True
+            actions = other.record.actions
+            if outcome.done and actions:
+                actions[-1].done = True
             if not isinstance(rewards, Mapping) or name not in rewards:
                 continue
             earned = float(rewards[name])
             if other is actor:
                 turn.reward += earned - outcome.reward
-            elif other.record.turns:
-                other.record.turns[-1].reward += earned
+            elif actions:
+                actions[-1].reward += earned
             else:
                 other.unplaced_reward += earned
 
@@ -279,10 +300,10 @@ class Episode:
         result.status = self._status
         result.agents = [agent.record for agent in self._in_order()]
         for record in result.agents:
-            trajectory, turns = record.trajectory, record.turns
-            if turns and not turns[-1].seconds:  # the turn was not carried out
-                turns[-1].seconds = self._timer.turn_seconds
-                turns[-1].info = {"unanswered": True}
+            trajectory, turns = record.trajectory, record.actions
+            if record.turns and not record.turns[-1].seconds:  # the turn was not carried out
+                record.turns[-1].seconds = self._timer.turn_seconds
+                record.turns[-1].info = {"unanswered": True}
             trajectory.states = [turn.state for turn in turns]
             trajectory.actions = [turn.text for turn in turns]
             trajectory.observations = [turn.observation for turn in turns]

@@ -25,6 +25,13 @@ ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 failure if it fails each time), leave out its whole group, or stop."""
 
 
+SUMMARY_PROMPT = (
+    "The conversation has become too long to continue. Write a summary with which you can go on: "
+    "the task, what has been done and found out so far, and what to do next. All else will be "
+    "forgotten."
+)
+
+
 @dataclass(frozen=True)
 class EpisodeLimits:
     """The limits of one episode; None means no limit.
@@ -34,15 +41,19 @@ class EpisodeLimits:
     """
 
     max_turns: int | None = 64
-    """Turns of all agents together. The environment's `max_steps` is a limit as well."""
+    """Turns of all agents together, summaries not counted. The environment's `max_steps` is a limit
+    as well."""
     max_tokens_per_turn: int | None = 512
     """A turn that it cuts is an action like any other, and the episode continues."""
     max_thinking_tokens: int | None = None
     """Tokens of a turn after which a thought that is still open is closed; the turn continues with
     its answer."""
     max_tokens: int | None = None
-    """Tokens of an agent's stream, prompt and observations included. The model's context is
-    always a limit."""
+    """Tokens of an agent's conversation, prompt and observations included; after a summary those
+    since then. The model's context is always a limit."""
+    max_context_tokens: int | None = None
+    """Tokens of a prompt above which the agent first summarises its conversation, and continues
+    from the initial prompt and the summary."""
     max_tool_calls: int | None = 100
     """Calls beyond it are not executed: the model gets a message that says so, and may still
     answer; a later turn with another call ends the episode."""
@@ -97,6 +108,8 @@ class EpisodeOptions:
     """Seed of the sampling; the seed of the episode is mixed in."""
     enable_thinking: bool | None = None
     """Whether the chat template lets the model think; None keeps the template's default."""
+    summary_prompt: str = SUMMARY_PROMPT
+    """The message that asks for a summary, see `EpisodeLimits.max_context_tokens`."""
     environment_calls: EnvironmentCalls = "auto"
 
     def __post_init__(self) -> None:

@@ -17,7 +17,12 @@ from turnwise.deadlines import ending_forked_copies, is_async
 from turnwise.env import BaseEnvironment
 from turnwise.episode.environment_session import CallMode
 from turnwise.episode.messages import MessageBuilder
-from turnwise.episode.options import EpisodeLimits, EpisodeOptions, ParserChoice
+from turnwise.episode.options import (
+    SUMMARY_PROMPT,
+    EpisodeLimits,
+    EpisodeOptions,
+    ParserChoice,
+)
 from turnwise.episode.watchdog import Waits
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -54,6 +59,7 @@ class EpisodeSetup:
     reward_limit: RewardLimit | None = None
     """Limits the rewards that are computed at once; it belongs to one event loop."""
     call_mode: CallMode = field(default_factory=CallMode)
+    summary_prompt: str = SUMMARY_PROMPT
     waits: Waits = field(default_factory=Waits)
 
     def __post_init__(self) -> None:
@@ -117,6 +123,7 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
         options.seed,
         _guarded(RewardFunction.of(options.reward_fn)),
         call_mode=CallMode(options.environment_calls),
+        summary_prompt=options.summary_prompt,
     )
 
 

@@ -61,7 +61,7 @@ class EpisodeSummary:
         self.num_successes += agent.trajectory.success
         if agent.reward is not None:
             self.total_reward += agent.reward.total
-        for turn in agent.turns:
+        for turn in agent.actions:
             self.add_turn(turn)
 
     def add_turn(self, turn: TurnRecord) -> None:

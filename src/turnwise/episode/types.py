@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from turnwise.chat import Message, TokenStream
 from turnwise.inference import FinishReason
 from turnwise.reward import Reward
 from turnwise.tools import ToolCall, ToolResult
 from turnwise.types import EpisodeStatus, Trajectory
+
+TurnKind: TypeAlias = Literal["action", "summary"]
+"""`summary`: the agent summarised its conversation, which had become too long. No environment or
+tool reads it, and it is no turn of the trajectory; it is trained on as the turn that follows."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class TurnRecord:
     """Why the turn ended."""
     weight_version: int
     """The version of the weights that sampled it."""
+    kind: TurnKind = "action"
     in_thought: bool = False
     """Whether the prompt ends with the start of a thought, so that `text` begins inside it."""
     state: str = ""
@@ -95,14 +101,32 @@ class AgentRecord:
     """None if the episode failed, and was not scored."""
 
     @property
+    def actions(self) -> list[TurnRecord]:
+        """The turns that were carried out: all but summaries."""
+        return [turn for turn in self.turns if turn.kind == "action"]
+
+    @property
+    def action_spans(self) -> Sequence[tuple[int, int]]:
+        """Start and end of their tokens."""
+        summaries = {turn.tokens for turn in self.turns if turn.kind != "action"}
+        return [span for span in self.stream.turns if span not in summaries]
+
+    @property
+    def action_numbers(self) -> list[int]:
+        """For each turn of the stream the number of its action; of a summary that of the next."""
+        spans = self.action_spans
+        ends = [end for _, end in spans]
+        return [min(bisect_left(ends, end), len(ends) - 1) for _, end in self.stream.turns]
+
+    @property
     def reward_positions(self) -> list[int]:
-        """The positions of the turns' rewards: each turn's last sampled token."""
-        return [end - 1 for _, end in self.stream.turns]
+        """The positions of the actions' rewards: each action's last sampled token."""
+        return [end - 1 for _, end in self.action_spans]
 
     @property
     def turn_rewards(self) -> list[float]:
-        """One reward per turn, the episode's own on the last one. Empty if there is no reward."""
-        return [] if self.reward is None else self.reward.by_turn(len(self.turns))
+        """One reward per action, the episode's own on the last one. Empty without a reward."""
+        return [] if self.reward is None else self.reward.by_turn(len(self.actions))
 
     @property
     def token_rewards(self) -> list[float]:
@@ -174,13 +198,13 @@ class EpisodeResult:
 
     @property
     def responses(self) -> Sequence[str]:
-        """The texts of the first agent's turns."""
-        return [turn.text for turn in self.turns]
+        """The texts of the first agent's actions."""
+        return [turn.text for turn in self.agent.actions]
 
     @property
     def num_turns(self) -> int:
-        """The turns of all agents together."""
-        return sum(len(agent.turns) for agent in self.agents)
+        """The actions of all agents together."""
+        return sum(len(agent.actions) for agent in self.agents)
 
     def __repr__(self) -> str:
         error = "" if self.error is None else f" ({self.error})"

@@ -52,6 +52,8 @@ class StoredTurn:
     text: str
     finish_reason: str
     weight_version: int
+    kind: str = "action"
+    """A `TurnKind`."""
     state: str = ""
     calls: list[StoredCall] = field(default_factory=list)
     malformed: str | None = None
@@ -270,6 +272,7 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
         "tokens": list(turn.tokens),
         "finish_reason": turn.finish_reason.value,
         "weight_version": turn.weight_version,
+        **({} if turn.kind == "action" else {"kind": turn.kind}),
         **({} if turn.text == text else {"text": turn.text}),
         **({} if turn.observation == observation else {"observation": turn.observation}),
         **_nonempty(

@@ -41,6 +41,7 @@ class Turn(TypedDict):
     tokens: Annotated[list[Count], Len(2, 2)]
     finish_reason: Text
     weight_version: int
+    kind: NotRequired[Text]
     text: NotRequired[Text]
     observation: NotRequired[Text]
     state: NotRequired[Text]

@@ -176,7 +176,8 @@ def token_columns(
 def _turn_ids(batch: PPOBatch, rows: list[AgentRow]) -> torch.Tensor:
     ids = torch.zeros(batch.input_ids.shape, dtype=torch.long)
     for number, row in enumerate(rows):
-        for turn, (start, end) in enumerate(row.agent.stream.turns):
+        agent = row.agent
+        for turn, (start, end) in zip(agent.action_numbers, agent.stream.turns, strict=True):
             ids[number, start:end] = turn
     return ids
 

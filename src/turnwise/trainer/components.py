@@ -20,7 +20,7 @@ from turnwise.env import BaseEnvironment, PromptEnvironment, environment_factory
 from turnwise.env.catalog import PROMPTS, EnvironmentFactory, EnvironmentSource
 from turnwise.episode import CollectorOptions, EpisodeLimits
 from turnwise.episode.collector import EpisodeSource
-from turnwise.episode.options import ParserChoice
+from turnwise.episode.options import SUMMARY_PROMPT, ParserChoice
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.models import check_tokenizer, load_tokenizer
@@ -223,6 +223,7 @@ class UserComponents:
             reward_fn=self.reward_fn,
             seed=config.training.seed,
             enable_thinking=config.inference.enable_thinking,
+            summary_prompt=config.inference.summary_prompt or SUMMARY_PROMPT,
             on_error=config.training.on_error,
             stall_timeout=config.inference.stall_timeout,
         )

@@ -64,7 +64,7 @@ def episode_metrics(collection: Collection) -> Metrics:
     """Return rewards, success, lengths, how episodes ended, and how tools were used."""
     results = [*collection, *collection.dropped]
     agents = [agent for result in collection for agent in result.agents]
-    turns = [turn for agent in agents for turn in agent.turns]
+    turns = [turn for agent in agents for turn in agent.actions]
     return {
         "num_episodes": len(results),
         "num_groups": len({result.group for result in results}),
@@ -91,7 +91,7 @@ def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
     }
     for name in sorted({name for reward in rewards for name in reward.parts}):
         metrics[f"reward/{name}"] = statistics.fmean(r.parts.get(name, 0.0) for r in rewards)
-    num_turns = sum(len(agent.turns) for agent in scored)
+    num_turns = sum(len(agent.actions) for agent in scored)
     if num_turns:
         metrics["reward_per_turn"] = sum(totals) / num_turns
     return metrics
@@ -99,7 +99,7 @@ def _rewards(agents: Sequence[AgentRecord]) -> Metrics:
 
 def _credit(agents: Sequence[AgentRecord]) -> Metrics:
     """Return how well the reward follows success, and whether it is on the turn that earned it."""
-    scored = [agent for agent in agents if agent.reward is not None and agent.turns]
+    scored = [agent for agent in agents if agent.reward is not None and agent.actions]
     solved = [agent for agent in scored if agent.trajectory.success]
     failed = [agent for agent in scored if not agent.trajectory.success]
     shown = [agent for agent in solved if _repeats_the_prompt(agent)]
@@ -108,7 +108,7 @@ def _credit(agents: Sequence[AgentRecord]) -> Metrics:
         return metrics
     metrics["reward_if_success"] = statistics.fmean(sum(agent.turn_rewards) for agent in solved)
     metrics["reward_if_failure"] = statistics.fmean(sum(agent.turn_rewards) for agent in failed)
-    if all(len(agent.turns) > 1 for agent in solved) and any(len(a.turns) > 1 for a in failed):
+    if all(len(a.actions) > 1 for a in solved) and any(len(a.actions) > 1 for a in failed):
         early = _share(a.turn_rewards[-1] <= 0 < max(a.turn_rewards) for a in solved)
         by_others = _share(max(a.turn_rewards[:-1], default=0.0) > 0 for a in failed)
         metrics["misplaced_reward"] = max(early - by_others, 0.0)
@@ -135,6 +135,8 @@ def _lengths(
         metrics["context_tokens_per_episode"] = (num_tokens - num_sampled) / num_episodes
     if turns:
         metrics["tokens_per_turn"] = num_sampled / len(turns)
+    if num_summaries := sum(len(agent.turns) for agent in agents) - len(turns):
+        metrics["summaries"] = num_summaries / num_episodes
     return metrics
 
 

@@ -95,6 +95,11 @@ class EpisodeAgentLoop(AgentLoopBase):  # type: ignore[misc]
         if agent.reward is None or not agent.turns:
             return _nothing(self.tokenizer, metrics, result)
         stream = agent.stream
+        if stream.branches:
+            raise ConfigError(
+                "an episode has branches (limits.max_context_tokens), and VERL trains on one "
+                "sequence of tokens. Leave the limit out, or train with engine='local'."
+            )
         start, end = stream.turns[0][0], stream.turns[-1][1]
         mask = [int(is_sampled) for is_sampled in stream.mask[start:end]]
         return EpisodeOutput(
