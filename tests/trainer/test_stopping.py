@@ -12,6 +12,7 @@ import pytest
 
 from trainer.runs import assert_same_run, newest_files
 from trainer.training_child import Child, finish
+from turnwise.deadlines import running
 from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import stopping
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
@@ -231,6 +232,31 @@ class TestRequest:
         assert run_unless_stopped(answer(), stop) == 3
         with pytest.raises(LookupError, match="mine"):
             run_unless_stopped(fail(), stop)
+
+    def test_what_follows_runs_in_the_same_thread_and_loop(self):
+        """An HTTP client or a database connection of the user's belongs to one loop."""
+
+        async def place():
+            return threading.get_ident(), id(asyncio.get_running_loop())
+
+        async def leave_a_task_that_ignores_its_end():
+            async def ignore():
+                while True:
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await asyncio.sleep(60)
+
+            task = asyncio.create_task(ignore())
+            await asyncio.sleep(0)
+            return task
+
+        stop = StopRequest(lambda text: None)
+        with stop.listening():
+            first = run_unless_stopped(place(), stop)
+            assert run_unless_stopped(place(), stop) == first
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(running, "_ENDING_SECONDS", 0.05)
+                run_unless_stopped(leave_a_task_that_ignores_its_end(), stop)
+                assert run_unless_stopped(place(), stop)[0] == first[0]
 
     def test_the_handlers_before_come_back(self):
         before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)

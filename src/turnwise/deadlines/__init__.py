@@ -18,20 +18,29 @@ from turnwise.deadlines.abandon import (
 )
 from turnwise.deadlines.calls import call_with_deadline, is_async, result_within, time_limit
 from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
-from turnwise.deadlines.running import in_daemon_thread, run_sync
+from turnwise.deadlines.running import (
+    close_loop,
+    in_daemon_thread,
+    new_loop,
+    run_in,
+    run_sync,
+)
 
 __all__ = [
     "Abandonable",
     "allow_abandoning",
     "call_with_deadline",
     "cancel_or_abandon",
+    "close_loop",
     "contained",
     "ending_forked_copies",
     "in_daemon_thread",
     "is_async",
     "is_interrupt",
+    "new_loop",
     "num_abandoned",
     "result_within",
+    "run_in",
     "run_sync",
     "time_limit",
 ]

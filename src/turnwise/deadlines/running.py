@@ -52,18 +52,41 @@ def in_daemon_thread(function: Callable[[], T], name: str) -> concurrent.futures
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, which would wait for ever for a task that ignores its cancellation."""
+    loop = new_loop()
+    try:
+        return run_in(loop, coroutine)
+    finally:
+        close_loop(loop)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return an event loop for `run_in`, which `close_loop` closes."""
     loop = asyncio.new_event_loop()
     loop.set_default_executor(_DaemonExecutor())
+    return loop
+
+
+def run_in(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in this thread, then end the tasks that it has started.
+
+    `asyncio.run` would wait for ever for a task that ignores its cancellation.
+    """
     task = loop.create_task(coroutine)
     try:
         with _cancelled_by_ctrl_c(task, loop):
             return loop.run_until_complete(task)
     finally:
-        try:
-            loop.run_until_complete(_end_tasks())
-        finally:
-            loop.close()
+        loop.run_until_complete(_end_tasks())
+
+
+def close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop of this thread, with the generators that are open in it."""
+    try:
+        loop.run_until_complete(
+            asyncio.wait({loop.create_task(loop.shutdown_asyncgens())}, timeout=_ENDING_SECONDS)
+        )
+    finally:
+        loop.close()
 
 
 class _DaemonExecutor(concurrent.futures.ThreadPoolExecutor):
@@ -112,7 +135,6 @@ def _cancelled_by_ctrl_c(
 
 
 async def _end_tasks() -> None:
-    loop = asyncio.get_running_loop()
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()
@@ -121,5 +143,3 @@ async def _end_tasks() -> None:
     for task in left:
         _LOG.warning("%s ignores its cancellation, and is abandoned", task.get_coro())
         keep_for_ever(task)
-    closing = asyncio.ensure_future(loop.shutdown_asyncgens())
-    await asyncio.wait({closing}, timeout=_ENDING_SECONDS)

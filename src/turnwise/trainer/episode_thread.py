@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from turnwise.deadlines import cancel_or_abandon, run_sync
+from turnwise.deadlines import cancel_or_abandon, close_loop, new_loop, run_in
 
 T = TypeVar("T")
 
@@ -21,14 +21,17 @@ _SIGNAL_SECONDS = 0.2
 
 
 class EpisodeThread:
-    """A daemon thread that runs coroutines one after the other, each in its own event loop.
+    """A daemon thread that runs coroutines one after the other in one event loop.
 
-    It is the same thread for all of them, since user code may hold objects that belong to one
-    thread, such as a database connection. A thread that user code blocks is abandoned.
+    Thread and loop are the same for all of them, since user code may keep objects that belong to
+    one, such as a database connection or an HTTP client. A thread that user code blocks is
+    abandoned.
     """
 
     def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[asyncio.AbstractEventLoop], None] | None] = (
+            queue.SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._work, name="turnwise: episodes", daemon=True)
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> EpisodeCall[T]:
@@ -48,8 +51,15 @@ class EpisodeThread:
         return self._thread.ident or 0
 
     def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
+        loop = new_loop()
+        try:
+            while (call := self._calls.get()) is not None:
+                call(loop)
+                if asyncio.all_tasks(loop):  # abandoned: they run no longer than their loop
+                    close_loop(loop)
+                    loop = new_loop()
+        finally:
+            close_loop(loop)
 
 
 class EpisodeCall(Generic[T]):
@@ -64,9 +74,9 @@ class EpisodeCall(Generic[T]):
         # A queue and not an event: a signal handler may call `wake` in the thread that waits.
         self._wakeups: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def run(self) -> None:
+    def run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            self.outcome.set_result(self._context.run(run_sync, self._run()))
+            self.outcome.set_result(self._context.run(run_in, loop, self._run()))
         except BaseException as error:  # raised by outcome.result()
             self.outcome.set_exception(error)
         self.wake()
