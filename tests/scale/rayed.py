@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+from agents.serving import ask
 from trainer.worlds import Memory, small_trainer
 from turnwise.algo.losses.ppo import compute_policy_loss
 
@@ -41,6 +42,20 @@ class Deadly(Memory):
     def close(self):
         if str(os.getpid()) != TESTS:
             raise OSError("the door is stuck")
+
+
+def chats(task, llm):
+    """An agent with two conversations; its worker dies of a fuse in the task's folder."""
+    said = []
+    for text in ("Say it.", f"Say {task['word']}."):
+        body = {"model": llm.model, "messages": [{"role": "user", "content": text}]}
+        said.append(ask(llm, "/chat/completions", body)[1]["choices"][0]["message"]["content"])
+        burn(Path(task.get("fuses", "/nowhere")), "agent")
+    return {"length": sum(map(len, said)) / 10, "success": said[0] != said[1]}
+
+
+def echoes(messages, tools):
+    return messages[-1]["content"][4]
 
 
 class AlwaysDeadly(Memory):

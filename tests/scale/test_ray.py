@@ -18,6 +18,8 @@ from scale.rayed import (
     AlwaysDeadly,
     Deadly,
     arm,
+    chats,
+    echoes,
     largest_difference,
     lay_fuses,
     train,
@@ -143,6 +145,19 @@ def test_a_mix_of_environments_is_what_one_process_plays(tmp_path):
     assert parts == {
         step: [episode["part"] for episode in played] for step, played in episodes(ahead[2]).items()
     }
+
+
+def test_an_agent_is_what_one_process_plays_also_when_workers_die(tmp_path):
+    """Each episode worker has a gateway of its own."""
+    rows = [{"word": word, "fuses": str(tmp_path)} for word in ("left", "right", "up")]
+    given = {"agent": chats, "expert": echoes, "dataset": rows}
+    settings = ("training.batch_size=3", "training.warm_start=expert", "training.num_epochs=2")
+    alone = train(tmp_path / "alone", None, *settings, **given)
+    lay_fuses(tmp_path, "agent", 2)
+    run = train(tmp_path / "ray", None, *settings, *ON_RAY, **given)
+    assert not list(tmp_path.glob("agent-*"))
+    assert_same_training(run, alone)
+    assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
 
 
 def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
