@@ -113,6 +113,7 @@ OTHER_VALUES: dict[str, Any] = {
     "logging.episodes_gb": 0.5,
     "inference.enable_thinking": False,
     "inference.summary_prompt": "Sum up.",
+    "inference.thoughts": "as_template",
     "inference.stall_timeout": 5.0,
     "inference.start_timeout": 5.0,
     "reward": "rewards.py:mine",

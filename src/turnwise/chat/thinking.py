@@ -10,6 +10,16 @@ _NAMES = ("enable_thinking", "thinking")
 _PROBE: Message = {"role": "user", "content": "q"}
 
 
+def with_thought(template: str, answer: str, thought: str) -> Message:
+    """Return an answer and the thought before it as the message that a template takes."""
+    message = {"role": "assistant", "content": answer}
+    if not thought:
+        return message
+    if "reasoning_content" in template:
+        return {**message, "reasoning_content": thought}
+    return {**message, "content": f"<think>\n{thought}\n</think>\n\n{answer}"}
+
+
 def thinking_variables(renderer: Renderer, enable: bool) -> dict[str, bool]:
     """Return the variables that tell a template whether the model thinks.
 

@@ -39,6 +39,10 @@ class InferenceConfig(Section):
     enable_thinking: bool | None = setting(
         None, "Whether the chat template lets the model think; null: the template's default."
     )
+    thoughts: Literal["keep", "as_template"] = setting(
+        "keep",
+        "Thoughts in later prompts: keep leaves them; as_template does as the chat template.",
+    )
     summary_prompt: str | None = setting(
         None,
         "The message that asks the model for a summary (limits.max_context_tokens); null: a "

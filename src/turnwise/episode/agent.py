@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 
 from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
+from turnwise.chat.thinking import with_thought
 from turnwise.deadlines import Abandonable, time_limit
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
@@ -16,7 +17,8 @@ from turnwise.episode.thinking import sample_turn
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.tools import ToolDefinition
+from turnwise.tools import ToolDefinition, answer_of
+from turnwise.tools.thoughts import thought_of
 
 # Processes may share a server, so that the name of a session must be unique to this one.
 _PROCESS = uuid.uuid4().hex[:12]
@@ -46,7 +48,7 @@ class Agent:
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = _new_session()
         self._branch_of: tuple[str, int] | None = None
-        """The session before a restart, until the first turn after it was sampled."""
+        """The session before a branch, until the first turn after it was sampled."""
 
     def start(
         self, messages: Sequence[Message], definitions: Sequence[ToolDefinition] = ()
@@ -62,7 +64,25 @@ class Agent:
     def add_messages(self, messages: Sequence[Message]) -> None:
         """Appends what follows the last turn: an observation, tool results."""
         assert self.conversation is not None
-        self.conversation.add(messages)
+        if self._setup.thoughts == "keep":
+            self.conversation.add(messages)
+            return
+        num_shared = self.conversation.add_as_template(messages, self._history())
+        if num_shared is not None:
+            self._begin_branch(num_shared)
+
+    def _history(self) -> list[Message]:
+        """The messages of the conversation, with the thoughts of its turns apart."""
+        assert self.conversation is not None
+        template, history = self._setup.chat.template, list(self.conversation.history)
+        num_initial = sum(m["role"] == "assistant" for m in self.conversation.initial)
+        spoken = [number for number, m in enumerate(history) if m["role"] == "assistant"]
+        own = spoken[num_initial:]
+        for number, turn in zip(own, self.record.turns[-len(own) :], strict=True):
+            answer = answer_of(turn.text, in_thought=turn.in_thought)
+            thought = thought_of(turn.text, in_thought=turn.in_thought)
+            history[number] = with_thought(template, answer, thought)
+        return history
 
     def must_summarise(self, messages: Sequence[Message]) -> bool:
         """Whether these messages would make the context longer than `max_context_tokens`."""
@@ -75,7 +95,9 @@ class Agent:
     def restart(self, text: str) -> None:
         """Continues from the initial prompt and this text, in a branch of the stream."""
         assert self.conversation is not None
-        num_shared = self.conversation.restart(text)
+        self._begin_branch(self.conversation.restart(text))
+
+    def _begin_branch(self, num_shared: int) -> None:
         self._branch_of = (self._session, num_shared)
         self._session = _new_session()
 

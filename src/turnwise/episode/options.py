@@ -20,6 +20,10 @@ ParserChoice: TypeAlias = ActionParser | str
 EnvironmentCalls: TypeAlias = Literal["auto", "thread", "inline"]
 """Where synchronous environments run; `auto`: inline if the environment has `quick = True`."""
 
+Thoughts: TypeAlias = Literal["keep", "as_template"]
+"""What becomes of thoughts in later prompts. `keep`: they stay, and the conversation only grows.
+`as_template`: what the chat template writes; where it drops thoughts, a branch begins."""
+
 ErrorPolicy: TypeAlias = Literal["retry", "drop_group", "fail"]
 """What to do with an episode that failed: play it again with a fresh environment (and keep the
 failure if it fails each time), leave out its whole group, or stop."""
@@ -108,12 +112,14 @@ class EpisodeOptions:
     """Seed of the sampling; the seed of the episode is mixed in."""
     enable_thinking: bool | None = None
     """Whether the chat template lets the model think; None keeps the template's default."""
+    thoughts: Thoughts = "keep"
     summary_prompt: str = SUMMARY_PROMPT
     """The message that asks for a summary, see `EpisodeLimits.max_context_tokens`."""
     environment_calls: EnvironmentCalls = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("environment_calls", self.environment_calls, EnvironmentCalls)
+        _check_choice("thoughts", self.thoughts, Thoughts)
         if self.chat_format is not None and self.enable_thinking not in (
             *(None, self.chat_format.enable_thinking),
         ):

@@ -22,6 +22,7 @@ from turnwise.episode.options import (
     EpisodeLimits,
     EpisodeOptions,
     ParserChoice,
+    Thoughts,
 )
 from turnwise.episode.watchdog import Waits
 from turnwise.errors import ConfigError
@@ -60,9 +61,15 @@ class EpisodeSetup:
     """Limits the rewards that are computed at once; it belongs to one event loop."""
     call_mode: CallMode = field(default_factory=CallMode)
     summary_prompt: str = SUMMARY_PROMPT
+    thoughts: Thoughts = "keep"
     waits: Waits = field(default_factory=Waits)
 
     def __post_init__(self) -> None:
+        if self.thoughts != "keep" and "<|channel|>" in self.chat.template:
+            raise ConfigError(
+                f"thoughts got {self.thoughts!r}, and this chat template has channels (harmony), "
+                "whose messages cannot be written again. Set thoughts to 'keep'."
+            )
         self.messages = MessageBuilder(self.chat)
         self._compared = itertools.count(1)  # shared by copies, and safe to count in any thread
 
@@ -124,6 +131,7 @@ def make_setup(engine: Engine, options: EpisodeOptions | None = None, **more: An
         _guarded(RewardFunction.of(options.reward_fn)),
         call_mode=CallMode(options.environment_calls),
         summary_prompt=options.summary_prompt,
+        thoughts=options.thoughts,
     )
 
 

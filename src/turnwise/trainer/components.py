@@ -223,6 +223,7 @@ class UserComponents:
             reward_fn=self.reward_fn,
             seed=config.training.seed,
             enable_thinking=config.inference.enable_thinking,
+            thoughts=config.inference.thoughts,
             summary_prompt=config.inference.summary_prompt or SUMMARY_PROMPT,
             on_error=config.training.on_error,
             stall_timeout=config.inference.stall_timeout,
