@@ -35,8 +35,9 @@ test:  ## install, then run the tests
 	export PYTHONDONTWRITEBYTECODE=
 	$$py -m compileall -q src
 	# Two processes with one thread each: with two each they would compete for the cores.
-	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_verl --ignore=tests/beside_vllm \
-		--ignore=tests/browser --ignore=tests/examples --ignore=tests/faults --ignore=tests/scale \
+	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_agents --ignore=tests/beside_verl \
+		--ignore=tests/beside_vllm --ignore=tests/browser --ignore=tests/examples --ignore=tests/faults \
+		--ignore=tests/scale \
 		$(addprefix --ignore=,$(LENGTHY)) \
 		-n 2 --dist loadfile --no-loadscope-reorder --durations 25
 
@@ -69,6 +70,12 @@ test-view:  ## the run viewer in a real browser; installs Debian's chromium as r
 	fi
 	# A browser may time out on a loaded machine: failed tests run once more.
 	$$py -m pytest tests/browser || $$py -m pytest tests/browser --last-failed
+
+.PHONY: test-agents
+test-agents:  ## real clients of the gateway: SDKs, agent frameworks and a coding agent from npm
+	@py=$(call env,agents)
+	# The warnings are those of the clients.
+	OMP_NUM_THREADS=1 $$py -m pytest tests/beside_agents --disable-warnings --durations 5
 
 test-verl:  ## with VERL installed: its functions, its configuration and its own trainers
 	@py=$(call env,verl)
