@@ -21,6 +21,8 @@ NEEDS = {
     "gymnasium_frozen_lake": "gymnasium",
     "tools_mcp": "mcp",
     "ray_cluster": "ray",
+    "agents_sdk": "agents",
+    "langgraph_agent": "langgraph",
 }
 # The last lines of its output.
 SAID = {
@@ -29,6 +31,8 @@ SAID = {
     "gymnasium_frozen_lake": r"reward -?\d\.\d\d -> ",
     "tools_mcp": r"tool_calls \d\.\d\d -> ",
     "own_tool": r"tool_calls \d\.\d\d -> ",
+    "agents_sdk": r"reward \d\.\d\d -> ",
+    "langgraph_agent": r"reward \d\.\d\d -> ",
     "self_play": r"against a random player: \d\.\d\d of the games won before",
     "smollm2": r"quick mode: the tiny model(.|\n)*tokens_per_turn \d",
     "llm_judge": r"the judge's score: \d\.\d\d, then \d\.\d\d",
