@@ -131,6 +131,14 @@ def test_the_learner_imitates_every_branch(tmp_path):
     assert float(loss) < 0.5
 
 
+def test_agents_that_never_call_the_model_are_reported(tmp_path):
+    reporter = Said()
+    config = {"training": {"batch_size": 2}, "checkpoint": {"output_dir": str(tmp_path)}}
+    with Trainer(config, agent=lambda task, llm: 1.0, reporter=reporter) as trainer:
+        trainer.fit(1, 1)
+    assert any("Pass llm.base_url, llm.api_key and llm.model" in text for text in reporter.texts)
+
+
 def test_a_warm_start_needs_an_expert():
     config = {"training": {"warm_start": "expert"}}
     with pytest.raises(ConfigError, match="an agent has no such player"):

@@ -104,9 +104,13 @@ class FirstSteps:
             return
         self._num_steps += 1
         agents = [agent for result in played for agent in result.agents]
-        if self._num_steps == 1 and not any(
-            "success" in turn.info for agent in agents for turn in agent.turns
-        ):
+        turns = [turn for agent in agents for turn in agent.turns]
+        if self._num_steps == 1 and not turns:
+            self._say(
+                "no episode of the first step called the model, so there is nothing to learn from. "
+                "Pass llm.base_url, llm.api_key and llm.model to the agent's client."
+            )
+        elif self._num_steps == 1 and not any("success" in turn.info for turn in turns):
             self._say(
                 "no episode reported success, so none is shown. To have it measured, return it in "
                 'the info of step, or from an agent: {"success": True} or {"success": False}.'
