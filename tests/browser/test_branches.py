@@ -111,3 +111,16 @@ def test_the_page_fits_a_phone(browser, agents, place):
     assert guest.page.evaluate("document.documentElement.scrollWidth") <= 375
     guest.check()
     context.close()
+
+
+def test_a_key_goes_to_the_next_branch(guest):
+    guest.open(EPISODE)
+    shown_turns(guest, 1, 2, 3, 4, 6)
+    guest.press("b")
+    shown_turns(guest, 1, 2, 3, 5, 7, 8)
+    guest.press("B", "B")
+    shown_turns(guest, 9)
+    guest.open(TOKENS)
+    expect(guest.at(".seg.is-sampled")).to_have_count(5)
+    guest.press("b")
+    expect(guest.at(".seg.is-sampled")).to_have_count(6)

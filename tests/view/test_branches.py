@@ -1,5 +1,7 @@
 """Episodes of agents that own their loop: the tree of their turns, and what they returned."""
 
+import itertools
+
 import pytest
 
 from turnwise.runs.episode_store import EpisodeStore
@@ -87,3 +89,16 @@ def test_an_exported_episode_has_the_tree(client):
     _, _, body = client.request("/export/agent/train-1-3.html")
     assert 'class="branches"' not in body.decode()
     assert "Branch" not in body.decode()
+
+
+def test_calls_that_overlap_count_once_in_the_time_of_a_step(client):
+    drawn = client.get("/api/runs/agent/steps/1/timeline")
+    rows = {row["id"]: row for row in drawn["episodes"]}
+    kinds = {span["kind"] for row in rows.values() for span in row["spans"]}
+    assert kinds == {"agent", "generate", "reward"}
+    for row in rows.values():
+        spans = row["spans"]
+        assert spans[0]["start"] == row["start"]
+        assert spans[-1]["end"] == pytest.approx(row["end"])
+        for one, other in itertools.pairwise(spans):
+            assert one["end"] == pytest.approx(other["start"])

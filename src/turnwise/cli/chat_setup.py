@@ -119,7 +119,7 @@ class ChatSetup:
 
 
 def _without_environment(config: ConfigStore) -> None:
-    """Remove the environment, dataset and reward, which a chat does not use."""
+    """Remove the environment or agent, dataset and reward, which a chat does not use."""
     config.environments = config.agent = config.expert = None
     config.environment = EnvironmentConfig()
     config.dataset, config.eval_dataset = DatasetConfig(), DatasetConfig()

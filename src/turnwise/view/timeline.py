@@ -56,6 +56,8 @@ def timeline(
 def _row(name: str, episode: StoredEpisode) -> dict[str, Any]:
     start = episode.seconds.get("start", 0.0)
     end = start + episode.seconds.get("total", 0.0)
+    if "agent" in episode.seconds:
+        return {"id": name, "start": start, "end": end, "spans": _agent_spans(episode, start, end)}
     turns = [(turn, place) for agent in episode.agents for place, turn in enumerate(agent.turns)]
     if all("start" in turn.seconds for turn, _ in turns):
         turns.sort(key=lambda item: item[0].seconds["start"])
@@ -76,6 +78,31 @@ def _row(name: str, episode: StoredEpisode) -> dict[str, Any]:
         begun += reward
     _wait(spans, begun, end, -1)
     return {"id": name, "start": start, "end": max(end, begun), "spans": spans}
+
+
+def _agent_spans(episode: StoredEpisode, start: float, end: float) -> list[dict[str, Any]]:
+    """Return the spans of an agent that owns its loop: its own work, and the calls of the model.
+
+    Calls that are under way together count once.
+    """
+    spans: list[dict[str, Any]] = []
+    begun = start
+    turns = [(turn, place) for agent in episode.agents for place, turn in enumerate(agent.turns)]
+    for turn, place in sorted(turns, key=lambda item: item[0].seconds.get("start", 0.0)):
+        at = start + turn.seconds.get("start", 0.0)
+        done = at + turn.seconds.get("engine", 0.0)
+        if at > begun:
+            spans.append({"kind": "agent", "start": begun, "end": at, "turn": -1})
+        if done > begun:
+            generated = {"kind": "generate", "start": max(at, begun), "end": done, "turn": place}
+            spans.append(generated)
+        begun = max(begun, done, at)
+    reward = min(episode.seconds.get("reward", 0.0), max(end - begun, 0.0))
+    for kind, until in (("agent", end - reward), ("reward", end)):
+        if until > begun:
+            spans.append({"kind": kind, "start": begun, "end": until, "turn": -1})
+            begun = until
+    return spans
 
 
 def _add_turn(spans: list[dict[str, Any]], turn: StoredTurn, place: int, begun: float) -> float:

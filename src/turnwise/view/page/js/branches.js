@@ -3,7 +3,7 @@
 
 import { h, link, svg } from "./dom.js";
 import { num } from "./format.js";
-import { address, withParams } from "./route.js";
+import { address, go, withParams } from "./route.js";
 
 const COLUMN = 34;
 const ROW = 28;
@@ -151,18 +151,19 @@ export function branchMap(agent, route, chosen) {
   const labels = [...new Map(agent.turns.map((turn) => [turn.branch, turn.row]))].map(
     ([branch, row]) =>
       svg(
-        "text",
+        "a",
         {
           class: `branch-name ${branch === chosen ? "is-here" : ""}`,
-          x: 2,
-          y: ROW / 2 + row * ROW + 4,
+          href: address(
+            withParams(route, { branch: branch ? branch + 1 : null, turn: null, token: null }),
+          ),
         },
-        `branch ${branch + 1}`,
+        svg("text", { x: 2, y: ROW / 2 + row * ROW + 4 }, `branch ${branch + 1}`),
       ),
   );
-  return h(
+  const map = h(
     "nav",
-    { class: "branch-map", "aria-label": "Branches", tabindex: "0" },
+    { class: "branch-map", "aria-label": "Branches" },
     svg(
       "svg",
       { width, height: rows * ROW, viewBox: `0 0 ${width} ${rows * ROW}` },
@@ -174,6 +175,17 @@ export function branchMap(agent, route, chosen) {
       labels,
     ),
   );
+  const row = agent.turns.find((turn) => turn.branch === chosen).row;
+  requestAnimationFrame(() => map.scrollTo({ top: (row + 0.5) * ROW - map.clientHeight / 2 }));
+  return map;
+}
+
+// Goes to the next branch of the map in this place, or back; returns whether there is a map.
+export function stepBranch(place, by) {
+  const names = [...place.querySelectorAll(".branch-name")];
+  const at = names.findIndex((name) => name.classList.contains("is-here"));
+  if (names.length) go(names[(at + by + names.length) % names.length].getAttribute("href"));
+  return names.length > 0;
 }
 
 // Draws the choice between the turns that follow the same one.

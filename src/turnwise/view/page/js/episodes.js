@@ -1,6 +1,7 @@
 // What did the model say? This view has the list of episodes, and the chosen one as a conversation.
 
 import { exportAddress, get, runPath } from "./api.js";
+import { stepBranch } from "./branches.js";
 import { drawConversation } from "./conversation.js";
 import { OF_ONE } from "./conversation_head.js";
 import { button, fill, h } from "./dom.js";
@@ -152,10 +153,12 @@ export function episodesView(host, app) {
   }
 
   async function options() {
+    const isFirst = details === null;
     try {
       details = await get(runPath(route.run));
       filters.draw(route.params, details);
       if (list.total) list.redraw();
+      if (isFirst) showConversation(); // whether it succeeded depends on what the run reports
     } catch {
       /* the list reports the error */
     }
@@ -214,6 +217,8 @@ export function episodesView(host, app) {
       } else if (isNothing()) return false;
       else if (event.key === "Enter" && route.item && !event.target.closest("a, button, summary"))
         go({ run: route.run, view: "tokens", item: route.item });
+      else if (event.key === "b" || event.key === "B")
+        return stepBranch(detail, event.key === "b" ? 1 : -1);
       else if (event.key === "s" && route.item) detail.querySelector("[data-action=task]")?.click();
       else if (event.key === "e" && route.item)
         location.assign(exportAddress(route.run, route.item));

@@ -20,6 +20,7 @@ const KEYS = [
     [
       ["j k", "next, previous episode"],
       ["Enter", "tokens of the episode"],
+      ["b", "next branch, of an agent that has some"],
       ["s", "this task at other steps"],
       ["e", "export as one HTML file"],
     ],
@@ -30,6 +31,7 @@ const KEYS = [
       ["← →", "previous, next token"],
       ["↑ ↓", "the line above, below"],
       ["[ ]", "previous, next turn"],
+      ["b", "next branch"],
       ["c", "colour by the next column"],
       ["f", "fold prompt tokens"],
       ["j k", "next, previous episode"],

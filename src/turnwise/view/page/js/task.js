@@ -1,6 +1,7 @@
 // This view shows one task over training: its reward at every step, and the answers side by side.
 
 import { get, runPath } from "./api.js";
+import { isBranched, placeWords } from "./branches.js";
 import { turnMessages, turnReward } from "./conversation.js";
 import { button, fill, h, link } from "./dom.js";
 import { rewardPill, successMark } from "./episode_rows.js";
@@ -221,6 +222,7 @@ export function taskView(host) {
     return h(
       "div",
       { class: "seed-cell" },
+      isBranched(agent) ? h("div", { class: "faint num" }, placeWords(agent, number)) : null,
       h(
         "div",
         { class: "say", data: { role: "assistant" } },

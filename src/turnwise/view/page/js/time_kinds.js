@@ -5,6 +5,7 @@ import { cssColor } from "./dom.js";
 const WORDS = {
   generate: "generating",
   environment: "environment",
+  agent: "agent",
   tool: "tools",
   tools: "tools",
   reward: "reward",
@@ -29,6 +30,7 @@ const COLORS = {
   rollout: "generate",
   play: "generate",
   environment: "environment",
+  agent: "environment",
   tool: "tool",
   tools: "tool",
   reward: "reward",

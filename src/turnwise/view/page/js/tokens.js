@@ -2,7 +2,14 @@
 // numbers.
 
 import { exportAddress, get, runPath } from "./api.js";
-import { branchMap, branchTokens, chosenBranch, isBranched, ownsLoop } from "./branches.js";
+import {
+  branchMap,
+  branchTokens,
+  chosenBranch,
+  isBranched,
+  ownsLoop,
+  stepBranch,
+} from "./branches.js";
 import { turnReward } from "./conversation.js";
 import { button, fill, h, later } from "./dom.js";
 import { icon } from "./icons.js";
@@ -294,6 +301,8 @@ export function tokensView(host) {
             ].name,
         });
       } else if (event.key === "f") change({ fold: route.params.get("fold") === "1" ? null : "1" });
+      else if (event.key === "b" || event.key === "B")
+        return stepBranch(head, event.key === "b" ? 1 : -1);
       else if (event.key === "e") location.assign(exportAddress(route.run, episode.id));
       else return false;
       return true;
