@@ -13,11 +13,11 @@ then improves its guesses, up to the expert's binary search.
 
 import sys
 
-from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from agents.agent import ToolsToFinalOutputResult
 from agents.exceptions import AgentsException
 from openai import AsyncOpenAI
 
+from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from turnwise import ConfigStore, Trainer
 
 LOW, HIGH = 1, 7
@@ -85,7 +85,11 @@ def settings(quick):
 
 def main(quick):
     with Trainer(
-        settings(quick), agent=find_number, expert=expert, dataset=ROWS[:14] if quick else ROWS, parser="react"
+        settings(quick),
+        agent=find_number,
+        expert=expert,
+        dataset=ROWS[:14] if quick else ROWS,
+        parser="react",
     ) as trainer:
         history = trainer.fit()
         print(f"reward {history[0]['reward']:.2f} -> {history[-1]['reward']:.2f}")
