@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from turnwise.cli.pass_at_k import pass_at_k, shown_ks
-from turnwise.cli.scores import Estimate
+from turnwise.cli.scores import Estimate, pass_at_k, shown_ks
 from turnwise.runs.headline import wilson_interval
 
 AGENTS = '''

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from turnwise.cli.common import legible, make_console, print_json
-from turnwise.cli.pass_at_k import NO_SUCCESS, AttemptScores
 from turnwise.cli.run_paths import run_of
-from turnwise.cli.scores import Estimate, Scores, reports_success
+from turnwise.cli.scores import NO_SUCCESS, AttemptScores, Estimate, Scores, reports_success
 from turnwise.errors import ConfigError
 from turnwise.runs.headline import headline
 from turnwise.runs.run_folder import RunFolder

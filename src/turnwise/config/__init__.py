@@ -9,9 +9,13 @@ A misspelt name is an error when it is set, not a setting that silently does not
 `training.py` and `environment.py` define the sections, `store.py` reads and writes them.
 """
 
-from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
+from turnwise.config.environment import (
+    EnvironmentConfig,
+    EnvironmentItem,
+    RewardItem,
+    part_names,
+)
 from turnwise.config.fields import Positive, Probability, Seconds, Section, setting
-from turnwise.config.mix import part_names
 from turnwise.config.sections import (
     CheckpointConfig,
     DatasetConfig,

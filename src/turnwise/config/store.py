@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from turnwise.config.checks import checked
-from turnwise.config.environment import EnvironmentConfig, EnvironmentItem, RewardItem
+from turnwise.config.environment import (
+    EnvironmentConfig,
+    EnvironmentItem,
+    RewardItem,
+    check_mix,
+    part_names,
+)
 from turnwise.config.fields import Section, SettingTypes, setting, setting_types_of
-from turnwise.config.mix import check_mix, part_names
-from turnwise.config.reading import apply_override, full_section
+from turnwise.config.reading import apply_override, checked, full_section
 from turnwise.config.sections import (
     CheckpointConfig,
     DatasetConfig,
