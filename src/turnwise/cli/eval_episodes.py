@@ -140,7 +140,7 @@ def play_held_out(
             for task in tasks
             for member in range(plan.num_attempts)
         ]
-    with contextlib.ExitStack() as closing, _engine(player) as engine:
+    with contextlib.ExitStack() as closing, engine_of(player) as engine:
         options = parts.episode_options(config, closing)
         if plan.is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)
@@ -165,7 +165,8 @@ def play_held_out(
     return played
 
 
-def _engine(player: LoadedModel) -> BaseInferenceEngine:
+def engine_of(player: LoadedModel) -> BaseInferenceEngine:
+    """Return the engine of a model; of a scripted player, one that only has the tokenizer."""
     if player.model is None:
         return ScriptedEngine(player.tokenizer)
     return create_inference_engine(player.model, tokenizer=player.tokenizer)

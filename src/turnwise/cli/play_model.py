@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from turnwise.cli.agents import AgentMaker
+from turnwise.cli.eval_episodes import engine_of
 from turnwise.cli.play_loop import Played, Rules
 from turnwise.cli.play_screen import Screen
 from turnwise.config import ConfigStore
@@ -17,7 +18,6 @@ from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import Episode, EpisodeCollector, EpisodeResult
 from turnwise.episode.player_engine import player_episode
 from turnwise.episode.types import AgentRecord, EpisodeTask, TurnRecord
-from turnwise.inference import ScriptedEngine, create_inference_engine
 from turnwise.models import LoadedModel
 from turnwise.tools import answer_of
 from turnwise.tools.thoughts import thought_of
@@ -49,13 +49,8 @@ def play_model(
     """Play one episode per seed, and yield each when it is over."""
     stop = StopRequest(lambda text: None)
     factory = parts.factory(config)
-    model = who.player.model
     with contextlib.ExitStack() as closing:
-        engine = closing.enter_context(
-            ScriptedEngine(who.player.tokenizer)
-            if model is None
-            else create_inference_engine(model, tokenizer=who.player.tokenizer)
-        )
+        engine = closing.enter_context(engine_of(who.player))
         options = parts.episode_options(config, closing)
         if who.is_greedy:
             options = dataclasses.replace(options, sampling=GREEDY)

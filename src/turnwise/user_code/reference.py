@@ -6,10 +6,10 @@ import functools
 import inspect
 import re
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from turnwise.user_code.fingerprint import fingerprint, is_installed
 
@@ -52,13 +52,6 @@ class CodeReference:
             return self.target
         kind = self.origin if self.origin in ("notebook", "interactive") else "function"
         return f"<{kind}>:{self.name}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Self:
-        return cls(**data)
 
 
 def reference_to(value: object) -> CodeReference:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import Any
 from turnwise.bounded_files import opened
 from turnwise.errors import ConfigError
 from turnwise.runs.doctor import Doctor, Finding
-from turnwise.runs.headline import Headline, headline, kl_is_informative
+from turnwise.runs.headline import Headline, headline, is_number, kl_is_informative
 from turnwise.runs.metrics_log import MAX_LINE_BYTES, decode_metrics
 
 MAX_BYTES = 2**28
@@ -122,7 +121,7 @@ class MetricsReader:
             minor = [] if kl_is_informative(self.steps) else ["kl"]
         names = dict.fromkeys(name for step in steps for name in step if name != "step")
         series = {
-            name: [v if _is_number(v := step.get(name)) else None for step in steps]
+            name: [v if is_number(v := step.get(name)) else None for step in steps]
             for name in names
         }
         shown = {"steps": [step.get("step") for step in steps], "series": series}
@@ -167,7 +166,3 @@ def _payload(step: float, finding: Finding) -> dict[str, Any]:
         "text": f"{finding.text} {finding.because}".rstrip(),
         "fix": finding.fix,
     }
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

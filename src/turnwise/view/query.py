@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,21 +13,12 @@ from turnwise.types import EpisodeStatus
 from turnwise.view.index import Connection
 from turnwise.view.summaries import ANSWER, TASK, clean, storable
 
-SORTS = {
-    "step": "step",
-    "reward": "reward",
-    "turns": "turns",
-    "tokens": "tokens",
-    "sampled_tokens": "sampled_tokens",
-    "tool_calls": "tool_calls",
-    "branches": "branches",
-    "seconds": "seconds",
-    "seed": "seed",
-    "success": "success",
-    "status": "status",
-    "kind": "kind",
-    "index": "place",
-}
+_SORTED_COLUMNS = (
+    *("step", "reward", "turns", "tokens", "sampled_tokens", "tool_calls", "branches", "seconds"),
+    *("seed", "success", "status", "kind"),
+)
+SORTS = {**dict(zip(_SORTED_COLUMNS, _SORTED_COLUMNS, strict=True)), "index": "place"}
+"""The columns of the index by their names in the address."""
 _RANGES = ("reward", "turns", "tokens", "step", "branches")
 _WORDS = ("kind", "status", "tool", "task", "part")
 _PAGING = ("sort", "limit", "offset", "text", "in", "seed", "step", "success")
@@ -338,7 +330,7 @@ def _number(name: str, value: str) -> float:
     try:
         number = float(value)
     except ValueError:
-        raise ConfigError(f"{name} got {value[:80]!r}, expected a number") from None
-    if number != number:
-        raise ConfigError(f"{name} got {value!r}, expected a number")
+        number = math.nan
+    if math.isnan(number):
+        raise ConfigError(f"{name} got {value[:80]!r}, expected a number")
     return number
