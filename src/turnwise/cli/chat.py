@@ -203,11 +203,11 @@ def _converse(session: ChatSession, screen: ChatScreen) -> None:
             session.reset()
             screen.note("New conversation.")
         elif command == "/stats":
-            screen.print(_stats(session))
+            screen.console.print(_stats(session))
         elif command == "/help":
-            screen.print(HELP)
+            screen.console.print(HELP)
         elif command.startswith("/") and not command.startswith("//"):
-            screen.print(f"There is no command {legible(command)}. {HELP}")
+            screen.console.print(f"There is no command {legible(command)}. {HELP}")
         else:
             text = line.replace("//", "/", 1) if command[0] == "/" else line
             reply = session.say(text, screen.show, screen.call)
@@ -266,7 +266,7 @@ class ChatScreen:
     def ending(self, reply: Reply, session: ChatSession) -> None:
         from turnwise.inference import FinishReason
 
-        self.print("")
+        self.console.print()
         length = session.engine.context_length
         full = f"the context of {length:,} tokens is full, /reset starts a new conversation"
         cut = {
@@ -288,9 +288,6 @@ class ChatScreen:
             self.note(legible(text))
         else:
             say(text, err=True)
-
-    def print(self, text: str) -> None:
-        self.console.print(text)
 
     def note(self, text: str) -> None:
         """Print a dimmed line, only on a terminal."""

@@ -38,18 +38,15 @@ def envs(as_json: AsJson = False) -> None:
         ]
         print_json({"built_in": names, "forms": forms})
         return
-    built_in = _table()
-    for name, about in _built_in().items():
-        built_in.add_row(name, about)
-    others = _table()
+    others = {}
     for form, package, about in FORMS:
         missing = _how_to_install(form, package)
-        others.add_row(form, f"{about} (first: {missing})" if missing else about)
+        others[form] = f"{about} (first: {missing})" if missing else about
     console = make_console()
     console.print("Built in", style="bold")
-    console.print(built_in)
+    console.print(_table(_built_in()))
     console.print("\nOther names", style="bold")
-    console.print(others)
+    console.print(_table(others))
 
 
 def _built_in() -> dict[str, str]:
@@ -66,12 +63,14 @@ def _built_in() -> dict[str, str]:
     return found
 
 
-def _table() -> Table:
+def _table(rows: dict[str, str]) -> Table:
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column()
+    for row in rows.items():
+        table.add_row(*row)
     return table
 
 

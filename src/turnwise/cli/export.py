@@ -55,6 +55,8 @@ def export(
     _check_free(place)
     from turnwise.cli.model_card import model_card
     from turnwise.models.load import without_progress_bars
+    from turnwise.runs.checkpoints import CheckpointStore
+    from turnwise.runs.run_folder import RunFolder
     from turnwise.trainer.state import find_checkpoint, load_trained_model
     from turnwise.whole_files import honour_umask
 
@@ -82,17 +84,10 @@ def export(
         files = sorted(file.name for file in place.iterdir())
         print_json({"folder": out, "run": run, "step": found.step, "files": files})
         return
-    best = _best(run) if checkpoint == "best" else None
+    is_best = checkpoint == "best"
+    best = CheckpointStore(RunFolder(Path(run).expanduser()).checkpoints).best if is_best else None
     of = f"step {found.step}" if best is None else str(best)
     say(f"{out} has the model of {of}. Chat with it: turnwise chat {out}")
-
-
-def _best(run: str) -> object | None:
-    """Return the checkpoint that is marked as the best, if any."""
-    from turnwise.runs.checkpoints import CheckpointStore
-    from turnwise.runs.run_folder import RunFolder
-
-    return CheckpointStore(RunFolder(Path(run).expanduser()).checkpoints).best
 
 
 def _export_page(run: str, place: Path, num_episodes: int, as_json: bool) -> None:

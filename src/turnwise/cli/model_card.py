@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnwise import __version__
+from turnwise.cli.run_paths import run_of
+from turnwise.runs.headline import headline
+from turnwise.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from turnwise.config import ConfigStore, EnvironmentConfig
@@ -57,7 +60,9 @@ _MORE_SETTINGS = ("update_epochs", "lora_rank", "warm_start", "seed")
 
 def model_card(run: Path, step: int, config: ConfigStore, name: str, num_parameters: int) -> str:
     """Return the card in the format of the Hugging Face hub."""
-    history, evaluated_on = _history(run)
+    own = RunFolder(run_of(run.expanduser()))
+    history, evaluated_on = own.read_metrics(), own.evaluated_on
+    main = headline(history, evaluated_on, step=step)
     training = config.training
     base = config.model.local_path or config.model.model_name
     is_on_hub = "/" in base and not Path(base).exists()
@@ -81,7 +86,7 @@ def model_card(run: Path, step: int, config: ConfigStore, name: str, num_paramet
             "s" if len(games) > 1 else "", ", ".join(f"`{game}`" for game in games)
         ),
         steps=f"{step:,} steps of {training.batch_size:,} tasks each",
-        metrics=_headline(history, step, evaluated_on)
+        metrics=("" if main is None else f"**{main}**\n\n")
         + _table(history, step, [part for part in config.parts() if part], evaluated_on),
         play=games[0],
         max_tokens=config.inference.max_tokens,
@@ -96,26 +101,6 @@ def _game(environment: EnvironmentConfig) -> str:
     if environment.max_steps is not None:
         given += f" --max-steps {environment.max_steps}"
     return environment.name + given
-
-
-def _history(run: Path) -> tuple[Sequence[Mapping[str, float]], str | None]:
-    """Return the metrics of the run's steps, and what its evaluations are on, if recorded."""
-    from turnwise.runs.run_folder import RunFolder
-
-    folders = [run, *run.expanduser().absolute().parents[:2]]  # a checkpoint is two levels deep
-    for folder in folders:
-        own = RunFolder(folder.expanduser())
-        if own.metrics_file.is_file():
-            return own.read_metrics(), own.evaluated_on
-    return [], None
-
-
-def _headline(history: Sequence[Mapping[str, float]], step: int, evaluated_on: str | None) -> str:
-    """Return the headline of the step after which the model was saved."""
-    from turnwise.runs.headline import headline
-
-    found = headline(history, evaluated_on, step=step)
-    return "" if found is None else f"**{found}**\n\n"
 
 
 def _table(

@@ -118,18 +118,15 @@ class PromptDataset(Dataset[dict[str, Any]]):
         return len(self._given_rows()) if self._kept is None else len(self._kept)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number = range(len(self))[operator.index(index)]
-        item = self._row(number if self._kept is None else self._kept[number])
+        item = self._plain_row(index)
         if self.tokenizer is not None:
             item["input_ids"], item["attention_mask"] = self._tokens(item)
         return item
 
     def plain_row(self, index: int) -> dict[str, Any]:
         """Return an item without its token ids."""
-        if type(self).__getitem__ is not PromptDataset.__getitem__:
-            return self[index]
-        number = range(len(self))[operator.index(index)]
-        return self._row(number if self._kept is None else self._kept[number])
+        is_own = type(self).__getitem__ is not PromptDataset.__getitem__
+        return self[index] if is_own else self._plain_row(index)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return map(self.__getitem__, range(len(self)))
@@ -167,7 +164,9 @@ class PromptDataset(Dataset[dict[str, Any]]):
             )
         return self._rows
 
-    def _row(self, number: int) -> dict[str, Any]:
+    def _plain_row(self, index: int) -> dict[str, Any]:
+        number = range(len(self))[operator.index(index)]
+        number = number if self._kept is None else self._kept[number]
         row = dict(self._given_rows()[number])
         if number in self._cut:
             row["prompt"] = self._cut[number]

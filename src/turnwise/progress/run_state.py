@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from turnwise.legible import legible
-from turnwise.runs.headline import policy_movement
+from turnwise.runs.headline import policy_movement, reports_success
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
@@ -99,12 +99,8 @@ class RunState:
 
     @property
     def reports_success(self) -> bool:
-        """Whether any episode succeeded: without reports of success, all steps have 0."""
-        return any(
-            metrics.get(name)
-            for metrics in self.history
-            for name in ("success", "eval/greedy/success", "eval/sampled/success")
-        )
+        """Whether any episode succeeded."""
+        return reports_success(self.history)
 
     def points(self, name: str) -> list[tuple[float, float]]:
         """Return (step, value) of a metric for every step that has one."""

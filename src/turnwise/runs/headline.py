@@ -62,7 +62,7 @@ def headline(
     >>> print(headline([{"step": 4, "success": 0.25, "reward": 0.5, "num_episodes": 32}]))
     success 0.250 (0.133 to 0.421) after step 4: the 32 training episodes of this step
     """
-    kind = "success" if _reports_success(history) else "reward"
+    kind = "success" if reports_success(history) else "reward"
     for prefix in ("eval/greedy/", ""):
         for metrics in reversed(history):
             is_asked_for = step is None or metrics.get("step") == step
@@ -89,7 +89,7 @@ def _headline(
     return Headline(kind, metrics[name], int(metrics.get("step", 0)), over, *(bounds or ()))
 
 
-def _reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
+def reports_success(history: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether any episode succeeded; without reports, success is 0 in every step."""
     names = ("success", "eval/greedy/success", "eval/sampled/success")
     return any(

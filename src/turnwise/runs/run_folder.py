@@ -106,17 +106,17 @@ class RunFolder:
             lines = read_bytes(self.changes_file, _MAX_STATUS_BYTES).splitlines()
         except FileNotFoundError:
             return []
-        entries = [
-            parse_json(line, f"{self.changes_file}, line {number}")
-            for number, line in enumerate(lines, 1)
-        ]
-        for number, entry in enumerate(entries, 1):
+        entries = []
+        for number, line in enumerate(lines, 1):
+            place = f"{self.changes_file}, line {number}"
+            entry = parse_json(line, place)
             is_one = isinstance(entry, dict) and isinstance(entry.get("settings"), dict)
             if not is_one or not isinstance(entry.get("step"), int):
                 raise ConfigError(
-                    f"{self.changes_file}, line {number}: got {entry!r:.80}, expected an object "
-                    'such as {"step": 12, "settings": {"training.lam": [0.95, 0.9]}}'
+                    f"{place}: got {entry!r:.80}, expected an object such as "
+                    '{"step": 12, "settings": {"training.lam": [0.95, 0.9]}}'
                 )
+            entries.append(entry)
         return entries
 
     @property

@@ -208,11 +208,8 @@ class Records:
         try:
             if write is not None and self._saved_step != step:
                 self.save(step, write)
-        except (
-            KeyboardInterrupt,
-            SystemExit,
-        ):  # a second signal; the previous checkpoint is intact
-            outcome = "interrupted"
+        except (KeyboardInterrupt, SystemExit):
+            outcome = "interrupted"  # by a second signal; the previous checkpoint is intact
             raise
         except BaseException as error:
             outcome = f"stopped: {error}"

@@ -35,12 +35,8 @@ from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.user_code import allows_model_code, require_model_code, settings_from
 
-_WEIGHTS, _LEARNER, _STATE, _CONFIG = (
-    "weights.safetensors",
-    "learner.safetensors",
-    "state.json",
-    "config.yaml",
-)
+_WEIGHTS, _LEARNER = "weights.safetensors", "learner.safetensors"
+_STATE, _CONFIG = "state.json", "config.yaml"
 
 
 def write_state(

@@ -128,20 +128,12 @@ class Viewer:
     def export(self, request: Request) -> Response:
         run = self._run(request)
         key, place, episode = run.episode(request.path_params["id"])
-        name = f"{run.key}-{key[0]}-{key[1]}-{place}.html"
-        return Response(
-            export_episode(run.key, *key, place, episode, run.token_texts),
-            media_type="text/html; charset=utf-8",
-            headers={"content-disposition": f'attachment; filename="{name}"'},
-        )
+        page = export_episode(run.key, *key, place, episode, run.token_texts)
+        return _download(page, f"{run.key}-{key[0]}-{key[1]}-{place}.html")
 
     def export_run(self, request: Request) -> Response:
         run = self._run(request)
-        return Response(
-            export_run(run),
-            media_type="text/html; charset=utf-8",
-            headers={"content-disposition": f'attachment; filename="{run.key}.html"'},
-        )
+        return _download(export_run(run), f"{run.key}.html")
 
     def changes(self) -> bytes:
         """Return the event that is sent to pages when something changed."""
@@ -236,6 +228,11 @@ def _json(data: Any, status: int = 200) -> Response:
     return Response(
         json_bytes(data), status, {"cache-control": "no-store"}, media_type="application/json"
     )
+
+
+def _download(page: str, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(page, 200, headers, media_type="text/html; charset=utf-8")
 
 
 def _failed(status: int) -> Callable[[Request, Exception], Response]:

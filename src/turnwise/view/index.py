@@ -31,6 +31,7 @@ _MOST_IDLE = 4
 """Idle connections kept per index for the next request: each has a cache of its own."""
 _MOST_IDLE_IN_ALL = 64
 """Idle connections of all runs: each is three open files, and a process may have 1,024."""
+_IDLE = threading.BoundedSemaphore(_MOST_IDLE_IN_ALL)
 
 # `texts` has a message once, however many episodes use it, since prompts repeat; `uses.part` says
 # whether it is an episode's task or answer. A search is for any part of a message, so its index
@@ -65,25 +66,6 @@ class Connection(sqlite3.Connection):
     searched: tuple[str, int, int] | None = None
     """The text, where it must stand, and the version of the database in which `found` has its
     episodes."""
-
-
-class _IdleCount:
-    """Counts the idle connections of all indexes together."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._number = 0
-
-    def add(self, number: int) -> bool:
-        """Add to the count; return False, without counting, if there would be too many."""
-        with self._lock:
-            if self._number + number > _MOST_IDLE_IN_ALL:
-                return False
-            self._number += number
-            return True
-
-
-_IDLE = _IdleCount()
 
 
 class Index:
@@ -181,7 +163,7 @@ class Index:
 
     def _take_idle(self) -> tuple[int, Connection]:
         found = self._idle.get_nowait()
-        _IDLE.add(-1)
+        _IDLE.release()
         return found
 
     @contextlib.contextmanager
@@ -200,7 +182,7 @@ class Index:
             db.close()
             raise
         has_room = self._idle.qsize() < _MOST_IDLE and not self._is_closed
-        if generation == self.generation and has_room and _IDLE.add(1):
+        if generation == self.generation and has_room and _IDLE.acquire(blocking=False):
             self._idle.put((generation, db))
         else:
             db.close()

@@ -77,10 +77,10 @@ class Guard:
         hosts = [host.lower() for host in headers.get("host", ())]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             return 403, "this address is not the viewer's; open the one that it printed"
-        origins = headers.get("origin", [])
-        if any(origin.lower() not in self._origins() for origin in origins):
-            return 403, "pages of other sites may not ask the viewer"
-        if self._is_foreign(scope["path"], headers):
+        origins = {origin.lower() for origin in headers.get("origin", ())}
+        site = headers.get("sec-fetch-site", ["none"])[-1]
+        is_foreign = site not in ("same-origin", "none") and scope["path"] != "/"  # a link to it
+        if is_foreign or not origins <= {f"http://{host}" for host in self._hosts}:
             return 403, "pages of other sites may not ask the viewer"
         return self._refused_write(headers) if is_note else None
 
@@ -101,14 +101,6 @@ class Guard:
         if int(lengths[0]) > MAX_BYTES:
             return 413, f"notes got {lengths[0]} bytes, expected at most {MAX_BYTES:,}"
         return None
-
-    def _origins(self) -> set[str]:
-        return {f"http://{host}" for host in self._hosts}
-
-    def _is_foreign(self, path: str, headers: Headers) -> bool:
-        """Return whether another site sent the request; a link to the page itself is allowed."""
-        site = headers.get("sec-fetch-site", ["none"])[-1]
-        return site not in ("same-origin", "none") and path != "/"
 
 
 def _with_headers(send: Send, path: str) -> Send:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from turnwise.runs.episode_records import StoredEpisode, StoredTurn
+from turnwise.runs.episode_records import StoredEpisode
 from turnwise.runs.episode_store import Phase
 
 # The order of the stages of a turn, and their names in the page.
@@ -72,7 +73,10 @@ def _row(name: str, episode: StoredEpisode) -> dict[str, Any]:
             at = start + turn.seconds["start"]
             _wait(spans, begun, at, place)
             begun = at
-        begun = _add_turn(spans, turn, place, begun)
+        for part, stage in _PARTS:
+            if took := turn.seconds.get(part):
+                spans.append({"kind": stage, "start": begun, "end": begun + took, "turn": place})
+                begun += took
     if reward := episode.seconds.get("reward"):
         spans.append({"kind": "reward", "start": begun, "end": begun + reward, "turn": -1})
         begun += reward
@@ -105,14 +109,6 @@ def _agent_spans(episode: StoredEpisode, start: float, end: float) -> list[dict[
     return spans
 
 
-def _add_turn(spans: list[dict[str, Any]], turn: StoredTurn, place: int, begun: float) -> float:
-    for part, kind in _PARTS:
-        if took := turn.seconds.get(part):
-            spans.append({"kind": kind, "start": begun, "end": begun + took, "turn": place})
-            begun += took
-    return begun
-
-
 def _wait(spans: list[dict[str, Any]], begun: float, end: float, place: int) -> None:
     """Add a span of waiting between two stages of an episode."""
     if end - begun > 1e-4:
@@ -120,9 +116,7 @@ def _wait(spans: list[dict[str, Any]], begun: float, end: float, place: int) -> 
 
 
 def _shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for row in rows:
-        for span in row["spans"]:
-            took = span["end"] - span["start"]
-            shares[span["kind"]] = shares.get(span["kind"], 0.0) + took
+    shares: defaultdict[str, float] = defaultdict(float)
+    for span in (span for row in rows for span in row["spans"]):
+        shares[span["kind"]] += span["end"] - span["start"]
     return shares
