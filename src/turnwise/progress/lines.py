@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from turnwise.legible import legible
 from turnwise.progress.display import Display
-from turnwise.progress.run_state import RunState, clock_time, one_line, step_text
+from turnwise.progress.run_state import RunState, one_line, step_text
 
 if TYPE_CHECKING:
     from turnwise.trainer.reporter import RunInfo
@@ -34,9 +34,8 @@ class LineReporter(Display):
 
     def begin(self, run: RunInfo) -> None:
         self.state.begin(run)
-        state = self.state
-        self._print(f"run folder {state.folder}")
-        self._print(f"training {state.model} on {state.environment}, {state.num_steps:,} steps")
+        for line in self.state.opening:
+            self._print(line)
 
     def step(self, metrics: Mapping[str, float]) -> None:
         self.state.step(metrics)
@@ -52,7 +51,7 @@ class LineReporter(Display):
 
     def end(self, outcome: str) -> None:
         self.state.end(outcome)
-        self._print(f"{self.state.outcome} after {clock_time(self.state.elapsed)}")
+        self._print(self.state.ending)
 
     def _print(self, line: str) -> None:
         self._last_line = self.state.clock()

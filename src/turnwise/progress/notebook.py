@@ -97,10 +97,9 @@ class NotebookReporter(Display):
         """Return the current state as lines."""
         state = self.state
         lines = [
-            f"run folder {state.folder}",
-            f"training {state.model} on {state.environment}, {state.num_steps:,} steps",
+            *state.opening,
             *self._steps,
-            *([] if state.outcome is None else [_ending(state)]),
+            *([] if state.outcome is None else [state.ending]),
             *self._messages,
         ]
         return "\n".join(lines if state.folder else self._messages)
@@ -127,7 +126,7 @@ class NotebookReporter(Display):
 
 def _standing(state: RunState) -> str:
     if state.outcome is not None:
-        return _ending(state)
+        return state.ending
     text = f"step {state.step_number:,}/{state.num_steps:,}, {clock_time(state.elapsed)} elapsed"
     if (left := state.seconds_left) is not None:
         text += f", {clock_time(left)} left"
@@ -135,10 +134,6 @@ def _standing(state: RunState) -> str:
         what, done, total = state.now
         text += f" · {what} {done:,}/{total:,}"
     return text
-
-
-def _ending(state: RunState) -> str:
-    return f"{state.outcome} after {clock_time(state.elapsed)}"
 
 
 def _chart(name: str, points: Sequence[tuple[float, float]]) -> str:

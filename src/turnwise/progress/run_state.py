@@ -74,6 +74,17 @@ class RunState:
         self._ended = self.clock()
 
     @property
+    def opening(self) -> list[str]:
+        """The lines at the beginning of the run."""
+        what = f"training {self.model} on {self.environment}, {self.num_steps:,} steps"
+        return [f"run folder {self.folder}", what]
+
+    @property
+    def ending(self) -> str:
+        """The line at the end of the run."""
+        return f"{self.outcome} after {clock_time(self.elapsed)}"
+
+    @property
     def elapsed(self) -> float:
         """Seconds since this start of the run; time before a resume is not counted."""
         return (self.clock() if self._ended is None else self._ended) - self._started

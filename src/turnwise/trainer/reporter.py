@@ -14,7 +14,7 @@ from turnwise.errors import ConfigError
 from turnwise.progress.choose import is_worker, make_reporter
 from turnwise.progress.display import PROGRESS
 from turnwise.progress.lines import as_block
-from turnwise.runs.headline import policy_movement
+from turnwise.progress.run_state import RunState, step_text
 
 Metrics: TypeAlias = dict[str, float]
 """The metrics of one step by name, such as `eval/greedy/reward`."""
@@ -60,15 +60,16 @@ class LogReporter:
     """Writes lines to the log, one per step."""
 
     def __init__(self) -> None:
-        self._num_steps = 0
+        self._state = RunState()
 
     def begin(self, run: RunInfo) -> None:
-        self._num_steps = run.num_steps
-        self.say(f"run folder {run.folder}")
-        self.say(f"training {run.model} on {run.environment}, {run.num_steps} steps")
+        self._state.begin(run)
+        for line in self._state.opening:
+            self.say(line)
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        self.say(step_line(metrics, self._num_steps))
+        self._state.step(metrics)
+        self.say(step_text(self._state, metrics))
 
     def say(self, text: str) -> None:
         _LOG.info("%s", text, extra=PROGRESS)
@@ -156,21 +157,3 @@ def choose_reporter(
             "turnwise.Reporter."
         )
     return Reporters(LogReporter(), reporter), nullcontext()
-
-
-_SHOWN = ("reward", "success", "turns", "entropy")
-
-
-def step_line(metrics: Mapping[str, float], num_steps: int) -> str:
-    """Return the metrics of a step as one line.
-
-    >>> step_line({"step": 3, "reward": 0.5, "grad_norm": 0.1, "time/tokens_per_second": 99.0}, 9)
-    'step 3/9  reward 0.5  grad_norm 0.1  99 tok/s'
-    """
-    words = [f"step {metrics['step']:.0f}/{num_steps}"]
-    names = (*_SHOWN, *policy_movement(metrics))
-    words += [f"{name} {metrics[name]:.3g}" for name in names if name in metrics]
-    speed = metrics.get("time/tokens_per_second")
-    if speed is not None:
-        words.append(f"{speed:,.0f} tok/s")
-    return "  ".join(words)
