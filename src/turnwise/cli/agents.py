@@ -45,11 +45,6 @@ def agent_by_name(who: str) -> AgentMaker:
     return make
 
 
-def is_repeatable(who: str) -> bool:
-    """Return whether all attempts at a task are identical."""
-    return who == "expert"
-
-
 def _random_player(seed: int, attempt: int) -> Player:
     if attempt == 0:
         return random_player(seed)

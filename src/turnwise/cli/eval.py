@@ -186,8 +186,6 @@ def _calls_the_model(agent: str | None, source: Path | None, environment: str | 
 
 
 def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
-    from turnwise.cli.agents import is_repeatable
-
     if k is None:
         return
     if is_greedy and agent is None:
@@ -195,7 +193,7 @@ def _check_attempts(k: int | None, is_greedy: bool, agent: str | None) -> None:
             "--k with --greedy: greedy attempts at a task are identical, so that pass@k would be "
             "the greedy success at every k. Leave out --greedy, or leave out --k."
         )
-    if agent is not None and is_repeatable(agent):
+    if agent == "expert":
         raise ConfigError(
             f"--k with --agent {agent}: its attempts at a task are identical. Leave out --k."
         )

@@ -61,11 +61,19 @@ class RunFiles:
         """Why files could not be read."""
         return [seen.problem for seen in list(self._seen.values())]
 
-    def read(self, path: Path, read: Callable[[Path], T], empty: T) -> T:
-        """Return a file's content, read again when it changed; `empty` if it cannot be read."""
-        stamp, seen = self.stamp(path), self._seen.get(path.name)
+    def read(
+        self, path: Path, read: Callable[[Path], T], empty: T, *, as_last_read: bool = False
+    ) -> T:
+        """Return a file's content, read again when it changed; `empty` if it cannot be read.
+
+        With `as_last_read`, a file that was read before is not looked at again.
+        """
+        seen = self._seen.get(path.name)
+        value: T = empty if seen is None else seen.value
+        if seen is not None and as_last_read:
+            return value
+        stamp = self.stamp(path)
         if seen is not None and seen.stamp == stamp and stamp is not None:
-            value: T = seen.value
             return value
         problem, value = None, empty
         try:
@@ -79,11 +87,6 @@ class RunFiles:
             problem = describe(error)
         self._seen[path.name] = _Seen(stamp, value, problem)
         return value
-
-    def last_read(self, path: Path) -> Any:
-        """Return a file's content as it was last read; None if it never was."""
-        seen = self._seen.get(path.name)
-        return None if seen is None else seen.value
 
     def first_log_time(self) -> float | None:
         """Return the time in the first line of the log."""

@@ -108,7 +108,7 @@ class ViewedRun:
 
     @property
     def is_live(self) -> bool:
-        if self._last_status().get("status") != "running":
+        if self._status(as_last_read=True).get("status") != "running":
             return False
         lock = self.files.stamp(self.files.path / ".lock")
         if lock is not None and lock.inode in locked_inodes():
@@ -140,7 +140,7 @@ class ViewedRun:
     def summary(self) -> dict[str, Any]:
         """Return the run for the list; of one that cannot be read, the name and the reason."""
         try:
-            return self._summary(self._last_status(), self.metrics.last, self.is_live)
+            return self._summary(self._status(as_last_read=True), self.metrics.last, self.is_live)
         except Exception as error:
             self.note_failure(error)
             return self._summary({}, {}, False)
@@ -165,7 +165,7 @@ class ViewedRun:
             "last": last,
             "is_live": is_live,
             "indexed": self.indexed(),
-            "notes": self._last_notes(),
+            "notes": self.notes(as_last_read=True),
             "problems": self.problems,
         }
 
@@ -221,14 +221,10 @@ class ViewedRun:
         """Whether nothing has changed since everything was indexed."""
         return self._indexed == (self.index.generation, self.episode_files)
 
-    def _last_status(self) -> dict[str, Any]:
-        """Return the status as of the last `refresh`: there may be thousands of runs to list."""
-        seen = self.files.last_read(self.files.folder.status_file)
-        return self._status() if seen is None else dict(seen)
-
-    def _status(self) -> dict[str, Any]:
-        folder = self.files.folder
-        return self.files.read(folder.status_file, lambda path: folder.status, {})
+    def _status(self, as_last_read: bool = False) -> dict[str, Any]:
+        """Return the status; as it was last read, where there may be thousands of runs to list."""
+        file, folder = self.files.folder.status_file, self.files.folder
+        return self.files.read(file, lambda path: folder.status, {}, as_last_read=as_last_read)
 
     def _changes(self) -> list[dict[str, Any]]:
         folder, none = self.files.folder, list[dict[str, Any]]()
@@ -244,15 +240,11 @@ class ViewedRun:
         found = self._status().get(name)
         return dict(found) if isinstance(found, Mapping) else {}
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self, as_last_read: bool = False) -> dict[str, Any]:
         """Return the user's tags and note, and whether the run is archived."""
-        found = self.files.read(self.files.path / NOTES_FILE, read_notes, dict(NO_NOTES))
+        path, none = self.files.path / NOTES_FILE, dict(NO_NOTES)
+        found = self.files.read(path, read_notes, none, as_last_read=as_last_read)
         return {name: found[name] for name in NO_NOTES}
-
-    def _last_notes(self) -> dict[str, Any]:
-        """Return the notes as of the last `refresh`."""
-        seen = self.files.last_read(self.files.path / NOTES_FILE)
-        return self.notes() if seen is None else {name: seen[name] for name in NO_NOTES}
 
     def change_notes(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Save some of the notes, and return all of them."""
