@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import socket
+import threading
 import time
 import zipfile
 
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from turnwise import ConfigStore
-from turnwise.view import decoded, index, metrics, server
+from turnwise.view import index, indexing, metrics, run_files, server
 from view.runs_to_view import crowd, said, write_run
 from view.serving import eventually, open_library, refresh, serving
 
@@ -253,7 +254,8 @@ def test_columns_that_do_not_fit_together(client, spoil, place):
 
 
 def test_a_bomb_is_not_unpacked(client, spoil, place, monkeypatch):
-    monkeypatch.setattr(decoded, "MAX_FILE_BYTES", 2**20)
+    for module in (run_files, indexing):
+        monkeypatch.setattr(module, "MAX_FILE_BYTES", 2**20)
 
     def bomb(path):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -331,7 +333,7 @@ def test_metrics_beyond_the_limit_are_left_out(tmp_path, monkeypatch):
 
 
 def test_many_runs_take_few_open_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(index, "_MOST_IDLE_IN_ALL", 5)
+    monkeypatch.setattr(index, "_IDLE", threading.BoundedSemaphore(5))
     for number in range(30):
         write_run(tmp_path / "many" / f"run-{number}", {1: [said("Hello")]})
     before = len(os.listdir("/proc/self/fd"))

@@ -260,9 +260,9 @@ def test_a_run_that_is_resumed(tmp_path):
 
 
 def test_only_the_last_files_are_kept_as_they_were_read(tmp_path, monkeypatch):
-    from turnwise.view import decoded
+    from turnwise.view import run_files
 
-    monkeypatch.setattr(decoded, "_MOST_FILES", 2)
+    monkeypatch.setattr(run_files, "_MOST_FILES", 2)
     folder = write_run(tmp_path / "run", {step: [said("Hello")] for step in range(1, 6)})
     run = open_library(folder).get("run")
     first = run.episodes(("train", 1))

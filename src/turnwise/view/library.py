@@ -10,7 +10,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from turnwise.errors import ConfigError
-from turnwise.view.decoded import DecodedFiles
+from turnwise.view.run_files import DecodedFiles
 from turnwise.view.runs import NotFound, ViewedRun
 
 # Either file makes a folder a run; a copy of a run may lack the first.

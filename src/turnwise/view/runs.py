@@ -13,12 +13,13 @@ from typing import Any
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
 from turnwise.runs.episode_records import StoredEpisode
-from turnwise.view.decoded import DecodedFile, DecodedFiles
 from turnwise.view.index import Connection, Index, index_path
 from turnwise.view.metrics import MetricsReader
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes
 from turnwise.view.query import overview
 from turnwise.view.run_files import (
+    DecodedFile,
+    DecodedFiles,
     FileKey,
     FileStamp,
     RunFiles,
@@ -61,7 +62,8 @@ class ViewedRun:
         """How many files of episodes cannot be read, and the reason for the first."""
         self._indexed: object = None
         self._failure: str | None = None
-        self._updated: float | None = None
+        self.updated: float | None = None
+        """When the run was last written to, as of the last `refresh`."""
         self._best_checkpoint: dict[str, Any] | None = None
         self._began: float | None = None
         self._decoded = decoded
@@ -85,7 +87,7 @@ class ViewedRun:
         self.metrics.update(self.files.inside(folder.metrics_file))
         paths = (folder.status_file, folder.metrics_file, folder.log_file)
         stamps = [stamp for path in paths if (stamp := self.files.stamp(path)) is not None]
-        self._updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
+        self.updated = max((stamp.changed / 1e9 for stamp in stamps), default=None)
         self._status()
         self.notes()
         self._best_checkpoint = self._read_best_checkpoint()
@@ -100,11 +102,6 @@ class ViewedRun:
         if stamp != self._folder_stamp or not is_settled:
             self.episode_files = self.files.episode_files()
             self._folder_stamp = stamp
-
-    @property
-    def updated(self) -> float | None:
-        """When the run was last written to, as of the last `refresh`."""
-        return self._updated
 
     @property
     def is_live(self) -> bool:
