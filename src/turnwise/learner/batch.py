@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from turnwise.errors import ConfigError, did_you_mean
 
@@ -85,17 +86,14 @@ class PPOBatch:
         """Return a batch of recorded episodes, padded on the right; `tensors` are other fields."""
         if not streams:
             raise ConfigError("a batch needs at least one episode, got none")
-        width = max(len(stream) for stream in streams)
-        ids = torch.zeros(len(streams), width, dtype=torch.long)
-        response = torch.zeros(len(streams), width, dtype=torch.bool)
-        present = torch.zeros_like(response)
-        log_probs = torch.zeros(len(streams), width)
-        for row, stream in enumerate(streams):
-            length = len(stream)
-            ids[row, :length] = torch.as_tensor(stream.ids)
-            response[row, :length] = torch.as_tensor(stream.mask)
-            log_probs[row, :length] = torch.as_tensor(stream.log_probs)
-            present[row, :length] = True
+
+        def padded(rows: Iterable[Any], dtype: torch.dtype) -> torch.Tensor:
+            return pad_sequence([torch.as_tensor(row, dtype=dtype) for row in rows], True)
+
+        ids = padded((stream.ids for stream in streams), torch.long)
+        response = padded((stream.mask for stream in streams), torch.bool)
+        present = padded(([True] * len(stream) for stream in streams), torch.bool)
+        log_probs = padded((stream.log_probs for stream in streams), torch.float32)
         log_probs.masked_fill_(~response, 0.0)
         branches = [tuple(stream.branches) for stream in streams]
         return cls(

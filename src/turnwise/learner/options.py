@@ -72,32 +72,17 @@ class LearnerOptions:
         """Return the options of a run's settings; `policy_loss` replaces the one they name."""
         training = config.training
         loss = get_policy_loss(policy_loss or training.policy_loss)
-        return cls(
-            learning_rate=training.learning_rate,
-            weight_decay=training.weight_decay,
-            adam_betas=_betas(training.adam_betas),
-            adam_epsilon=training.adam_epsilon,
-            warmup_steps=training.warmup_steps,
-            lr_schedule=training.lr_schedule,
-            total_steps=total_steps,
-            max_grad_norm=training.max_grad_norm,
-            update_epochs=training.update_epochs,
-            mini_batch_size=training.mini_batch_size,
-            micro_batch_tokens=training.micro_batch_tokens,
-            target_kl=training.target_kl,
-            seed=training.seed,
-            policy_loss=loss,
-            policy_loss_options=_loss_options(training, loss),
-            loss_agg_mode=training.loss_agg_mode,
-            horizon=config.inference.max_tokens * config.inference.max_turns,
-            entropy_coef=training.entropy_coef,
-            kl_loss_coef=training.kl_loss_coef,
-            kl_estimate=training.kl_loss_type,
-            value_coef=training.value_coef,
-            value_clip=training.value_clip,
-            importance_level=training.importance_level,
-            importance_bounds=training.importance_bounds,
-        )
+        own, settings = ({f.name for f in dataclasses.fields(kind)} for kind in (cls, training))
+        same: dict[str, Any] = {name: getattr(training, name) for name in own & settings}
+        different = {
+            "adam_betas": _betas(training.adam_betas),
+            "total_steps": total_steps,
+            "policy_loss": loss,
+            "policy_loss_options": _loss_options(training, loss),
+            "horizon": config.inference.max_tokens * config.inference.max_turns,
+            "kl_estimate": training.kl_loss_type,
+        }
+        return cls(**{**same, **different})
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate of an update, counted from 0."""
