@@ -65,6 +65,7 @@ def small_folder(loaded, tmp_path_factory):
         num_hidden_layers=1,
         num_attention_heads=1,
     )
+    torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(place)
     loaded.tokenizer.save_pretrained(place)
     return place

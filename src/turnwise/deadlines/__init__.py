@@ -22,6 +22,7 @@ from turnwise.deadlines.running import (
     close_loop,
     in_daemon_thread,
     new_loop,
+    resolve_future,
     run_in,
     run_sync,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "is_interrupt",
     "new_loop",
     "num_abandoned",
+    "resolve_future",
     "result_within",
     "run_in",
     "run_sync",

@@ -10,6 +10,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -37,18 +38,23 @@ def in_daemon_thread(function: Callable[[], T], name: str) -> concurrent.futures
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
 
-    def work() -> None:
-        if not future.set_running_or_notify_cancel():
-            return
-        try:
-            result = context.run(function)
-        except BaseException as error:  # raised where the result is awaited
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=work, name=f"turnwise: {name}", daemon=True).start()
+    work = partial(resolve_future, future, function)
+    threading.Thread(
+        target=context.run, args=(work,), name=f"turnwise: {name}", daemon=True
+    ).start()
     return future
+
+
+def resolve_future(future: concurrent.futures.Future[T], function: Callable[[], T]) -> None:
+    """Call a function, and set its result or its error in a future that is not cancelled."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = function()
+    except BaseException as error:  # raised where the result is awaited
+        future.set_exception(error)
+    else:
+        future.set_result(result)
 
 
 def _run(coroutine: Coroutine[Any, Any, T]) -> T:

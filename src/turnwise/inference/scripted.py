@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -28,6 +27,8 @@ class ScriptedEngine(BaseInferenceEngine):
     def __init__(self, tokenizer: Any, policy: Policy | None = None) -> None:
         super().__init__(tokenizer)
         self._policy = policy
+        self._decode = text_decoder(tokenizer, skip_special_tokens=False)
+        self._encode_text = text_encoder(tokenizer)
 
     @property
     def context_length(self) -> int:
@@ -47,14 +48,6 @@ class ScriptedEngine(BaseInferenceEngine):
         answer = policy if isinstance(policy, str) else policy(self._decode(request.prompt_ids))
         ends, own = sorted(request.stop_ids), self.tokenizer.eos_token_id
         return [*self._encode_text(answer), *([own] if own in ends else ends[:1])]
-
-    @cached_property
-    def _decode(self) -> Callable[[Sequence[int]], str]:
-        return text_decoder(self.tokenizer, skip_special_tokens=False)
-
-    @cached_property
-    def _encode_text(self) -> Callable[[str], list[int]]:
-        return text_encoder(self.tokenizer)
 
     def _random_ids(self, request: GenerationRequest) -> Sequence[int]:
         rng = random.Random(request.seed)

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from turnwise.deadlines import resolve_future
 from turnwise.errors import describe_error
 from turnwise.inference.base import BaseInferenceEngine, Overflow
 from turnwise.inference.openmp_threads import release_openmp_threads
@@ -33,16 +34,6 @@ class EngineTask(Generic[T]):
     wait_for_idle: bool
     """Whether to wait until no turn is running."""
     future: Future[T] = field(default_factory=Future)
-
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
-            return  # it was cancelled
-        try:
-            result = self.function()
-        except BaseException as error:  # it belongs to the caller
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
         if self.future.set_running_or_notify_cancel():
@@ -122,7 +113,8 @@ class WorkerEngine(BaseInferenceEngine):
             while not self._is_closed:
                 self._read_arrivals(wait=not (self._active_turns() or self._waiting or self._tasks))
                 while self._tasks and not (self._tasks[0].wait_for_idle and self._active_turns()):
-                    self._tasks.popleft().run()
+                    task = self._tasks.popleft()
+                    resolve_future(task.future, task.function)
                 self._advance(may_admit=not self._tasks)
         except BaseException as error:  # otherwise every caller would wait for ever
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")

@@ -42,17 +42,8 @@ class Packed:
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Put the new tokens' keys and values [N, K, D] into the cache."""
-        self.keys[layer].index_copy_(0, self.slots, key)
-        self.values[layer].index_copy_(0, self.slots, value)
-
-    @property
-    def keys(self) -> Sequence[torch.Tensor]:
-        """The keys of each layer, [tokens, K, D]."""
-        return self.kv_cache.keys
-
-    @property
-    def values(self) -> Sequence[torch.Tensor]:
-        return self.kv_cache.values
+        self.kv_cache.keys[layer].index_copy_(0, self.slots, key)
+        self.kv_cache.values[layer].index_copy_(0, self.slots, value)
 
     def attend(
         self, layer: int, query: torch.Tensor, scale: float, window: int | None = None
@@ -61,7 +52,7 @@ class Packed:
 
         A token attends to itself and all tokens before it, or to the last `window` of these.
         """
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
         if not is_plain("engine.attention"):
             by = self._attend_by_kernel if query.is_cuda else self._attend_in_batches
             return by(layer, query, scale, window)
@@ -91,7 +82,7 @@ class Packed:
     ) -> torch.Tensor:
         """Attend on a CPU, segments of one shape in one batch."""
         if window not in self.batches:
-            group = query.shape[1] // self.keys[layer].shape[1]
+            group = query.shape[1] // self.kv_cache.keys[layer].shape[1]
             self.batches[window] = make_batches(self.segments, window, group, self.kv_cache)
         batches = self.batches[window]
         if len(batches) == 1:
@@ -110,7 +101,7 @@ class Packed:
 
         if self.tables is None:
             self.tables = _tables(self.segments, query.device)
-        keys, values = self.keys[layer], self.values[layer]
+        keys, values = self.kv_cache.keys[layer], self.kv_cache.values[layer]
         output = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for table, longest in self.tables:
             attend_segments(query, keys, values, table, longest, scale, window, output)
@@ -142,7 +133,7 @@ def packed_attention(
     `windows` come from `probe_layers`, which refuses models that need other attention. Keys and
     values may differ in width: the cache has the larger of the two.
     """
-    layer, width = module.layer_idx, packed.keys[0].shape[-1]
+    layer, width = module.layer_idx, packed.kv_cache.keys[0].shape[-1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     query, key, wide_value = (_widened(x[0], width).transpose(0, 1) for x in (query, key, value))
     packed.store(layer, key, wide_value)

@@ -290,19 +290,17 @@ class Schedule:
                 budget -= num_new if num_new > 1 else 0
                 work.append((session, num_new))
             elif len(session.ids) + 1 > self._kv_cache.largest:
-                self.end(session, self._too_large(session))
+                error = ConfigError(
+                    f"a conversation of {len(session.ids)} tokens does not fit into the KV cache, "
+                    f"whose largest region holds {self._kv_cache.largest}. Raise cache_tokens."
+                )
+                self.end(session, error)
             else:
                 self._preempt(session)
         work = [item for item in work if item[0].region is not None]  # others were preempted since
         if not work:
             return []
         return [work] if self._tile is None else _tiles(work, self._tile)
-
-    def _too_large(self, session: Session) -> ConfigError:
-        return ConfigError(
-            f"a conversation of {len(session.ids)} tokens does not fit into the KV cache, whose "
-            f"largest region holds {self._kv_cache.largest}. Raise cache_tokens."
-        )
 
 
 def _is_over(turn: EngineTurn) -> bool:

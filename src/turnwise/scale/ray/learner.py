@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -66,20 +66,10 @@ class RemoteLearner(Learner):
         return torch.cat(self._on_shares("sum_pi_squared", batch))
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
-        shared = ray.put(batch)
-        options = self.options
-        return self._learn(
-            lambda actor, rank: actor.update.options(num_returns=2).remote(shared, options)
-        )
+        return self._learn("update", batch)
 
     def imitate(self, batch: PPOBatch, learning_rate: float | None = None) -> dict[str, float]:
-        shared = ray.put(batch)
-        options = self.options
-        return self._learn(
-            lambda actor, rank: actor.imitate.options(num_returns=2).remote(
-                shared, options, learning_rate
-            )
-        )
+        return self._learn("imitate", batch, learning_rate)
 
     def restart(self) -> None:
         self._fetch_state()
@@ -98,9 +88,13 @@ class RemoteLearner(Learner):
     def close(self) -> None:
         self.group.close()
 
-    def _learn(self, ask: Callable[[Any, int], Any]) -> dict[str, float]:
+    def _learn(self, *call: Any) -> dict[str, float]:
+        """Call a method of every worker's learner: its name, the batch, and other arguments."""
         self._send_state()
-        references = self.group.learn(ask)
+        shared, options = ray.put(call), self.options
+        references = self.group.learn(
+            lambda actor, rank: actor.learn.options(num_returns=2).remote(shared, options)
+        )
         outputs = ray.get([reference for reference, _ in references])
         self._policy = tuple(policy for _, policy in references)
         self._is_stale = True

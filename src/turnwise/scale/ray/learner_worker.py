@@ -84,17 +84,12 @@ class LearnerWorker:
         """Load this worker's shard of a state."""
         load_learner_state(self._learner, [state])
 
-    def update(self, batch: PPOBatch, options: LearnerOptions) -> Any:
-        """Update; returns (metrics, log-probs, log lines), and a shard of the policy."""
-        self._learner.options = options
-        return self._outcome(self._learner.update(batch))
-
-    def imitate(self, batch: PPOBatch, options: LearnerOptions, learning_rate: float | None) -> Any:
-        self._learner.options = options
-        return self._outcome(self._learner.imitate(batch, learning_rate))
-
-    def _outcome(self, metrics: dict[str, float]) -> Any:
+    def learn(self, call: tuple[Any, ...], options: LearnerOptions) -> Any:
+        """Update or imitate; returns (metrics, log-probs, log lines), and a shard of the policy."""
+        method, *arguments = call
         learner = self._learner
+        learner.options = options
+        metrics = getattr(learner, method)(*arguments)
         assert learner.log_probs_before_update is not None
         report = (metrics, learner.log_probs_before_update.cpu().numpy(), self._log.take())
         return report, to_arrays(local_shards(policy_weights(learner)))

@@ -292,7 +292,7 @@ class KernelOps:
         packed: Any,
         layer: int,
     ) -> torch.Tensor:
-        keys, values = packed.keys[layer], packed.values[layer]
+        keys, values = packed.kv_cache.keys[layer], packed.kv_cache.values[layer]
         num_rows, num_all, width = heads.shape
         _rotate_and_store_kernel[(num_rows, num_all)](
             heads, cos, sin, keys, values, packed.slots, heads.stride(0), keys.stride(0),
