@@ -4,8 +4,14 @@ import itertools
 
 import pytest
 
+from chat.families import make_format
+from chat.thinkers import thinking_format
+from episode.worlds import Counting
+from turnwise.episode import EpisodeCollector, EpisodeLimits
+from turnwise.inference.scripted import ScriptedEngine
 from turnwise.runs.episode_store import EpisodeStore
 from view.agent_runs import FAILS, write_agent_run
+from view.runs_to_view import write_run
 from view.serving import serving
 
 
@@ -102,3 +108,32 @@ def test_calls_that_overlap_count_once_in_the_time_of_a_step(client):
         assert spans[-1]["end"] == pytest.approx(row["end"])
         for one, other in itertools.pairwise(spans):
             assert one["end"] == pytest.approx(other["start"])
+
+
+class Longer(Counting):
+    length = 6
+    max_steps = 7
+
+
+@pytest.mark.parametrize("thoughts", ["keep", "as_template"])
+def test_branches_of_an_environment(tmp_path, thoughts):
+    """A summary has no reward of its own; a dropped thought begins a branch at each turn."""
+    chat = thinking_format("qwen3") if thoughts == "as_template" else make_format("hermes")
+    limits = EpisodeLimits(
+        max_tokens_per_turn=20, max_context_tokens=120 if thoughts == "keep" else None
+    )
+    engine = ScriptedEngine(chat.tokenizer, lambda text: "<think>hm</think>go")
+    collector = EpisodeCollector(engine, Longer, chat_format=chat, limits=limits, thoughts=thoughts)
+    run = write_run(tmp_path / "own", {1: list(collector.collect_sync(1, 1))})
+    with serving(run) as client:
+        episode = client.get("/api/runs/own/episodes/train-1-0")
+        tokens = client.get("/api/runs/own/episodes/train-1-0/tokens")
+        assert client.request("/export/own/train-1-0.html")[0] == 200
+    (agent,) = episode["agents"]
+    turns, rewards = agent["turns"], agent["reward"]["turns"]
+    assert agent["num_branches"] > 1
+    assert len(tokens["branch"]) == tokens["count"]
+    assert len(rewards) == len(turns)
+    earned = [r for r, turn in zip(rewards, turns, strict=True) if turn["kind"] == "action"]
+    assert earned == [float(n + 1) for n in range(len(earned))]
+    assert any(turn["kind"] == "summary" for turn in turns) == (thoughts == "keep")

@@ -170,6 +170,7 @@ def _turn(turn: Mapping[str, Any], place: int, earned: Sequence[float]) -> str:
     calls = "".join(_call(call) for call in turn["calls"])
     facts = [
         ("turn", str(place + 1)),
+        *([("kind", "summary")] if turn["kind"] == "summary" else []),
         *([("place", place_words(turn))] if "row" in turn else []),
         ("tokens", f"{turn['tokens'][0]} to {turn['tokens'][1]}"),
         ("ended by", turn["finish_reason"]),

@@ -50,7 +50,7 @@ def _agent(agent: StoredAgent) -> dict[str, Any]:
             turn["row"], turn["column"] = row, column
     return {
         "name": agent.name,
-        "reward": None if agent.reward is None else _reward(agent.reward, len(agent.turns)),
+        "reward": None if agent.reward is None else _reward(agent.reward, agent.turns),
         "num_tokens": len(agent.ids),
         "messages": agent.messages,
         "turns": turns,
@@ -63,12 +63,15 @@ def _tree(agent: StoredAgent) -> TurnTree:
     return TurnTree([turn.follows for turn in agent.turns], [turn.branch for turn in agent.turns])
 
 
-def _reward(reward: Reward, num_turns: int) -> dict[str, Any]:
-    return {
-        "total": reward.total,
-        "parts": dict(reward.parts),
-        "turns": reward.by_turn(num_turns) if num_turns else [],
-    }
+def _reward(reward: Reward, turns: Sequence[StoredTurn]) -> dict[str, Any]:
+    actions = [place for place, turn in enumerate(turns) if turn.kind == "action"]
+    by_turn = [0.0] * len(turns)
+    if reward.per_turn is None or len(reward.per_turn) == len(actions):
+        for place, value in zip(
+            actions, reward.by_turn(len(actions)) if actions else (), strict=True
+        ):
+            by_turn[place] = value
+    return {"total": reward.total, "parts": dict(reward.parts), "turns": by_turn}
 
 
 def _turn(turn: StoredTurn) -> dict[str, Any]:

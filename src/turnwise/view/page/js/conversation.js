@@ -42,7 +42,8 @@ export function drawConversation(place, episode, route, run = null) {
       ? h(
           "div",
           { class: "conversation" },
-          isBranched(agent)
+          // An environment's episode is read in the order of its messages, whatever its branches.
+          isBranched(agent) && ownsLoop(agent)
             ? branchBlocks(agent, word, episode, route)
             : [
                 initialPrompt(agent, word),
@@ -188,7 +189,8 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
         null,
         h("span", { class: "role" }, "model"),
         h("span", { class: "faint num" }, `turn ${number + 1}`),
-        branch ? placeChips(agent, number) : null,
+        turn.kind === "summary" ? h("span", { class: "chip is-accent" }, "summary") : null,
+        isBranched(agent) ? placeChips(agent, number) : null,
         turn.finish_reason && turn.finish_reason !== "stop"
           ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason)
           : null,
@@ -208,7 +210,7 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
               params: {
                 token: turn.tokens[0],
                 agent: route.params.get("agent"),
-                branch: branch ? route.params.get("branch") : null,
+                branch: branch ? route.params.get("branch") : turn.branch + 1,
               },
             }),
             { class: "faint", title: "These tokens" },
