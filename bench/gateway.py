@@ -1,27 +1,39 @@
 """What the gateway adds to a call of the model: HTTP, an API's format, matching of messages.
 
-    python bench/gateway.py [--episodes 1 64 256] [--turns 8] [--rounds 5] [--record]
+    python bench/gateway.py [--episodes 1 64 256] [--turns 8] [--rounds 5] [--litellm] [--record]
 
 The engine is a script that replies at once. Each episode is a conversation of several turns that
 grows by a message of the user; the same conversations are held through the gateway and by calls of
-the same sessions in one process. The client is a process of its own that keeps its connections
-open. `added` is the difference in time per call; `processor` is the time of the trainer's process
-for a call, without the client's.
+sessions in one process. The client is a process of its own that keeps its connections open. `added`
+is the difference in time per call; `processor` is the time of the trainer's process for a call,
+without the client's.
+
+`--litellm` also holds them through LiteLLM's proxy, in an environment of its own, which passes each
+call on to the gateway: `LiteLLM added` is what it takes on top of the gateway, and `LiteLLM
+processor` the time of its process for a call.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import os
+import secrets
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
-from results import add_record_option, describe_machine, record
+from gateway_client import converse
+from results import ROOT, add_record_option, describe_machine, record
 from turnwise.agents.gateway import LLM, Gateway
 from turnwise.agents.requests import ChatRequest
 from turnwise.agents.session import AgentSession
@@ -30,7 +42,6 @@ from turnwise.episode.setup import EpisodeSetup, make_setup
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.models import load_tokenizer
 
-QUESTION = "The soil is dry and it is day 4. What do you do now?"
 ANSWER = "I water the plants, and look again tomorrow."
 
 
@@ -38,14 +49,6 @@ def make_setup_of(num_turns: int) -> EpisodeSetup:
     engine = ScriptedEngine(load_tokenizer("tiny"), ANSWER)
     limits = EpisodeLimits(max_turns=num_turns)
     return make_setup(engine, CollectorOptions(limits=limits))
-
-
-async def converse(call: Any, num_turns: int) -> None:
-    """One conversation; `call` gets the messages and returns the reply."""
-    messages: list[dict[str, Any]] = []
-    for _ in range(num_turns):
-        messages.append({"role": "user", "content": QUESTION})
-        messages.append(await call(messages))
 
 
 def called_directly(setup: EpisodeSetup, num_episodes: int, num_turns: int) -> float:
@@ -68,61 +71,116 @@ def called_directly(setup: EpisodeSetup, num_episodes: int, num_turns: int) -> f
     return time.perf_counter() - start
 
 
-def called_through_gateway(
-    setup: EpisodeSetup, num_episodes: int, num_turns: int
-) -> tuple[float, float]:
-    """Seconds of all conversations over HTTP, and seconds of this process's processor."""
-    with Gateway() as gateway:
-        llms = [gateway.open(AgentSession(setup, seeds=(n,))) for n in range(num_episodes)]
-        given = json.dumps({"turns": num_turns, "llms": [vars(llm) for llm in llms]})
-        before = time.process_time()
-        client = subprocess.run(
-            [sys.executable, __file__, "--client"],
-            input=given,
-            capture_output=True,
-            text=True,
-            check=True,
+def called_over_http(llms: Sequence[LLM], name: str, num_turns: int) -> float:
+    """Seconds of all conversations over HTTP; `name` makes them differ from earlier ones."""
+    given = json.dumps({"turns": num_turns, "llms": [vars(llm) for llm in llms], "name": name})
+    client = subprocess.run(
+        [sys.executable, str(ROOT / "bench" / "gateway_client.py")],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(client.stdout)
+
+
+class LiteLLMProxy:
+    """LiteLLM's proxy in front of the gateway, with one model for each episode."""
+
+    def __init__(self, llms: Sequence[LLM]) -> None:
+        self._key = f"sk-{secrets.token_hex(32)}"
+        self._folder = tempfile.TemporaryDirectory()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        url = f"http://127.0.0.1:{self._port}/v1"
+        self.llms = [LLM(url, self._key, f"episode-{number}") for number in range(len(llms))]
+        models = [
+            {
+                "model_name": f"episode-{number}",
+                "litellm_params": {
+                    "model": f"openai/{llm.model}",
+                    "api_base": llm.base_url,
+                    "api_key": llm.api_key,
+                },
+            }
+            for number, llm in enumerate(llms)
+        ]
+        self._config = Path(self._folder.name) / "config.yaml"
+        self._config.write_text(json.dumps({"model_list": models}), encoding="utf-8")
+
+    def __enter__(self) -> LiteLLMProxy:
+        script = [sys.executable, str(ROOT / "scripts" / "environment.py"), "litellm"]
+        made = subprocess.run(script, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        place = ["--host", "127.0.0.1", "--port", str(self._port)]
+        self._process = subprocess.Popen(
+            [str(Path(made).with_name("litellm")), "--config", str(self._config), *place],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={
+                **os.environ,
+                "LITELLM_MASTER_KEY": self._key,
+                "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # prices are not fetched
+                "PYTHONPATH": "",
+            },
         )
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait()
+        self._folder.cleanup()
+
+    @property
+    def processor_seconds(self) -> float:
+        """Time of the proxy's process so far; Linux only."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _wait(self) -> None:
+        url = f"http://127.0.0.1:{self._port}/health/liveliness"
+        for _ in range(600):
+            if self._process.poll() is not None:
+                raise SystemExit(f"LiteLLM's proxy ended with {self._process.returncode}")
+            with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10):
+                return
+            time.sleep(0.5)
+        raise SystemExit("LiteLLM's proxy did not start within five minutes")
+
+
+class Measurements:
+    """Milliseconds per call, by name; the same episodes take part in all rounds."""
+
+    def __init__(self, gateway: Gateway, options: argparse.Namespace, num_episodes: int) -> None:
+        self._turns, self._num_calls = options.turns, num_episodes * options.turns
+        # Each round plays two new conversations, and one more comes before them.
+        self._setup = make_setup_of((2 * options.rounds + 1) * options.turns)
+        sessions = [AgentSession(self._setup, seeds=(n,)) for n in range(num_episodes)]
+        self.llms = [gateway.open(session) for session in sessions]
+        self.values: dict[str, list[float]] = {}
+
+    def add_round(self, number: int, proxy: LiteLLMProxy | None) -> None:
+        """Measure each way in turn."""
+        direct = called_directly(self._setup, len(self.llms), self._turns)
+        before = time.process_time()
+        gateway = called_over_http(self.llms, f"gateway {number}", self._turns)
         used = time.process_time() - before
-        asyncio.run(_close(gateway, llms))
-    return float(client.stdout), used
+        self._add(direct=direct, gateway=gateway, added=gateway - direct, processor=used)
+        if proxy is not None:
+            before = proxy.processor_seconds
+            passed = called_over_http(proxy.llms, f"LiteLLM {number}", self._turns)
+            used = proxy.processor_seconds - before
+            self._add(LiteLLM=passed)
+            self._add(**{"LiteLLM added": passed - gateway, "LiteLLM processor": used})
 
+    def warm_up(self, proxy: LiteLLMProxy) -> None:
+        """The proxy's first calls open its connections; they are not measured."""
+        called_over_http(proxy.llms, "first", self._turns)
 
-async def _close(gateway: Gateway, llms: list[LLM]) -> None:
-    for llm in llms:
-        await gateway.close(llm)
-
-
-async def client() -> None:
-    """The other process: a connection for each episode, and no library that takes time."""
-    given = json.load(sys.stdin)
-
-    async def episode(llm: dict[str, str]) -> None:
-        address = urlsplit(llm["base_url"])
-        reader, writer = await asyncio.open_connection(address.hostname, address.port)
-
-        async def ask(messages: list[dict[str, Any]]) -> Any:
-            body = json.dumps({"model": llm["model"], "messages": messages}).encode()
-            writer.write(
-                f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
-                f"authorization: Bearer {llm['api_key']}\r\ncontent-type: application/json\r\n"
-                f"content-length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
-            head = await reader.readuntil(b"\r\n\r\n")
-            length = next(
-                int(line.split(b":")[1])
-                for line in head.lower().split(b"\r\n")
-                if line.startswith(b"content-length")
-            )
-            return json.loads(await reader.readexactly(length))["choices"][0]["message"]
-
-        await converse(ask, given["turns"])
-        writer.close()
-
-    start = time.perf_counter()
-    await asyncio.gather(*(episode(llm) for llm in given["llms"]))
-    print(time.perf_counter() - start)
+    def _add(self, **seconds: float) -> None:
+        for name, value in seconds.items():
+            self.values.setdefault(f"{name} ms", []).append(value / self._num_calls * 1e3)
 
 
 def main() -> None:
@@ -130,29 +188,20 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--turns", type=int, default=8, help="calls of each episode")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--litellm", action="store_true", help="compare with LiteLLM's proxy")
     add_record_option(parser)
     options = parser.parse_args()
-    if options.client:
-        asyncio.run(client())
-        return
     print(describe_machine())
-    setup = make_setup_of(options.turns)
     for num_episodes in options.episodes:
-        num_calls = num_episodes * options.turns
-        direct, over_http, used = [], [], []
-        for _ in range(options.rounds):
-            direct.append(called_directly(setup, num_episodes, options.turns) / num_calls * 1e3)
-            wall, processor = called_through_gateway(setup, num_episodes, options.turns)
-            over_http.append(wall / num_calls * 1e3)
-            used.append(processor / num_calls * 1e3)
-        added = median(a - b for a, b in zip(over_http, direct, strict=True))
-        figures = {
-            "direct ms": median(direct),
-            "gateway ms": median(over_http),
-            "added ms": added,
-            "processor ms": median(used),
-        }
+        with Gateway() as gateway, contextlib.ExitStack() as stack:
+            measured = Measurements(gateway, options, num_episodes)
+            proxy = None
+            if options.litellm:
+                proxy = stack.enter_context(LiteLLMProxy(measured.llms))
+                measured.warm_up(proxy)
+            for number in range(options.rounds):
+                measured.add_round(number, proxy)
+        figures = {name: median(values) for name, values in measured.values.items()}
         told = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         print(f"{num_episodes} episodes at once: {told}")
         if options.record:

@@ -6,8 +6,11 @@ import os
 import pytest
 
 from beside_agents.episodes import Episode, RecordingGateway, check_tokens
+from beside_agents.expert import expert_turn
 from beside_agents.practised import practise
 from turnwise.inference import GenerationRequest, create_inference_engine
+from turnwise.inference.scripted import ScriptedEngine
+from turnwise.models import load_tokenizer
 
 # LiteLLM fetches its prices when it is imported, unless this says not to.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
@@ -54,3 +57,22 @@ def make_episode(engine, gateway):
 @pytest.fixture
 def episode(make_episode):
     return make_episode()
+
+
+@pytest.fixture
+def thinking_episode(gateway):
+    """Make episodes of a policy that thinks before it does what the expert does."""
+    made = []
+
+    def think_first(prompt):
+        return f"<think>Hm.</think>{expert_turn(prompt)}"
+
+    def make(thoughts):
+        engine = ScriptedEngine(load_tokenizer("tiny"), think_first)
+        made.append(Episode(engine, gateway, {}, thoughts))
+        return made[-1]
+
+    yield make
+    for each in made:
+        asyncio.run(gateway.close(each.llm))
+        check_tokens(each.session.tree.stream(), each.engine.sampled)

@@ -67,14 +67,14 @@ class RecordingEngine:
 class Episode:
     """A session behind the gateway, and a tool for its agent."""
 
-    def __init__(self, engine, gateway, limits):
+    def __init__(self, engine, gateway, limits, thoughts="as_sent"):
         self.engine = RecordingEngine(engine)
         options = CollectorOptions(
             parser="hermes",
             sampling=SamplingParams(temperature=0.1),
             limits=EpisodeLimits(**{"max_tokens_per_turn": 200, **limits}),
         )
-        self.session = AgentSession(make_setup(self.engine, options))
+        self.session = AgentSession(make_setup(self.engine, options), thoughts=thoughts)
         self.llm = gateway.open(self.session)
         self._requests = gateway.requests.setdefault(self.llm.base_url.split("/")[-2], [])
         self.looked = []
