@@ -15,9 +15,10 @@ from turnwise.algo import compute_advantages
 from turnwise.episode import EpisodeCollector
 from turnwise.inference import GenerationRequest, create_inference_engine
 from turnwise.learner import Learner, PolicyValueModel
-from turnwise.runs.episode_records import write_episode
+from turnwise.runs.episode_store import EpisodeStore
 from turnwise.trainer.batches import AgentRow, _turn_ids, make_batch
 from turnwise.types import EpisodeStatus
+from turnwise.view.payloads import episode_payload
 
 FORMATS = {
     **dict.fromkeys(("chatml", "llama-3", "mistral", "hermes", "gemma"), make_format),
@@ -85,7 +86,7 @@ def play(policy, **options):
     return run_episode(engine, environment, limits=bounds, **options), prompts
 
 
-def test_the_episode_goes_on_from_the_task_the_summary_and_the_observation():
+def test_the_episode_goes_on_from_the_task_the_summary_and_the_observation(tmp_path):
     result, prompts = play(
         lambda text: "seen it all" if "Sum up." in text else "go",
         summary_prompt="Sum up.",
@@ -108,8 +109,13 @@ def test_the_episode_goes_on_from_the_task_the_summary_and_the_observation():
     assert result.status is EpisodeStatus.DONE
     assert result.num_turns == 6 == len(result.responses)
     assert result.reward.total == 21.0
-    stored = write_episode(result)["agents"][0]
-    assert [turn.get("kind", "action") for turn in stored["turns"]] == kinds
+    store = EpisodeStore(tmp_path / "episodes", 10**9)
+    store.write(1, [result])
+    (stored,) = store.read(1)
+    assert [turn.kind for turn in stored.agent.turns] == kinds
+    shown = episode_payload("train", 1, 0, stored)["agents"][0]["reward"]["turns"]
+    assert [earned for earned in shown if earned] == result.agent.turn_rewards
+    assert [bool(earned) for earned in shown] == [kind == "action" for kind in kinds]
 
 
 def test_summaries_are_no_turns_and_carry_no_thoughts():
