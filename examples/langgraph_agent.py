@@ -68,14 +68,15 @@ def settings(quick):
     config.inference.max_tokens = 44  # a tool call; a token of the tiny model is a byte
     config.inference.max_turns = NUM_TURNS
     config.training.warm_start = "expert"
-    config.training.warm_start_steps = 2 if quick else 30
+    config.training.warm_start_steps = 2 if quick else 25
     config.training.warm_start_learning_rate = 3e-3
     config.training.adv_estimator = "grpo"
     config.training.batch_size = 6
     config.training.group_size = 2 if quick else 8
-    config.training.update_epochs = 2
-    config.training.learning_rate = 1e-3
-    config.training.kl_loss_coef = 0.02
+    config.training.mini_batch_size = 16
+    config.training.update_epochs = 3
+    config.training.learning_rate = 3e-4
+    config.training.kl_loss_coef = 0.04
     config.training.eval_episodes = 6
     config.training.num_epochs = 1 if quick else 3
     return config
