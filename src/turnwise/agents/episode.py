@@ -40,7 +40,7 @@ class AgentEpisodes(EpisodeSource):
     ) -> None:
         self.agent = check_agent(agent)
         self.expert = expert
-        self._thoughts = thoughts
+        self.thoughts = thoughts
         self._gateway: Gateway | None = None
         self._starting = threading.Lock()
 
@@ -74,7 +74,7 @@ class AgentEpisodes(EpisodeSource):
             member=task.member,
             attempt=attempt,
             task=task.task,
-            thoughts=self._thoughts,
+            thoughts=self.thoughts,
             expert=expert,
         )
 
@@ -93,7 +93,7 @@ class AgentEpisodes(EpisodeSource):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy in another process has a gateway of its own."""
-        return {"agent": self.agent, "expert": self.expert, "_thoughts": self._thoughts}
+        return {"agent": self.agent, "expert": self.expert, "thoughts": self.thoughts}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = {**state, "_gateway": None, "_starting": threading.Lock()}

@@ -39,9 +39,10 @@ class InferenceConfig(Section):
     enable_thinking: bool | None = setting(
         None, "Whether the chat template lets the model think; null: the template's default."
     )
-    thoughts: Literal["keep", "as_template"] = setting(
-        "keep",
-        "Thoughts in later prompts: keep leaves them; as_template does as the chat template.",
+    thoughts: Literal["keep", "as_template"] | None = setting(
+        None,
+        "Thoughts in later prompts: keep leaves them; as_template does as the chat template; null: "
+        "keep in environments, as an agent sends them.",
     )
     summary_prompt: str | None = setting(
         None,

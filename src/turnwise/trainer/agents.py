@@ -18,6 +18,7 @@ from turnwise.user_code import fingerprint, import_object, names_code, remember_
 
 if TYPE_CHECKING:
     from turnwise.agents import AgentEpisodes, AgentSource, Expert
+    from turnwise.chat.tree import ThoughtPolicy
 
 _INTERPRETERS = {"python", "python3", "node", "npx", "uv", "uvx", "run", "bash", "sh", "env"}
 """Words before the name of the program that is meant."""
@@ -65,11 +66,12 @@ def expert_of(given: Any, config: ConfigStore, agent: AgentSource | None) -> Exp
     return found
 
 
-def agent_episodes(agent: AgentSource, expert: Expert | None) -> AgentEpisodes:
+def agent_episodes(agent: AgentSource, expert: Expert | None, config: ConfigStore) -> AgentEpisodes:
     """Return what creates the agent's episodes; the owner closes it."""
     from turnwise.agents import AgentEpisodes
 
-    return AgentEpisodes(agent, expert=expert)
+    thoughts: ThoughtPolicy = "keep" if config.inference.thoughts == "keep" else "as_sent"
+    return AgentEpisodes(agent, expert=expert, thoughts=thoughts)
 
 
 def agent_name(agent: AgentSource) -> str:

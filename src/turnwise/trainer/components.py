@@ -182,7 +182,7 @@ class UserComponents:
         if self.agent is None:
             return self.factory(config)
         assert not isinstance(self.expert, str)
-        episodes = agent_episodes(self.agent, self.expert)
+        episodes = agent_episodes(self.agent, self.expert, config)
         closing.callback(episodes.close)
         return episodes
 
@@ -223,7 +223,7 @@ class UserComponents:
             reward_fn=self.reward_fn,
             seed=config.training.seed,
             enable_thinking=config.inference.enable_thinking,
-            thoughts=config.inference.thoughts,
+            thoughts=config.inference.thoughts or "keep",
             summary_prompt=config.inference.summary_prompt or SUMMARY_PROMPT,
             on_error=config.training.on_error,
             stall_timeout=config.inference.stall_timeout,
