@@ -8,14 +8,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from turnwise.legible import legible
 from turnwise.progress.display import Display
-from turnwise.progress.run_state import RunState, one_line, step_text
-
-if TYPE_CHECKING:
-    from turnwise.trainer.reporter import RunInfo
+from turnwise.progress.run_state import RunInfo, RunState, one_line, step_text
 
 SECONDS_BETWEEN_PROGRESS_LINES = 20.0
 """A slow step prints the number of finished episodes this often."""

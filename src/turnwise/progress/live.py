@@ -11,7 +11,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -20,11 +20,8 @@ from rich.text import Text
 
 from turnwise.progress.display import Display, printed_through
 from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunState
+from turnwise.progress.run_state import RunInfo, RunState
 from turnwise.progress.run_view import RunView
-
-if TYPE_CHECKING:
-    from turnwise.trainer.reporter import RunInfo
 
 REFRESH_SECONDS = 0.25
 # Synchronized output: a terminal that supports it shows everything between these at once.

@@ -8,14 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from turnwise.progress.display import Display
 from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunState, brief, clock_time, step_text
-
-if TYPE_CHECKING:
-    from turnwise.trainer.reporter import RunInfo
+from turnwise.progress.run_state import RunInfo, RunState, brief, clock_time, step_text
 
 SECONDS_BETWEEN_UPDATES = 0.5
 NUM_STEP_LINES = 10

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
 
 from turnwise.legible import legible
 from turnwise.runs.headline import policy_movement, reports_success
 
-if TYPE_CHECKING:
-    from turnwise.trainer.reporter import RunInfo
-
 NUM_STEPS_OF_PACE = 20
 """The remaining time is estimated from this many latest steps."""
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a reporter gets when a run begins."""
+
+    folder: Path
+    environment: str
+    model: str
+    num_steps: int
+    """Steps in all, including those before a resume."""
+    first_step: int = 0
+    """Steps that were done before a resume."""
+    history: Sequence[Mapping[str, float]] = ()
+    """Their metrics."""
+    evaluated_on: str = "held-out seeds"
+    """`held-out seeds`, `16 held-out rows`, `training rows` ..."""
 
 
 @dataclass

@@ -32,7 +32,7 @@ _LEARNER_BITS = "log_probs_xor"
 _PLACES = ("ids", "mask", "offsets")
 
 
-class Row:
+class TokenColumns:
     """The tokens of one agent in one episode."""
 
     def __init__(self, ids: Array, mask: Array, columns: dict[str, Array]) -> None:
@@ -82,7 +82,7 @@ def pack(streams: Sequence[TokenStream], columns: Columns) -> dict[str, Array]:
     return packed
 
 
-def unpack(packed: Mapping[str, Array], place: str = "the columns") -> list[Row]:
+def unpack(packed: Mapping[str, Array], place: str = "the columns") -> list[TokenColumns]:
     """Return the rows in order; inconsistent columns raise `ConfigError` about `place`."""
     _check_packed(packed, place)
     ids, offsets = packed["ids"], packed["offsets"].astype(np.int64)
@@ -101,7 +101,7 @@ def unpack(packed: Mapping[str, Array], place: str = "the columns") -> list[Row]
             )
     sampled = pairwise(accumulate(num_sampled, initial=0))
     return [
-        Row(
+        TokenColumns(
             ids[start:end],
             mask[start:end],
             {name: column[first:last] for name, column in columns.items()},

@@ -15,7 +15,7 @@ import numpy as np
 from turnwise.errors import ConfigError
 from turnwise.reward import Reward
 from turnwise.runs.episode_branches import turn_tree
-from turnwise.runs.episode_columns import Array, Row
+from turnwise.runs.episode_columns import Array, TokenColumns
 from turnwise.runs.plain_json import plain_json
 from turnwise.types import EpisodeStatus
 
@@ -152,7 +152,7 @@ def write_episode(result: EpisodeResult, began: float | None = None) -> dict[str
 
 
 def read_episode(
-    data: Mapping[str, Any], rows: Sequence[Row], place: str = "the file"
+    data: Mapping[str, Any], rows: Sequence[TokenColumns], place: str = "the file"
 ) -> StoredEpisode:
     """Return an episode from its checked JSON and the tokens of its agents."""
     for agent, row in zip(data["agents"], rows, strict=True):
@@ -219,7 +219,7 @@ def _write_agent(agent: AgentRecord, with_starts: bool) -> dict[str, Any]:
     return written
 
 
-def _read_agent(data: Mapping[str, Any], row: Row) -> StoredAgent:
+def _read_agent(data: Mapping[str, Any], row: TokenColumns) -> StoredAgent:
     messages = data["messages"]
     said = _said(messages, len(data["turns"]))
     reward = data.get("reward")

@@ -17,7 +17,7 @@ from turnwise.errors import ConfigError
 from turnwise.runs.disk_errors import disk_reason
 from turnwise.whole_files import write_whole
 
-Metrics: TypeAlias = Mapping[str, float | int | str | bool]
+MetricsLine: TypeAlias = Mapping[str, float | int | str | bool]
 
 _LOG = logging.getLogger("turnwise")
 
@@ -37,7 +37,7 @@ class MetricsLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
 
-    def append(self, metrics: Metrics) -> None:
+    def append(self, metrics: MetricsLine) -> None:
         """Append one line, and sync it to the disk. NaN and infinity are left out."""
         line = _encode(metrics)
         try:
@@ -139,7 +139,7 @@ def missing_steps(history: Iterable[Mapping[str, Any]], num_steps: int) -> str:
     return f"{'step' if len(missing) == 1 else 'steps'} {words}" if missing else ""
 
 
-def _encode(metrics: Metrics) -> bytes:
+def _encode(metrics: MetricsLine) -> bytes:
     """
     >>> _encode({"step": 3, "reward": 0.1, "kl": math.nan})
     b'{"step": 3, "reward": 0.1}\\n'

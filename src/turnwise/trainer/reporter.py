@@ -4,39 +4,20 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Protocol, Self, TypeAlias
 
 from turnwise.errors import ConfigError
 from turnwise.progress.choose import is_worker, make_reporter
 from turnwise.progress.display import PROGRESS
 from turnwise.progress.lines import as_block
-from turnwise.progress.run_state import RunState, step_text
+from turnwise.progress.run_state import RunInfo as RunInfo, RunState, step_text
 
 Metrics: TypeAlias = dict[str, float]
 """The metrics of one step by name, such as `eval/greedy/reward`."""
 
 _LOG = logging.getLogger("turnwise")
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a reporter gets when a run begins."""
-
-    folder: Path
-    environment: str
-    model: str
-    num_steps: int
-    """Steps in all, including those before a resume."""
-    first_step: int = 0
-    """Steps that were done before a resume."""
-    history: Sequence[Mapping[str, float]] = ()
-    """Their metrics."""
-    evaluated_on: str = "held-out seeds"
-    """`held-out seeds`, `16 held-out rows`, `training rows` ..."""
 
 
 class Reporter(Protocol):
