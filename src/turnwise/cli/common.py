@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from turnwise.config import EnvironmentConfig
 
-_CONTROL = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def environment_config(
@@ -89,5 +89,5 @@ def print_file(text: str) -> None:
 def print_json(value: Any, indent: int | None = 1) -> None:
     """Print one JSON value to the standard output, with control characters escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=repr)
-    # JSON escapes the first 32 control characters by itself.
+    # JSON escapes the first 32 control characters by itself; half a surrogate pair has no UTF-8.
     typer.echo(_CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
