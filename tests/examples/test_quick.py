@@ -21,7 +21,7 @@ NEEDS = {
     "gymnasium_frozen_lake": "gymnasium",
     "tools_mcp": "mcp",
     "ray_cluster": "ray",
-    "agents_sdk": "agents",
+    "agents_sdk": "agents.run",  # tests/agents is a package of that name too
     "langgraph_agent": "langgraph",
 }
 # The last lines of its output.
