@@ -73,14 +73,14 @@ def settings(quick):
     config.training.warm_start_steps = 2 if quick else 30
     config.training.warm_start_learning_rate = 3e-3
     config.training.adv_estimator = "grpo"
-    config.training.batch_size = 7
+    config.training.batch_size = 7 if quick else 14
     config.training.group_size = 2 if quick else 8
-    config.training.mini_batch_size = 16
+    config.training.mini_batch_size = 28
     config.training.update_epochs = 3
-    config.training.learning_rate = 3e-4
+    config.training.learning_rate = 5e-4
     config.training.kl_loss_coef = 0.04
     config.training.eval_episodes = 7
-    config.training.num_epochs = 1 if quick else 3
+    config.training.num_epochs = 1 if quick else 5
     return config
 
 

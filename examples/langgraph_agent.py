@@ -71,14 +71,14 @@ def settings(quick):
     config.training.warm_start_steps = 2 if quick else 25
     config.training.warm_start_learning_rate = 3e-3
     config.training.adv_estimator = "grpo"
-    config.training.batch_size = 6
+    config.training.batch_size = 6 if quick else 12
     config.training.group_size = 2 if quick else 8
-    config.training.mini_batch_size = 16
+    config.training.mini_batch_size = 24
     config.training.update_epochs = 3
-    config.training.learning_rate = 3e-4
+    config.training.learning_rate = 5e-4
     config.training.kl_loss_coef = 0.04
     config.training.eval_episodes = 6
-    config.training.num_epochs = 1 if quick else 3
+    config.training.num_epochs = 1 if quick else 5
     return config
 
 
