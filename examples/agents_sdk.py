@@ -80,7 +80,7 @@ def settings(quick):
     config.training.learning_rate = 5e-4
     config.training.kl_loss_coef = 0.04
     config.training.eval_episodes = 7
-    config.training.num_epochs = 1 if quick else 5
+    config.training.num_epochs = 1 if quick else 8
     return config
 
 
