@@ -68,7 +68,8 @@ class _SharedTimer:
 
     def _cancel_expired(self) -> None:
         now = self.loop.time()
-        for limit in [limit for limit in self.pending if limit.when <= now]:
+        expired = [limit for limit in self.pending if limit.when <= now]
+        for limit in sorted(expired, key=lambda limit: limit.when):
             self.pending.discard(limit)
             limit.cancel_task()
         first = min((limit.when for limit in self.pending), default=None)
