@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import logging
 import os
 import sys
 import threading
@@ -40,11 +41,28 @@ def run_together(*functions, seconds=60):
         raise failures[0]
 
 
-def wait_until(condition, seconds=20):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+@contextlib.contextmanager
+def logged(*words):
+    """An event that is set as soon as turnwise logs a message with these words."""
+    event = threading.Event()
+    handler = logging.Handler()
+
+    def has_all(message):
+        return all(part in message for part in words)
+
+    handler.emit = lambda record: event.set() if has_all(record.getMessage()) else None
+    logging.getLogger("turnwise").addHandler(handler)
+    try:
+        yield event
+    finally:
+        logging.getLogger("turnwise").removeHandler(handler)
 
 
 @contextlib.contextmanager

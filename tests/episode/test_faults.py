@@ -150,7 +150,7 @@ def has_no_more_than(before):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -35,7 +35,8 @@ class TinySGLang:
         self.weight_version = "default"
         self.is_incremental = False
         self.step_delay = 0.0
-        self.freeze_after = None
+        self.freeze_after = None  # says nothing more after so many tokens
+        self.hold_after = None  # waits after so many tokens until it is aborted
         self.is_dead = False
         self.num_flushed = 0
         self._prefixes = {}  # what was computed for a prompt: wrong after an update, if kept
@@ -215,10 +216,16 @@ class TinySGLang:
         run.entries.append([log_probs[token].item(), token, None])
         if num_top := run.body.get("top_logprobs_num", 0):
             run.tops.append(self._top(log_probs, num_top))
-        while self.freeze_after is not None and len(run.output) >= self.freeze_after:
+        while self._waits(run):
             time.sleep(0.01)
             if self.is_dead:
                 raise Exited
+
+    def _waits(self, run):
+        if self.freeze_after is not None and len(run.output) >= self.freeze_after:
+            return True
+        is_held = self.hold_after is not None and len(run.output) >= self.hold_after
+        return is_held and not run.is_aborted
 
     def _finish(self, run):
         if run.is_aborted:

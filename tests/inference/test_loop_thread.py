@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import threading
 
@@ -32,7 +33,7 @@ def test_what_begin_raises_is_told_also_if_end_fails_too(caplog):
 
     starting = threading.Thread(target=start, daemon=True)
     starting.start()
-    starting.join(10)
+    starting.join(60)
     assert outcome == ["told"]
     assert "AttributeError: never connected" in caplog.text
 
@@ -51,27 +52,31 @@ def test_a_call_that_ignores_its_cancellation_does_not_hold_up_closing(monkeypat
     thread.call(stubborn())
     closing = threading.Thread(target=lambda: thread.close(nothing, 0.05), daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(60)
     over.set()
     assert not closing.is_alive()
 
 
-def test_a_call_that_blocks_the_loop_does_not_hold_up_closing(monkeypatch, caplog):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_call_that_blocks_the_loop_does_not_hold_up_closing(monkeypatch, caplog, capsys):
     monkeypatch.setattr(loop_thread, "_CLOSING_SECONDS", 0.05)
     over = threading.Event()
 
     async def block():
-        over.wait(30)
+        over.wait(120)
 
     thread = LoopThread("test", lambda: None, lambda: None)
     thread.start()
     thread.call(block())
     closing = threading.Thread(target=lambda: thread.close(nothing, 0.0), daemon=True)
     closing.start()
-    closing.join(10)
+    closing.join(60)
     assert not closing.is_alive()
     assert "the thread does not end and is abandoned" in caplog.text
     over.set()
+    thread._thread.join(60)
+    gc.collect()
+    assert "never awaited" not in capsys.readouterr().err
 
 
 def test_calls_from_many_threads_while_it_closes_are_answered_or_refused():
@@ -87,7 +92,7 @@ def test_calls_from_many_threads_while_it_closes_are_answered_or_refused():
         def ask(thread=thread, answered=answered, refused=refused):
             try:
                 for number in itertools.count():  # however long it takes until it closes
-                    answered.append(thread.call(answer(number)).result(10) == number)
+                    answered.append(thread.call(answer(number)).result(60) == number)
             except RuntimeError as error:
                 refused.append(error)
 
@@ -96,6 +101,6 @@ def test_calls_from_many_threads_while_it_closes_are_answered_or_refused():
             one.start()
         thread.close(nothing, 1.0)
         for one in asking:
-            one.join(10)
+            one.join(60)
         assert len(refused) == 3
         assert all(answered)

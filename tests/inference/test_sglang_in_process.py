@@ -13,7 +13,15 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from inference.sglang_cases import GREEDY, TOKENIZER, VOCABULARY, gap, make_model, sample
+from inference.sglang_cases import (
+    GREEDY,
+    TOKENIZER,
+    VOCABULARY,
+    gap,
+    make_model,
+    sample,
+    start_clock_after,
+)
 from inference.sglang_runtime import TinySGLang
 from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError, MissingExtraError
@@ -155,10 +163,12 @@ def test_tokens_log_probs_and_scores_are_those_of_the_model(engine):
 
 
 def test_out_of_time_gives_what_there_is(engine):
-    Engine.made.tokenizer_manager.runtime.step_delay = 0.01
+    runtime = Engine.made.tokenizer_manager.runtime
+    runtime.hold_after = 7
+    start_clock_after(engine, runtime, 7)
     result = sample(engine, GenerationRequest([5, 6], 110, timeout=0.15))
     assert result.finish_reason is FinishReason.DEADLINE
-    assert 0 < len(result.ids) < 110
+    assert len(result.ids) == 7
 
 
 def test_new_weights_are_used_from_then_on(engine):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,6 +14,7 @@ from turnwise.reward import (
     score_trajectories_async,
 )
 from turnwise.types import EpisodeStatus, RolloutData, Trajectory
+from virtual_time import Clock, run_in_virtual_time
 
 
 def episodes(num_episodes):
@@ -38,19 +38,23 @@ class Meter:
             self.num_now -= 1
 
 
-def metered_async(meter):
+def metered_async(meter, num_at_once):
+    meeting = asyncio.Barrier(num_at_once)
+
     async def reward(trajectory):
         with meter:
-            await asyncio.sleep(0.01)
+            await meeting.wait()
         return trajectory.seed
 
     return reward
 
 
-def metered_plain(meter):
+def metered_plain(meter, num_at_once):
+    meeting = threading.Barrier(num_at_once, timeout=60)
+
     def reward(trajectory):
         with meter:
-            time.sleep(0.01)
+            meeting.wait()
         return trajectory.seed
 
     return reward
@@ -60,15 +64,15 @@ def metered_plain(meter):
 @pytest.mark.parametrize("limit", [1, 3])
 def test_the_limit_is_reached_and_never_passed(metered, limit):
     meter = Meter()
-    outcomes = score_trajectories(episodes(9), metered(meter), max_concurrency=limit)
+    outcomes = score_trajectories(episodes(9), metered(meter, limit), max_concurrency=limit)
     assert [outcome.total for outcome in outcomes] == [float(i) for i in range(9)]
     assert meter.num_most == limit
 
 
 def test_by_default_async_calls_run_together_and_plain_ones_in_turn():
     together, in_turn = Meter(), Meter()
-    score_trajectories(episodes(8), metered_async(together))
-    score_trajectories(episodes(8), metered_plain(in_turn))
+    score_trajectories(episodes(8), metered_async(together, 8))
+    score_trajectories(episodes(8), metered_plain(in_turn, 1))
     assert together.num_most == 8
     assert in_turn.num_most == 1
 
@@ -118,17 +122,20 @@ def test_a_failure_is_an_outcome_and_the_others_keep_their_rewards():
 
 
 released = threading.Event()
+clock = Clock()
 
 
 def hang_plain(trajectory):
     if trajectory.seed == 1:
+        clock.now += 1.0
         released.wait(60)
     return 1.0
 
 
 async def hang_async(trajectory):
     if trajectory.seed == 1:
-        await asyncio.sleep(60)
+        clock.now += 1.0
+        await asyncio.Event().wait()
     return 1.0
 
 
@@ -140,12 +147,12 @@ async def hang_and_swallow(trajectory):
 
 
 @pytest.mark.parametrize("reward_fn", [hang_plain, hang_async, hang_and_swallow])
-def test_a_call_that_hangs_is_cut_and_the_rest_goes_on(reward_fn):
+def test_a_call_that_hangs_is_cut_and_the_rest_goes_on(reward_fn, monkeypatch):
+    monkeypatch.setitem(globals(), "clock", Clock())
     released.clear()
-    start = time.monotonic()
-    first, hung, last = score_trajectories(episodes(3), reward_fn, timeout=0.5)
+    scoring = score_trajectories_async(episodes(3), reward_fn, timeout=0.5)
+    first, hung, last = run_in_virtual_time(scoring, clock)
     released.set()
-    assert time.monotonic() - start < 30
     assert first == last == Reward(1.0)
     assert isinstance(hung, RewardFailure)
     assert hung.status is EpisodeStatus.REWARD_ERROR
@@ -157,7 +164,9 @@ def test_waiting_for_a_place_does_not_count_against_the_deadline():
         await asyncio.sleep(0.05)
         return 1.0
 
-    outcomes = score_trajectories(episodes(12), reward, max_concurrency=1, timeout=0.5)
+    outcomes = run_in_virtual_time(
+        score_trajectories_async(episodes(12), reward, max_concurrency=1, timeout=0.5)
+    )
     assert outcomes == [Reward(1.0)] * 12
 
 
@@ -218,18 +227,20 @@ def test_a_limit_below_one_is_refused():
 
 
 def test_cancelling_the_scoring_cancels_the_calls():
-    cancelled = []
+    begun, cancelled = [], []
 
     async def reward(trajectory):
+        begun.append(trajectory.seed)
         try:
-            await asyncio.sleep(5.0)
+            await asyncio.Event().wait()
         except asyncio.CancelledError:
             cancelled.append(trajectory.seed)
             raise
 
     async def main():
         task = asyncio.create_task(score_trajectories_async(episodes(3), reward))
-        await asyncio.sleep(0.02)
+        while len(begun) < 3:
+            await asyncio.sleep(0)
         task.cancel()
         await task
 

@@ -108,10 +108,11 @@ class LoopThread(Generic[S]):
             if self.is_closed:
                 return
             self.is_closed = True
-        ending = asyncio.run_coroutine_threadsafe(self._finish(shutdown(), grace), self.loop)
+        ending = asyncio.run_coroutine_threadsafe(self._finish(shutdown, grace), self.loop)
         try:
             ending.result(grace + _CLOSING_SECONDS)
         except TimeoutError:
+            ending.cancel()
             _LOG.warning("%s: running calls did not end and are abandoned", self._thread.name)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_CLOSING_SECONDS)
@@ -127,8 +128,10 @@ class LoopThread(Generic[S]):
         finally:
             self._calls.discard(task)
 
-    async def _finish(self, shutdown: Coroutine[Any, Any, None], grace: float) -> None:
-        await shutdown
+    async def _finish(
+        self, shutdown: Callable[[], Coroutine[Any, Any, None]], grace: float
+    ) -> None:
+        await shutdown()
         if self._calls:
             _, late = await asyncio.wait(set(self._calls), timeout=grace)
             for call in late:
@@ -150,7 +153,16 @@ class LoopThread(Generic[S]):
         if self._begun.set_running_or_notify_cancel():  # else `start` has given up
             self._begun.set_result(begun)
             self.loop.run_forever()
+            self.loop.run_until_complete(self._end_tasks())
         self._finally()
+
+    async def _end_tasks(self) -> None:
+        """Cancel what `close` did not wait for, such as a shutdown that a blocked loop delayed."""
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_SECONDS)
 
     def _finally(self) -> None:
         try:
