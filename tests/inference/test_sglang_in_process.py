@@ -30,6 +30,16 @@ from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 from turnwise.inference.sglang import SGLangInferenceEngine
 
 
+@dataclass
+class ServerArgs:
+    model_path: str
+    dtype: str = "auto"
+    tp_size: int = 1
+    context_length: int | None = None
+    trust_remote_code: bool = False
+    mem_fraction_static: float | None = None
+
+
 @dataclass(kw_only=True)
 class UpdateWeightFromDiskReqInput:
     model_path: str
@@ -127,8 +137,9 @@ def folder(tmp_path):
 
 @pytest.fixture
 def engine(monkeypatch, folder):
-    for name in ("sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.managers.io_struct"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    for name in ("", ".srt", ".srt.managers", ".srt.managers.io_struct", ".srt.server_args"):
+        monkeypatch.setitem(sys.modules, f"sglang{name}", ModuleType(f"sglang{name}"))
+    sys.modules["sglang.srt.server_args"].ServerArgs = ServerArgs
     sys.modules["sglang"].Engine = Engine
     sys.modules[
         "sglang.srt.managers.io_struct"
@@ -191,6 +202,11 @@ def test_what_sglang_refuses_is_passed_on(engine):
         sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
     with pytest.raises(ConfigError, match="vocabulary"):
         sample(engine, GenerationRequest([VOCABULARY], 3))
+
+
+def test_an_option_that_sglang_does_not_have_is_named(engine, folder):
+    with pytest.raises(ConfigError, match=r"SGLang has no option 'mem_fraction'.*mem_fraction_s"):
+        SGLangInferenceEngine(folder, mem_fraction=0.4)
 
 
 def test_closing_shuts_sglang_down(engine):

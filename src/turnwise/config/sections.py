@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge
 
@@ -32,6 +32,12 @@ class InferenceConfig(Section):
 
     backend: Literal["local", "transformers", "vllm", "sglang", "scripted"] = setting(
         "local", "The inference engine."
+    )
+    url: str | None = setting(
+        None, "A vLLM or SGLang server that runs already; null starts the engine."
+    )
+    options: dict[str, Any] = setting(
+        {}, "Options of the engine, for example {gpu_memory_utilization: 0.4, max_model_len: 8192}."
     )
     max_tokens: Positive = setting(64, "Maximum tokens of one turn of the model.")
     temperature: Annotated[float, Ge(0)] = setting(1.0, "Sampling temperature; 0 is greedy.")

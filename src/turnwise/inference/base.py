@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, TypeAlias, overload
 
@@ -15,7 +15,7 @@ import torch
 
 from turnwise.chat.control import configured_ends
 from turnwise.deadlines import result_within, run_sync
-from turnwise.errors import ConfigError
+from turnwise.errors import ConfigError, did_you_mean
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
 
@@ -238,6 +238,14 @@ class BaseInferenceEngine(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def check_engine_options(engine: str, options: Iterable[str], arguments: Any) -> None:
+    """Raise for an option that is no field of the dataclass of an engine's arguments."""
+    known = {field.name for field in fields(arguments)}
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{engine} has no option {name!r}. {did_you_mean(name, known)}")
 
 
 def check_ids(ids: Sequence[int], vocabulary_size: int) -> None:

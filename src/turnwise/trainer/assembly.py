@@ -18,6 +18,7 @@ from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
+from turnwise.models import model_folder
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
 from turnwise.trainer.rollout import Rollout
@@ -77,7 +78,12 @@ def assemble(
         config.training, learner, algorithm.estimator, sampler_is_exact=is_exact
     )
     shares = config.inference.backend in SHARED_MODEL_BACKENDS
-    return RunComponents(tokenizer, learner, engine, collector, advantages, shares, closing=closing)
+    components = RunComponents(
+        tokenizer, learner, engine, collector, advantages, shares, closing=closing
+    )
+    if not shares and (config.inference.url is not None or user.model is not None):
+        components.publish_weights()  # the engine may have other weights than the learner
+    return components
 
 
 def make_collector(
@@ -107,19 +113,30 @@ def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
 
 def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenceEngine:
     """Return the engine of the settings; only some backends use the model itself."""
-    backend = config.inference.backend
-    if backend in SHARED_MODEL_BACKENDS:
-        return create_inference_engine(model, backend, tokenizer=tokenizer)
+    inference = config.inference
+    if inference.backend in SHARED_MODEL_BACKENDS:
+        return create_inference_engine(
+            model, inference.backend, inference.options, tokenizer=tokenizer
+        )
     path = config.model.local_path or config.model.model_name
     if config.model.trust_remote_code:
         require_model_code(path)
-    options: Mapping[str, Any] = {
-        "dtype": config.model.dtype,
-        "tensor_parallel_size": config.model.tensor_parallel_size,
+    options: dict[str, Any] = {
         "trust_remote_code": config.model.trust_remote_code,
-        "start_timeout": config.inference.start_timeout,
+        "start_timeout": inference.start_timeout,
     }
-    return create_inference_engine(path, backend, options, tokenizer=tokenizer)
+    if inference.url is not None:
+        # The server's own path of the model may not exist on this machine.
+        options["model_path"] = model_folder(path)
+    else:
+        options["dtype"] = config.model.dtype
+        options["tensor_parallel_size"] = config.model.tensor_parallel_size
+    return create_inference_engine(
+        inference.url or path,
+        inference.backend,
+        options | inference.options,
+        tokenizer=tokenizer,
+    )
 
 
 def check_settings(config: ConfigStore) -> None:
@@ -131,6 +148,8 @@ def check_settings(config: ConfigStore) -> None:
             "engine runs on one device, on the modules that are trained. Set it to 1, or "
             "inference.backend to vllm or sglang."
         )
+    if config.inference.url is not None:
+        _check_url(config)
     if config.inference.backend == "scripted":
         raise ConfigError(
             "inference.backend got 'scripted', which has no model to train. It is for trying "
@@ -147,6 +166,26 @@ def check_settings(config: ConfigStore) -> None:
         raise ConfigError(
             f"training.warm_start got {warm_start!r}, expected 'expert', 'random', or a JSONL file "
             "of conversations; there is no such file"
+        )
+
+
+def _check_url(config: ConfigStore) -> None:
+    """Raise for settings that a server which runs already cannot follow."""
+    inference, num_split = config.inference, config.model.tensor_parallel_size
+    if inference.backend in SHARED_MODEL_BACKENDS:
+        raise ConfigError(
+            f"inference.url got {inference.url!r}, and the {inference.backend} engine runs in this "
+            "process. Set inference.backend to vllm or sglang, or remove the URL."
+        )
+    if num_split > 1:
+        raise ConfigError(
+            f"model.tensor_parallel_size got {num_split}, and the number of GPUs of "
+            f"{inference.url} was decided when that server was started. Leave it at 1."
+        )
+    if config.ray.use_ray and config.ray.num_actors > 1:
+        raise ConfigError(
+            f"ray.num_actors got {config.ray.num_actors}, and one server takes new weights from "
+            "one worker. Set it to 1, or remove inference.url: each worker then starts an engine."
         )
 
 

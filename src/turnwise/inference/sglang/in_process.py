@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from turnwise.errors import ConfigError, EngineError, import_extra
-from turnwise.inference.base import Overflow
+from turnwise.inference.base import Overflow, check_engine_options
 from turnwise.inference.loop_thread import START_SECONDS
 from turnwise.inference.sglang.engine import SGLangEngine
 from turnwise.models import load_tokenizer, model_folder
@@ -52,6 +52,8 @@ class SGLangInferenceEngine(SGLangEngine):
             "trust_remote_code": trust_remote_code,
             **engine_options,
         }
+        arguments = import_extra("sglang.srt.server_args", "sglang").ServerArgs
+        check_engine_options("SGLang", self._options, arguments)
         if tokenizer is None and not engine_options.get("skip_tokenizer_init"):
             path = engine_options.get("tokenizer_path") or model_path
             tokenizer = load_tokenizer(path, trust_remote_code=trust_remote_code)

@@ -7,13 +7,13 @@ import random
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from turnwise.errors import ConfigError, did_you_mean, import_extra
+from turnwise.errors import ConfigError, import_extra
+from turnwise.inference.base import check_engine_options
 
 CPU_CACHE_BYTES = 2 * 2**30
 """KV cache on a CPU; by default vLLM would take nearly all memory of the machine."""
@@ -67,10 +67,7 @@ def engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
 def make_engine_args(settings: Mapping[str, Any]) -> Any:
     """Return vLLM's arguments; an unknown name is an error that suggests the nearest one."""
     kind = import_extra("vllm.engine.arg_utils", "vllm").EngineArgs
-    known = {field.name for field in fields(kind)}
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"vLLM has no option {name!r}. {did_you_mean(name, known)}")
+    check_engine_options("vLLM", settings, kind)
     return kind(**settings)
 
 

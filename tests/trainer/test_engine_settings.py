@@ -1,0 +1,71 @@
+"""`inference.url` and `inference.options`: what reaches the engine of a run."""
+
+import json
+
+import pytest
+
+from inference.sglang_runtime import TinySGLang
+from inference.sglang_server import SGLangServer
+from trainer.worlds import Memory, small_model, small_trainer
+from turnwise import ConfigError, ConfigStore
+from turnwise.trainer.assembly import check_settings, make_engine
+
+SHORT = ("training.warm_start=null", "training.batch_size=4", "training.max_log_prob_gap=1e-3")
+
+
+def test_a_run_trains_through_a_server_that_runs_already(tmp_path):
+    """Each step is sampled by the weights that the step before it has published.
+
+    The server begins with other weights than the run, as after an earlier run.
+    """
+    model, tokenizer = small_model(seed=5)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    runtime = TinySGLang(model, tokenizer, str(tmp_path / "model"))
+    with (
+        SGLangServer(runtime) as server,
+        small_trainer(
+            tmp_path / "runs",
+            Memory,
+            *SHORT,
+            "inference.backend=sglang",
+            f"inference.url={server.url}",
+            f"inference.options.weights_dir={tmp_path}",
+            f"model.local_path={tmp_path / 'model'}",
+            reward_fn=lambda trajectory: sum(map(ord, "".join(trajectory.actions))) / 1000,
+        ) as trainer,
+    ):
+        trainer.fit(1, 3)
+        history = trainer.metrics_history
+    assert all(metrics["grad_norm"] > 0 for metrics in history)
+    assert [metrics["gap_max"] < 1e-3 for metrics in history] == [True] * 3
+    updates = server.asked("/update_weights_from_disk")
+    assert [body["weight_version"] for body in updates] == ["1", "2", "3", "4"]
+    assert all(body["model_path"].startswith(str(tmp_path)) for body in updates)
+    (record,) = tmp_path.glob("runs/*/run.json")
+    assert json.loads(record.read_text())["engine"]["class"] == "SGLangServerEngine"
+
+
+def test_options_reach_the_engine():
+    model, tokenizer = small_model()
+    config = ConfigStore.load(overrides=["inference.options={max_batch_size: 3}"])
+    with make_engine(config, model, tokenizer) as engine:
+        assert engine.options["max_batch_size"] == 3
+    config.inference.options = {"max_batch": 3}
+    with pytest.raises(ConfigError, match=r"no option 'max_batch'. Did you mean 'max_batch_size'"):
+        make_engine(config, model, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["inference.backend=local"], r"the local engine runs in this process.*vllm or sglang"),
+        (["model.tensor_parallel_size=2"], "decided when that server was started"),
+        (["ray.use_ray=true", "ray.num_actors=2"], "num_actors got 2.*from one worker"),
+    ],
+)
+def test_what_a_server_cannot_follow_is_refused(overrides, message):
+    url = ["inference.backend=vllm", "inference.url=http://127.0.0.1:8000"]
+    check_settings(ConfigStore.load(overrides=url))
+    with pytest.raises(ConfigError, match=message):
+        check_settings(ConfigStore.load(overrides=[*url, *overrides]))
