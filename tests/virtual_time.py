@@ -2,6 +2,11 @@
 
 import asyncio
 import selectors
+from types import SimpleNamespace
+
+import pytest
+
+from turnwise.episode import timing
 
 
 class Clock(selectors.DefaultSelector):
@@ -22,11 +27,16 @@ class QuickClock(Clock):
 
 
 def run_in_virtual_time(coroutine, clock=None, late=0.0):
-    """Runs a coroutine in a loop with this clock; every wait ends `late` seconds after its time."""
+    """Runs a coroutine in a loop with this clock; every wait ends `late` seconds after its time.
+
+    The time limits of episodes go by the same clock.
+    """
     clock = clock or QuickClock()
     loop = asyncio.SelectorEventLoop(clock)
     loop.time = lambda: clock.now + late * (clock.now > 0)
     try:
-        return loop.run_until_complete(coroutine)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(timing, "time", SimpleNamespace(monotonic=loop.time))
+            return loop.run_until_complete(coroutine)
     finally:
         loop.close()

@@ -487,6 +487,9 @@ def _core(kind: str) -> str:
     return core.to_str()
 
 
+_FOLDERS = tempfile.TemporaryDirectory(prefix="turnwise-zoo-")
+
+
 @cache
 def zoo_tokenizer(name: str):
     layout = ZOO[name]
@@ -513,7 +516,8 @@ def zoo_tokenizer(name: str):
         clean_up_tokenization_spaces=False,
     )
     if layout.ends:
-        folder = Path(tempfile.mkdtemp(prefix="turnwise-zoo-"))
+        folder = Path(_FOLDERS.name) / name
+        folder.mkdir()
         ends = tokenizer.convert_tokens_to_ids(list(layout.ends))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
         tokenizer.name_or_path = str(folder)

@@ -259,7 +259,7 @@ def live(terminal):
 
 
 def wait_for(condition) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

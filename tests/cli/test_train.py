@@ -248,10 +248,10 @@ def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small
         session.process.send_signal(signal.SIGINT)
         while session.read():
             pass
-        assert session.process.wait(30) == 130
+        assert session.process.wait(60) == 130
     finally:
         session.process.kill()
-        session.process.wait(30)
+        session.process.wait(60)
         os.close(session.master)
     screen = session.terminal.screen
     assert "\ninterrupted" in screen

@@ -17,6 +17,8 @@ from turnwise import (
     run_episode,
 )
 from turnwise.episode import make_setup
+from turnwise.episode.run import run_episode_async
+from virtual_time import Clock, run_in_virtual_time
 
 LONG = type("Long", (Counting,), {"length": 1000})
 
@@ -75,11 +77,13 @@ def test_an_opening_that_does_not_fit_has_no_turns_and_says_so():
 def test_out_of_time():
     class Slow(LONG):
         async def step(self, action):
-            if self.heard:  # the first answer is in time even on a busy machine
+            if self.heard:
                 await asyncio.sleep(60)
             return super().step(action)
 
-    result = run_episode(Recording(), Slow, limits=EpisodeLimits(max_seconds=1.0))
+    result = run_in_virtual_time(
+        run_episode_async(Recording(), Slow, limits=EpisodeLimits(max_seconds=1.0))
+    )
     assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
     assert result.num_turns == 2  # what was said last is kept
     lengths = {len(result.trajectory[n]) for n in ("states", "actions", "rewards", "infos")}
@@ -93,7 +97,9 @@ def test_out_of_time_while_the_engine_speaks_keeps_what_was_said():
             await asyncio.sleep(request.timeout)
             return await Broken("deadline", at=0).sample(request)
 
-    result = run_episode(Slow(), LONG, limits=EpisodeLimits(max_seconds=0.5))
+    result = run_in_virtual_time(
+        run_episode_async(Slow(), LONG, limits=EpisodeLimits(max_seconds=0.5))
+    )
     assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
     assert result.turns[-1].info == {"unanswered": True}
 
@@ -158,10 +164,15 @@ def test_an_environment_that_breaks(base, method, action, says):
 
 @pytest.mark.parametrize("method", ["reset", "step"])
 def test_an_environment_that_hangs_is_left_behind(method):
-    # What does not hang has all the time that it needs on a busy machine.
-    limits = EpisodeLimits(**{f"{method}_timeout": 0.3}, close_timeout=0.05)
-    forever = threading.Event()
-    result = run_episode(Recording(), broken(method, forever.wait), limits=limits)
+    limits = EpisodeLimits(**{f"{method}_timeout": 0.3})
+    clock, forever = Clock(), threading.Event()
+
+    def hang():
+        clock.now += 1.0
+        forever.wait()
+
+    play = run_episode_async(Recording(), broken(method, hang), limits=limits)
+    result = run_in_virtual_time(play, clock)
     forever.set()
     assert result.status is EpisodeStatus.ENVIRONMENT_ERROR
     assert f"Bad.{method}() took longer than 0.3 s" in result.error

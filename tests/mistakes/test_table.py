@@ -24,6 +24,7 @@ from turnwise.errors import ConfigError, TurnwiseError
 from turnwise.inference import ScriptedEngine
 from turnwise.models import check_tokenizer
 from turnwise.models.tiny import make_tiny_tokenizer
+from virtual_time import Clock, run_in_virtual_time
 
 TOKENIZER = make_tiny_tokenizer()
 
@@ -548,7 +549,21 @@ def test_what_takes_too_long_names_the_setting_that_gives_it_more_time():
         "reward function 'judge' took longer than 0.05 s. Make it faster, or raise "
         "limits.reward_timeout."
     )
-    assert failure(Slow, limits=EpisodeLimits(max_seconds=0.5))[0] == (
-        "the episode took longer than 0.5 s, and Slow.step() was not done. "
+    clock = Clock()
+
+    class Late(Slow):
+        async def step(self, action):
+            clock.now += 1.0
+            await super().step(action)
+
+    collector = EpisodeCollector(
+        *(ScriptedEngine(TOKENIZER, "go"), Late),
+        num_retries=0,
+        limits=EpisodeLimits(max_seconds=0.5),
+    )
+    played = run_in_virtual_time(collector.collect(1), clock)
+    (result,) = [*played, *played.dropped]
+    assert result.error == (
+        "the episode took longer than 0.5 s, and Late.step() was not done. "
         "Raise limits.max_seconds."
     )

@@ -70,7 +70,7 @@ def program(code: str) -> str:
 
 
 def run(code: str, packages: Sequence[str] = (), **limits: float) -> CodeRun:
-    chosen = {"seconds": 20.0, "memory_mb": 256, "disk_mb": 4, "num_files": 50, **limits}
+    chosen = {"seconds": 60.0, "memory_mb": 256, "disk_mb": 4, "num_files": 50, **limits}
     return run_code(program(code), CodeLimits(**chosen), packages=packages)  # type: ignore[arg-type]
 
 
@@ -81,7 +81,7 @@ def contained(code: str, packages: Sequence[str] = (), **limits: float) -> None:
     assert result.ok
 
 
-def wait_until(condition: object, seconds: float = 20.0) -> None:
+def wait_until(condition: object, seconds: float = 60.0) -> None:
     assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():

@@ -122,9 +122,9 @@ def test_a_tool_that_hangs_is_cut() -> None:
 def test_one_that_hangs_holds_nobody_up() -> None:
     release = threading.Event()
 
-    @tool(timeout=5)
+    @tool(timeout=60)
     def hang() -> None:
-        release.wait(20)
+        release.wait(60)
 
     async def main() -> list[str]:
         registry = ToolRegistry([hang, add])
@@ -190,7 +190,7 @@ def test_an_inline_tool_may_give_something_to_wait_for() -> None:
         assert all(result.value == "later" for result in both_ways(function))
 
 
-@pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=20.0"])
+@pytest.mark.parametrize("how", ["inline=True", "timeout=None", "timeout=120.0"])
 def test_the_users_interrupt_gets_through(how: str) -> None:
     script = (
         "import os, time\n"
@@ -198,7 +198,7 @@ def test_the_users_interrupt_gets_through(how: str) -> None:
         f"@tool({how})\n"
         "def nap():\n"
         "    os.write(1, b'ready\\n')\n"  # not print: its lock may be held at the end
-        "    time.sleep(20)\n"
+        "    time.sleep(120)\n"
         "try:\n"
         "    ToolRegistry([nap]).execute_tool('nap')\n"
         "except KeyboardInterrupt:\n"
@@ -213,7 +213,7 @@ def test_the_users_interrupt_gets_through(how: str) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=15)[0] == "interrupted\n"
+    assert process.communicate(timeout=60)[0] == "interrupted\n"
 
 
 @pytest.mark.parametrize("inline", [True, False])
@@ -239,7 +239,7 @@ def test_no_thread_is_left_by_calls_that_end() -> None:
     before = threading.active_count()
     for result in both_ways(add, a=1) + both_ways(add, a="x"):
         assert result.name == "add"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.005)
     assert threading.active_count() == before

@@ -129,7 +129,7 @@ def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> N
 
     class Hangs:
         def close(self) -> None:
-            release.wait(20)
+            release.wait(60)
 
     context = ToolContext()
     context.store |= {"first": Closable(log, "first"), "slow": Hangs()}

@@ -138,7 +138,7 @@ def test_an_environment_that_hangs_is_cut_and_it_is_the_environments_fault() -> 
 
     class Hangs(Counter):
         def step(self, action: str) -> Any:
-            release.wait(20)
+            release.wait(60)
 
     registry = ToolRegistry([EnvironmentStepTool(step_timeout=0.05)])
     result = step(registry, "1", registry.open_context(Hangs()))

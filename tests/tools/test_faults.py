@@ -19,19 +19,19 @@ NUM_CALLS = 300
 RELEASE = threading.Event()
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def good(n: int, context: ToolContext) -> int:
     context.store[str(n)] = n
     return n
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 async def good_async(n: int) -> int:
     await asyncio.sleep(0)
     return n
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def raises(n: int) -> None:
     raise ValueError(n)
 
@@ -46,27 +46,27 @@ async def hangs_async(n: int) -> None:
     await asyncio.Event().wait()
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def exits(n: int) -> None:
     sys.exit(n)
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 async def exits_async(n: int) -> None:
     sys.exit(n)
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def wrong_type(n: int) -> object:
     return object()
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def huge(n: int) -> list[str]:
     return ["x" * 1_000_000] * 100
 
 
-@tool(timeout=20.0)
+@tool(timeout=60.0)
 def forks(n: int) -> str:
     pid = os.fork()
     if pid:
@@ -125,7 +125,7 @@ def test_every_call_has_a_result_and_nothing_is_left() -> None:
     assert all(result.text and len(result.text) < 20_000 for result in results)
     assert sum(Counter(result.failure for result in results).values()) == NUM_CALLS
     assert {result.text for result in results if result.name == "forks"} == {"parent"}
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while threading.active_count() > threads and time.monotonic() < deadline:
         time.sleep(0.01)
     # Fewer is no fault: what tests before this one left behind may be collected meanwhile.

@@ -220,7 +220,7 @@ def test_closing_in_the_middle_of_a_call_ends_the_call() -> None:
         thread = threading.Thread(target=lambda: results.append(call(source, "hang")))
         thread.start()
         time.sleep(0.2)
-    thread.join(20)
+    thread.join(60)
     assert not results[0].success
     assert not children()
 

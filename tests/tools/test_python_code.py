@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,10 +125,24 @@ def test_other_ends_are_told_too(code: str, told: str) -> None:
 
 
 @needs_isolation
-def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed() -> None:
-    result = execute("print('started')\nwhile True: pass", seconds=0.5)
+def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = threading.Event()
+    add = runner.OutputKeeper.add
+
+    def hear(keeper: runner.OutputKeeper, data: bytes) -> None:
+        add(keeper, data)
+        printed.set()
+
+    def monotonic() -> float:
+        return time.monotonic() + 100.0 * printed.is_set()
+
+    monkeypatch.setattr(runner.OutputKeeper, "add", hear)
+    monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=monotonic))
+    result = execute("print('started', flush=True)\nwhile True: pass", seconds=60)
     assert result.failure is ToolFailure.REFUSED
-    assert result.text == "started\nThe program was stopped after 0.5 seconds."
+    assert result.text == "started\nThe program was stopped after 60 seconds."
 
 
 @needs_isolation
@@ -179,33 +194,33 @@ def test_the_model_is_told_what_it_may_do() -> None:
 
 @needs_isolation
 def test_cancelling_the_episode_ends_the_program() -> None:
-    async def main() -> float:
-        tool = PythonCodeTool(CodeLimits(seconds=60.0))
+    async def main() -> None:
+        tool = PythonCodeTool(CodeLimits(seconds=3600.0))
         call = ToolCall("python", {"code": "while True: pass"})
         task = asyncio.create_task(ToolRegistry([tool]).execute_async(call))
         while not _our_processes():
             await asyncio.sleep(0.01)
-        start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         while _our_processes():
             await asyncio.sleep(0.01)
-        return time.monotonic() - start
 
-    assert asyncio.run(main()) < 30
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 @needs_isolation
 def test_many_at_once_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     running = most = 0
     lock = threading.Lock()
+    meeting = threading.Barrier(2, timeout=60)
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal running, most
         with lock:
             running += 1
             most = max(most, running)
+        meeting.wait()
         try:
             return run_code(*args, **kwargs)
         finally:
@@ -244,7 +259,7 @@ def test_without_isolation_time_still_ends_it() -> None:
     code = "import os, time\nif os.fork() == 0:\n    time.sleep(60)\ntime.sleep(60)"
     run = run_code(code, CodeLimits(seconds=0.5), isolated=False)
     assert run.timed_out
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while _our_processes() and time.monotonic() < deadline:
         time.sleep(0.01)  # killed, but not gone before the kernel gets to it
     assert not _our_processes()

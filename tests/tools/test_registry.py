@@ -237,7 +237,7 @@ def test_sync_tool_does_not_block_the_event_loop() -> None:
     released = threading.Event()
 
     def wait_for_the_loop() -> bool:
-        return released.wait(timeout=5)
+        return released.wait(timeout=60)
 
     async def main() -> tuple[bool, Any]:
         registry = ToolRegistry([wait_for_the_loop])

@@ -22,7 +22,7 @@ class Client:
 
     def request(self, path, method="GET", body=None, **headers):
         """Status, headers and body of whatever is asked."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         names = {name.replace("_", "-"): value for name, value in headers.items()}
         try:
             connection.request(method, path, body, names)
@@ -78,12 +78,12 @@ def serving(*places, is_read_only=False):
         yield Client(port, viewer)
     finally:
         server.end()
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         door.close()
         assert not thread.is_alive()
 
 
-def eventually(check, seconds=20.0):
+def eventually(check, seconds=60.0):
     """Wait until something is so."""
     end = time.monotonic() + seconds
     while not (found := check()):

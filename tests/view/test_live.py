@@ -26,7 +26,7 @@ class Listening:
     """Hears the events of a viewer."""
 
     def __init__(self, port):
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         self._connection.request("GET", "/api/events")
         self._answer = self._connection.getresponse()
         assert self._answer.headers["content-type"].startswith("text/event-stream")
@@ -125,7 +125,7 @@ def test_it_waits_for_the_first_run_and_ctrl_c_ends_it_though_a_page_listens(tmp
     write_run(tmp_path / "runs" / "one", {1: [said("Hello")]})
     listener.until(lambda runs: runs.keys() == {"one"})
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=60)
     assert "Traceback" not in errors
     assert process.returncode == 0
     listener.close()
