@@ -320,7 +320,8 @@ def test_a_whole_request_has_time_for_its_answer(client, monkeypatch):
         door.sendall(f"GET /api/events HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         data = b""
         while b"event: runs" not in data:
-            assert (chunk := door.recv(65536)), "the stream of events was closed"
+            chunk = door.recv(65536)
+            assert chunk, "the stream of events was closed"
             data += chunk
         assert protocols[-1]._waiting is None  # no limit runs any more
 
