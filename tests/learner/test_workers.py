@@ -26,7 +26,7 @@ class Meeting:
     """Where threads bring their numbers together."""
 
     def __init__(self, num_workers):
-        self.barrier = threading.Barrier(num_workers, timeout=30)
+        self.barrier = threading.Barrier(num_workers, timeout=120)
         self.slots = [None] * num_workers
 
     def exchange(self, rank, value):

@@ -17,7 +17,8 @@ from turnwise.runs.run_folder import RunFolder
 from turnwise.trainer import stopping
 from turnwise.trainer.stopping import Interrupted, StopRequest, run_unless_stopped
 
-PROMISED_SECONDS = 10
+PROMISED_SECONDS = 300
+"""Half of what user code blocks for: no busy machine takes so long to stop."""
 KEYBOARD_INTERRUPT = 1
 """How a child that `multiprocessing` made ends by one; `turnwise train` ends with 130."""
 
@@ -39,12 +40,10 @@ class TestSignals:
         ],
     )
     def test_it_saves_and_leaves(self, tmp_path, undisturbed, number, moment, code):
-        child = Child(tmp_path)
+        child = Child(tmp_path, wait_at=moment)
         child.hear(moment)
         child.send(number)
-        started = time.monotonic()
         assert child.end() == code, "\n".join(child.lines)
-        assert time.monotonic() - started < PROMISED_SECONDS
         assert "stopping: saving the run first (Ctrl-C again leaves at once)" in child.lines
         assert "interrupted" in child.lines
         assert RunFolder(tmp_path / "killed").status["status"] == "interrupted"
@@ -79,7 +78,7 @@ class TestSignals:
         child.send(number)
         started = time.monotonic()
         code = child.end()
-        assert time.monotonic() - started < 45, "\n".join(child.lines)  # it blocks for a minute
+        assert time.monotonic() - started < PROMISED_SECONDS, "\n".join(child.lines)
         assert code == (1 if number == signal.SIGINT else 128 + number), "\n".join(child.lines)
         assert "interrupted" in child.lines
         assert newest_files(tmp_path / "killed")[0] == 1
@@ -87,7 +86,7 @@ class TestSignals:
 
     def test_the_first_one_waits_for_the_save(self, tmp_path, undisturbed):
         """Longer than any fixed time; in between it says where it is."""
-        child = Child(tmp_path, slow_save=9.0)
+        child = Child(tmp_path, slow_save="reminded", wait_at="evaluation 1")
         child.hear("evaluation 1")
         child.send(signal.SIGTERM)
         assert child.end() == 143, "\n".join(child.lines)
@@ -98,7 +97,7 @@ class TestSignals:
         assert_same_run(undisturbed, tmp_path / "killed")
 
     def test_a_second_one_gives_up_the_save(self, tmp_path, undisturbed):
-        child = Child(tmp_path, slow_save=60.0)
+        child = Child(tmp_path, slow_save="ever", wait_at="evaluation 1")
         child.hear("evaluation 1")
         child.send(signal.SIGTERM)
         child.hear("saving")
@@ -132,7 +131,7 @@ def ignore_second_signal(said):
                 signal.raise_signal(signal.SIGTERM)
             except SystemExit:
                 break
-        threading.Event().wait(60)
+        threading.Event().wait(600)
 
 
 def leave_a_thread_behind(said):
@@ -142,7 +141,7 @@ def leave_a_thread_behind(said):
     with stop.listening():
         stop.can_save = True
         signal.raise_signal(signal.SIGTERM)
-    threading.Thread(target=threading.Event().wait, args=(60,), name="the user's").start()
+    threading.Thread(target=threading.Event().wait, args=(600,), name="the user's").start()
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_a_process_that_does_not_end_by_itself_is_ended(program, words):
     child = processes.Process(target=program, args=(theirs,))
     child.start()
     theirs.close()
-    child.join(30)
+    child.join(300)
     child.kill()  # nothing, if it has ended
     assert child.exitcode == 143
     said = []
@@ -172,26 +171,32 @@ class TestKilled:
     def test_at_any_moment(self, tmp_path, undisturbed):
         """Three times at random, twice inside a save: `make test-faults` has many more."""
         moments = random.Random(0)
+        folder = tmp_path / "0"
         for number in range(5):
             inside = (1, moments.randrange(1, 12)) if number % 2 else None
-            child = Child(tmp_path, die_at_save=inside)
+            child = Child(folder, die_at_save=inside)
             if inside is None:
                 child.hear(moments.choice(["begun", "warm start 1", "episodes", "evaluation"]))
                 time.sleep(moments.uniform(0, 0.1))
                 child.send(signal.SIGKILL)
-            assert child.end() == 128 + signal.SIGKILL, "\n".join(child.lines)
+            code = child.end()
+            if inside is None and code == 0:  # it was quicker than the signal
+                assert_same_run(undisturbed, folder / "killed")
+                folder = tmp_path / str(number + 1)
+                continue
+            assert code == 128 + signal.SIGKILL, "\n".join(child.lines)
             assert ("dies inside a save" in child.lines) == (inside is not None)
-        finish(tmp_path)
-        assert_same_run(undisturbed, tmp_path / "killed")
+        finish(folder)
+        assert_same_run(undisturbed, folder / "killed")
 
 
 class TestRequest:
     def test_what_is_under_way_is_called_off(self):
         stop = StopRequest(lambda text: None)
-        threading.Timer(0.05, stop.request).start()
         cleaned = []
 
         async def work():
+            threading.Thread(target=stop.request).start()
             try:
                 await asyncio.sleep(60)
             finally:

@@ -28,7 +28,16 @@ SMALL = (
     "inference.max_tokens=2",
     "checkpoint.run_name=killed",
 )
-now = {"place": "warm start", "slow": None, "is_saving": False, "is_stopping": False}
+BLOCKED_SECONDS = 600
+"""Far longer than anything takes on a busy machine."""
+now = {
+    "place": "warm start",
+    "slow": None,
+    "wait_at": None,
+    "is_saving": False,
+    "is_stopping": False,
+    "is_reminded": False,
+}
 
 
 def say(text):
@@ -44,7 +53,7 @@ class Blocking(Memory):
     def step(self, action):
         if now["place"] == now["slow"]:
             say("blocked")
-            time.sleep(60)
+            time.sleep(BLOCKED_SECONDS)
         return super().step(action)
 
 
@@ -68,7 +77,7 @@ class Stubborn(Memory):
         while now["place"] == now["slow"]:
             say("blocked")
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(BLOCKED_SECONDS)
             except asyncio.CancelledError:
                 say("ignored")
         return super().step(action)
@@ -80,7 +89,7 @@ class InExecutor(Memory):
     async def step(self, action):
         if now["place"] == now["slow"]:
             say("blocked")
-            await asyncio.to_thread(time.sleep, 60)
+            await asyncio.to_thread(time.sleep, BLOCKED_SECONDS)
         return super().step(action)
 
 
@@ -108,10 +117,13 @@ class Teller:
         if text.startswith("warm start"):
             now["place"] = "step 1"
         now["is_stopping"] |= text.startswith("stopping")
+        now["is_reminded"] |= "still stopping" in text and "slowly" in text
         say(text)
 
     def progress(self, what, done, total):
         say(f"{what} {done}")
+        while now["wait_at"] == f"{what} {done}" and not now["is_stopping"]:
+            time.sleep(0.01)
 
     def end(self, outcome):
         say(outcome)
@@ -146,26 +158,28 @@ def die_in_a_save(number, point):
         setattr(whole_folders.os, name, guarded(getattr(os, name)))
 
 
-def delay_saves(seconds):
+def delay_saves(until):
     """Let the save of a run that stops take as long as that of a large model."""
     rename = os.rename
 
     def slowly(*args, **kwargs):
         if now["is_stopping"]:
             say("saving")
-            time.sleep(seconds)
+            while not (until == "reminded" and now["is_reminded"]):
+                time.sleep(0.01)
         return rename(*args, **kwargs)
 
     whole_folders.os.rename = slowly
-    stopping._REMINDER_SECONDS = 2.0
+    stopping._REMINDER_SECONDS = 0.2 if until == "reminded" else BLOCKED_SECONDS
 
 
-def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0):
+def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=None, wait_at=None):
     """Train in `folder`, and say on standard output how far it is.
 
     `die_at_save=(2, 7)`: killed, as by kill -9, before the 7th change that its 2nd save makes on
     the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2"; `world` is
-    how. `slow_save`: seconds that the save of a run takes that is to stop.
+    how. `slow_save`: how long the save of a run that is to stop takes, until it is "reminded" or
+    for "ever". `wait_at`: where it waits until it is to stop, such as "episodes 2".
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -174,28 +188,29 @@ def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0)
         die_in_a_save(*die_at_save)
     if slow_save:
         delay_saves(slow_save)
-    now["slow"] = slow_at
+    now["slow"], now["wait_at"] = slow_at, wait_at
     environment = Memory if slow_at is None else WORLDS[world]
     with small_trainer(folder, environment, *SMALL, reporter=Teller()) as trainer:
         trainer.fit()
 
 
-def _train_telling(pipe, *args):
+def _train_telling(pipe, *args, **kwargs):
     for stream in (1, 2):
         os.dup2(pipe.fileno(), stream)
-    train(*args)
+    train(*args, **kwargs)
 
 
 class Child:
-    """A process that runs `train`."""
+    """A process that runs `train` with these arguments."""
 
-    def __init__(self, folder, die_at_save=None, slow_at=None, world="thread", slow_save=0.0):
+    def __init__(self, folder, *args, **kwargs):
         context = fork_server()
         self.lines = []
         self._reader, writer = context.Pipe(duplex=False)
         self._process = context.Process(
             target=_train_telling,
-            args=(writer, folder, die_at_save, slow_at, world, slow_save),
+            args=(writer, folder, *args),
+            kwargs=kwargs,
             daemon=True,
         )
         self._process.start()
@@ -216,7 +231,7 @@ class Child:
     def end(self):
         """How it ended, as a shell has it; what it said is in `lines`."""
         self.lines += self._said.read().splitlines()
-        self._process.join(60)
+        self._process.join(120)
         code = self._process.exitcode
         return 128 - code if code < 0 else code
 
