@@ -76,7 +76,6 @@ def algo_works(device: str) -> Iterator[Work]:
         "gae": ("algo.gae",),
         "grpo": ("algo.masking",),
         "reinforce_plus_plus": ("algo.masking", "algo.recurrence"),
-        "remax": ("algo.remax",),
     }
     losses = {"ppo": ("algo.ppo",), "gspo": ("algo.tiles",), "sapo": ("algo.tiles",)}
     for rows, length in ((1024, 2048), (64, 256)):
@@ -96,7 +95,7 @@ def episode_works() -> Iterator[Work]:
     for num_episodes in (1, 64):
         name = f"episodes without a model, {num_episodes} at once"
         make = partial(partial, our_measure(tokenizer, 16), num_episodes)
-        yield Work(name, make, ("chat", "deadlines"))
+        yield Work(name, make, ("chat",))
 
 
 def engine_works(device: str) -> Iterator[Work]:

@@ -13,13 +13,6 @@ import pytest
 from contention import no_tasks_left
 from turnwise.deadlines import abandon, call_with_deadline, num_abandoned, run_sync
 from turnwise.errors import DeadlineExceeded
-from turnwise.plain_mode import plain_mode
-
-
-@pytest.fixture(autouse=True, params=[True, False], ids=["plain", "fast"])
-def plain(request):
-    with plain_mode(request.param):
-        yield
 
 
 @pytest.fixture(autouse=True)

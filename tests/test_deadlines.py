@@ -9,16 +9,8 @@ import threading
 
 import pytest
 
-from turnwise.deadlines import call_with_deadline, is_async, run_sync, time_limit
+from turnwise.deadlines import call_with_deadline, is_async, run_sync
 from turnwise.errors import DeadlineExceeded
-from turnwise.plain_mode import plain_mode
-from virtual_time import run_in_virtual_time
-
-
-@pytest.fixture(autouse=True, params=[True, False], ids=["plain", "fast"])
-def plain(request):
-    with plain_mode(request.param):
-        yield
 
 
 def call(function, *args, timeout=60.0, **kwargs):
@@ -306,56 +298,3 @@ def test_run_sync_raises_what_the_coroutine_raises():
         run_sync(fail())
     with pytest.raises(ZeroDivisionError, match="here"):
         asyncio.run(main())
-
-
-async def ends(seconds, work=None):
-    """How a wait with this deadline ends."""
-    try:
-        async with time_limit(seconds):
-            await (asyncio.Event().wait() if work is None else work)
-    except TimeoutError:
-        return "cut"
-    return "done"
-
-
-@pytest.mark.parametrize("late", [0.0, 1.0], ids=["in time", "all at once"])
-def test_deadlines_of_one_loop_end_each_in_its_own_time(late):
-    order = []
-
-    async def wait(seconds):
-        order.append((await ends(seconds), seconds))
-
-    async def main():
-        # A later one that is shorter, one that is met, and one after the timer has rung.
-        waits = [wait(s) for s in (0.09, 0.03, 0.06)]
-        await asyncio.gather(*waits, ends(60.0, asyncio.sleep(0.01)))
-        await wait(0.02)
-
-    for _ in range(2):  # a loop's timer is its own
-        order.clear()
-        run_in_virtual_time(main(), late=late)
-        assert order == [("cut", 0.03), ("cut", 0.06), ("cut", 0.09), ("cut", 0.02)]
-
-
-@pytest.mark.parametrize("seconds", [None, 60.0, 0.0])
-def test_a_deadline_obeys_a_cancellation_from_outside(seconds):
-    async def main():
-        task = asyncio.create_task(ends(seconds))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-
-
-def test_an_inner_deadline_leaves_the_outer_one_alone():
-    async def main():
-        async with time_limit(60.0) as outer:
-            assert await ends(0.01) == "cut"
-            await asyncio.sleep(0)
-        assert not outer.expired()
-        assert asyncio.current_task().cancelling() == 0
-        return await ends(0.03, ends(60.0))
-
-    assert asyncio.run(main()) == "cut"

@@ -93,10 +93,3 @@ def test_a_change_of_each_is_seen_and_refused_or_not():
             assert refusals(now, before) == []
         else:
             assert refused == []
-
-
-def test_rows_recorded_under_the_former_name_of_their_class_are_the_same():
-    before, now = ConfigStore(), ConfigStore()
-    before.dataset.path = "<object>:RLHFDataset"
-    now.dataset.path = "<object>:PromptDataset"
-    assert changes_between(before, now) == []

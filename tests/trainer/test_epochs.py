@@ -86,15 +86,6 @@ class TestCount:
     def plan(self, epochs, number, num_epochs, per_epoch, step, is_waiting=False):
         return epochs.plan(number, num_epochs, per_epoch, 1, step=step, is_waiting=is_waiting)
 
-    @pytest.mark.parametrize(
-        ("step", "is_waiting", "expected"),
-        [(0, False, (0, 0)), (5, False, (1, 1)), (8, False, (2, 0)), (8, True, (1, 4))],
-    )
-    def test_a_checkpoint_that_has_only_its_steps(self, step, is_waiting, expected):
-        epochs = Epochs.of_steps(step, 4, is_waiting=is_waiting)
-        assert (epochs.num_done, epochs.num_steps) == expected
-        assert self.plan(epochs, 0, 5, 4, step, is_waiting).num_steps == 20
-
     def test_an_epoch_that_was_broken_off_counts_as_one(self):
         epochs = Epochs(num_done=1, num_steps=3, starts=[0])
         plan = self.plan(epochs, 1, 2, 5, step=8)

@@ -150,9 +150,7 @@ def test_a_folder_of_somebody_else(tmp_path):
     assert (tmp_path / "Echo" / "config.yaml").read_text() == "training: {batch_size: 3}"
 
 
-@pytest.mark.parametrize(
-    "left", [[".lock"], [".lock", "log.txt", ".run.json", ".run.json.saving-12"], []]
-)
+@pytest.mark.parametrize("left", [[".lock"], [".lock", "log.txt", ".run.json.saving-12"], []])
 def test_one_that_was_killed_as_it_began(tmp_path, left):
     (tmp_path / "mine").mkdir()
     for name in left:

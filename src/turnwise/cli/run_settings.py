@@ -148,7 +148,6 @@ def source_of(name: str | None, checkpoint: str = "last") -> Path | None:
 def settings_of(source: Path) -> ConfigStore:
     """Return the settings of a run or of a checkpoint, without its model."""
     from turnwise.config import ConfigStore
-    from turnwise.runs.older_runs import is_older
     from turnwise.runs.places import find_models, places_of
     from turnwise.runs.run_folder import RunFolder
 
@@ -159,8 +158,7 @@ def settings_of(source: Path) -> ConfigStore:
         )
     config = ConfigStore.load(file)
     find_models(config, places_of(run_of(source)))
-    folder = RunFolder(run_of(source))
-    if is_older(folder.facts) or folder.evaluated_on == "training rows":
+    if RunFolder(run_of(source)).evaluated_on == "training rows":
         config.training.eval_fraction = None  # it has trained on all rows
     return config
 
@@ -197,7 +195,6 @@ def restore(
     from turnwise.runs.places import places_of
 
     if source is not None:
-        _restore_older(config, source)
         _name_prompts(config)
     (supplied if source is None else supplied.with_absolute_paths()).put_into(config)
     if config.environments is not None and not takes_mix:
@@ -235,18 +232,6 @@ def _warn_of_changes(config: ConfigStore, run: Path, supplied: Supplied) -> None
         say(
             f"{' and '.join(dict.fromkeys(changed))} changed since the run in {run} began: this "
             "command uses the present version",
-            err=True,
-        )
-
-
-def _restore_older(config: ConfigStore, source: Path) -> None:
-    from turnwise.runs.older_runs import NOT_RECORDED, restore_older
-
-    run = run_of(source)
-    if restore_older(config, run):
-        say(
-            f"note: {run} {NOT_RECORDED}. Name them with the options --reward, --tool, --parser, "
-            "--system-prompt and --dataset.",
             err=True,
         )
 

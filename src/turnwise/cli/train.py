@@ -154,7 +154,6 @@ def _run_of(file: Path | None) -> Path | None:
 def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
     """Return the settings of a file, of a run, or of the demo, with the overrides."""
     from turnwise.config import ConfigStore
-    from turnwise.runs.older_runs import NOT_RECORDED, restore_older
 
     run = file if file is not None and file.is_dir() else None
     if run is not None:
@@ -168,12 +167,6 @@ def _config(file: Path | None, overrides: Sequence[str]) -> ConfigStore:
         file = DEMO
     config = ConfigStore.load(file, overrides)
     if run is not None:
-        if restore_older(config, run):
-            say(
-                f"note: {run} {NOT_RECORDED}. If one did, run that script again: it resumes the "
-                "run.",
-                err=True,
-            )
         config.checkpoint.output_dir = str(run.parent)
         config.checkpoint.run_name = run.resolve().name
     return config

@@ -16,7 +16,7 @@ from turnwise.deadlines.abandon import (
     cancel_or_abandon,
     num_abandoned,
 )
-from turnwise.deadlines.calls import call_with_deadline, is_async, result_within, time_limit
+from turnwise.deadlines.calls import call_with_deadline, is_async, result_within
 from turnwise.deadlines.failures import contained, ending_forked_copies, is_interrupt
 from turnwise.deadlines.running import (
     close_loop,
@@ -44,5 +44,4 @@ __all__ = [
     "result_within",
     "run_in",
     "run_sync",
-    "time_limit",
 ]

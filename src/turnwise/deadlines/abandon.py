@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -27,12 +27,6 @@ _LOG = logging.getLogger("turnwise")
 _abandonable_tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 _count: contextvars.ContextVar[int] = contextvars.ContextVar("abandoned_calls", default=0)
 _logged: set[CodeType | str] = set()
-
-
-class TimeLimit(Protocol):
-    """What `asyncio.timeout` and its faster form give to their blocks."""
-
-    def expired(self) -> bool: ...
 
 
 def allow_abandoning(task: asyncio.Task[Any]) -> None:
@@ -76,7 +70,9 @@ class Abandonable(Generic[T]):
 
     __slots__ = ("_coroutine", "_is_final", "_limit", "_until", "_was_given_up", "_what")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], what: str, limit: TimeLimit) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, T], what: str, limit: asyncio.Timeout
+    ) -> None:
         self._coroutine = coroutine
         self._what = what
         self._limit = limit

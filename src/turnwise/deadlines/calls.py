@@ -13,19 +13,9 @@ from typing import Any, TypeVar
 
 from turnwise.deadlines.abandon import Abandonable
 from turnwise.deadlines.failures import contained, is_interrupt
-from turnwise.deadlines.fast import FastTimeout
 from turnwise.errors import DeadlineExceeded
-from turnwise.plain_mode import is_plain
 
 T = TypeVar("T")
-
-
-def time_limit(seconds: float | None) -> asyncio.Timeout | FastTimeout:
-    """`async with time_limit(seconds) as limit`: cancels what the block awaits when time is up.
-
-    The block then raises `TimeoutError`, and `limit.expired()` is true. None: no limit.
-    """
-    return asyncio.timeout(seconds) if is_plain("deadlines.timeout") else FastTimeout(seconds)
 
 
 async def call_with_deadline(
@@ -41,7 +31,7 @@ async def call_with_deadline(
     Whatever it raises arrives as an `Exception`. `limit_name` is the setting that holds the limit.
     """
     try:
-        async with time_limit(timeout) as limit:
+        async with asyncio.timeout(timeout) as limit:
             if is_async(function):
                 result = function(*args, **kwargs)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import uuid
@@ -10,7 +11,7 @@ from collections.abc import Collection, Sequence
 from turnwise.chat import Conversation, Message
 from turnwise.chat.stream import Prefix
 from turnwise.chat.thinking import with_thought
-from turnwise.deadlines import Abandonable, time_limit
+from turnwise.deadlines import Abandonable
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.thinking import sample_turn
@@ -167,7 +168,7 @@ def _new_session() -> str:
 async def _sample(setup: EpisodeSetup, request: GenerationRequest) -> GenerationResult:
     limit = None if request.timeout is None else request.timeout + _GRACE_SECONDS
     try:
-        async with time_limit(limit) as deadline:
+        async with asyncio.timeout(limit) as deadline:
             try:
                 return await Abandonable(setup.engine.sample(request), "the engine", deadline)
             finally:

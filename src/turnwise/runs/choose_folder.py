@@ -12,7 +12,6 @@ from typing import Any
 
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError
-from turnwise.runs.older_runs import is_older, is_same_environment, with_what_is_given
 from turnwise.runs.places import with_recorded_names
 from turnwise.runs.resume_settings import changes_between, refusals
 from turnwise.runs.run_folder import Resume, RunFolder
@@ -75,7 +74,7 @@ def choose_run_folder(
 def changed_code(folder: RunFolder, identity: Mapping[str, str] | None) -> list[str]:
     """Return the components of a run that have changed: `the reward`, `the dataset` ..."""
     before = folder.status.get("identity")
-    if identity is None or not isinstance(before, dict):  # of an older version
+    if identity is None or not isinstance(before, dict):
         return []
     return [
         f"the {name.replace('_', ' ', 1) if name.startswith('system_prompt') else name}"
@@ -104,12 +103,12 @@ def _named(
             f"there is a run in {folder.path}. Choose another checkpoint.run_name, or remove it."
         )
     status = _readable_status(folder, environment)
-    before, now = _settings_then_and_now(folder, status, config)
+    before, now = _settings_then_and_now(folder, config)
     refused = refusals(before, now)
     if not allow_changes:
         changes = changes_between(before, now)
         refused = [str(change) for change in changes if change.makes_another_run]
-    if not is_same_environment(status.get("environment"), environment):
+    if not _is_same_environment(status.get("environment"), environment):
         refused.insert(0, f"the environment was {status.get('environment')}")
     if refused:
         raise ConfigError(
@@ -124,12 +123,12 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
         return False  # not a run
     status = _readable_status(folder, environment)
     if (
-        not is_same_environment(status.get("environment"), environment)
+        not _is_same_environment(status.get("environment"), environment)
         or status.get("status") == "finished"
     ):
         return False
     try:
-        before, now = _settings_then_and_now(folder, status, config)
+        before, now = _settings_then_and_now(folder, config)
     except ConfigError as error:
         _LOG.warning("the run in %s is not resumed: %s", folder.path, error)
         return False
@@ -137,18 +136,19 @@ def _can_resume(folder: RunFolder, config: ConfigStore, environment: str) -> boo
     return not is_another and not _is_held(folder)
 
 
-def _settings_then_and_now(
-    folder: RunFolder, status: Mapping[str, Any], now: ConfigStore
-) -> tuple[ConfigStore, ConfigStore]:
+def _is_same_environment(before: str | None, environment: str) -> bool:
+    """Return whether two names can mean the same class; hashes tell whether its code changed."""
+    return before is not None and before.rpartition(":")[2] == environment.rpartition(":")[2]
+
+
+def _settings_then_and_now(folder: RunFolder, now: ConfigStore) -> tuple[ConfigStore, ConfigStore]:
     """Return the settings of a run, and those of now under the names that the run recorded.
 
-    What an older version did not record is as it is now, and so is everything of a run that was
-    killed before it wrote its settings.
+    A run that was killed before it wrote its settings has those of now.
     """
     before = folder.settings()
     if before is None:
         return now, now
-    before = with_what_is_given(before, now) if is_older(status) else before
     return before, with_recorded_names(now, before, folder.path)[0]
 
 

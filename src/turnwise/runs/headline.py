@@ -56,7 +56,7 @@ def headline(
     """Return the newest greedy evaluation of a run; without one, the training episodes of its
     last step. None: there are neither.
 
-    `evaluated_on` is what `run.json` records about its evaluations; older runs do not record it.
+    `evaluated_on` is what `run.json` records about its evaluations; None: it has no such record.
     With `step`, the headline is of that step alone, as for the model that was saved after it.
 
     >>> print(headline([{"step": 4, "success": 0.25, "reward": 0.5, "num_episodes": 32}]))

@@ -39,15 +39,9 @@ def places_of(run: Path) -> list[Path]:
 
 def base_directories(run: Path) -> list[Path]:
     """Return where the base directory of a run may be: as it lies from the run, and as it was."""
-    status = RunFolder(run).status
-    recorded = status.get("base_directory")
-    if isinstance(recorded, dict):
-        from_run, path = recorded.get("from_run"), recorded.get("path")
-    else:  # of an older version
-        recorded = status.get("provenance")
-        recorded = recorded if isinstance(recorded, dict) else {}
-        from_run = recorded.get("working_directory_from_run")
-        path = recorded.get("working_directory")
+    recorded = RunFolder(run).status.get("base_directory")
+    recorded = recorded if isinstance(recorded, dict) else {}
+    from_run, path = recorded.get("from_run"), recorded.get("path")
     # Once through the links on the way to the run, once as the path is written.
     found: list[Path] = []
     if isinstance(from_run, str):

@@ -53,8 +53,6 @@ FIXED: Mapping[str, str] = {
 }
 """Settings that a resumed run must leave as they are, each with the reason; others may change."""
 
-_RENAMED = {"<object>:RLHFDataset": "<object>:PromptDataset"}
-"""Names that earlier versions recorded for rows in memory, and their present names."""
 _SAME_EXPERIMENT = {"training.num_epochs"}
 _SAME_EXPERIMENT_SECTIONS = ("checkpoint.", "logging.", "ray.")
 _REFERENCE = (
@@ -108,7 +106,7 @@ def _without_folder(name: Named) -> str:
         return ""
     if name.kind not in ("code", "rows", "folder"):
         return name.text
-    return _RENAMED.get(name.text, name.text.rpartition("/")[2])
+    return name.text.rpartition("/")[2]
 
 
 def refusals(before: ConfigStore, now: ConfigStore) -> list[str]:

@@ -23,8 +23,8 @@ Resume: TypeAlias = Literal["auto", "always", "never"]
 """`auto` resumes an unfinished run of the same settings, if any; `always` requires one; `never`
 starts a new folder."""
 
-_BEFORE_STATUS = {".lock", "log.txt", ".run.json"}
-"""Files that exist before a run has a status; the last one is of older versions."""
+_BEFORE_STATUS = {".lock", "log.txt"}
+"""Files that exist before a run has a status."""
 _MAX_STATUS_BYTES = 2**20
 _STATUS_TYPES = {"status": str, "environment": str, "step": int, "num_steps": int}
 

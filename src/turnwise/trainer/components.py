@@ -132,14 +132,6 @@ class UserComponents:
         held_out = self._split.held_out
         return "training rows" if held_out is None else f"{len(held_out):,} held-out rows"
 
-    def without_held_out(self) -> UserComponents:
-        """Return these components with all rows to train on, as in runs of older versions."""
-        mix = tuple(
-            dataclasses.replace(part, components=part.components.without_held_out())
-            for part in self.mix
-        )
-        return dataclasses.replace(self, eval_fraction=None, mix=mix)
-
     @property
     def environment_name(self) -> str:
         """The name of the environment, or of the agent."""

@@ -35,15 +35,6 @@ class Epochs:
     starts: list[int] = field(default_factory=list)
     """The number of finished epochs when each call of `fit` began."""
 
-    @classmethod
-    def of_steps(cls, step: int, steps_per_epoch: int, *, is_waiting: bool) -> Self:
-        """Return the count for a checkpoint of an older version, which has only its steps.
-
-        `is_waiting` says that the evaluation after its last step is still missing.
-        """
-        num_done, num_steps = divmod(step - is_waiting, steps_per_epoch)
-        return cls(num_done, num_steps + is_waiting, [0])
-
     def plan(
         self,
         fit_number: int,

@@ -16,7 +16,6 @@ from turnwise.errors import EngineStalled, error_message
 from turnwise.runs.checkpoints import Checkpoint
 from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
-from turnwise.runs.older_runs import is_older, with_what_is_given
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, assemble
 from turnwise.trainer.components import UserComponents
@@ -67,8 +66,6 @@ class RunLifecycle:
         self._reporter, self._display = choose_reporter(reporter)
         self._resume = resume_mode(resume)
         self._components: RunComponents | None = None
-        self._is_older = False
-        """Whether the resumed run began in an older version, which recorded less."""
         self._is_loaded = False
         """Whether the weights come from elsewhere: no run in the folder may replace them."""
         self._epochs = Epochs()
@@ -114,16 +111,6 @@ class RunLifecycle:
     def _steps_per_epoch(self) -> int:
         training, rows = self.config.training, self._user.train_rows
         return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
-
-    def _train_on_all_rows(self) -> None:
-        """Hold no rows out, as in the older version in which the run began."""
-        before, self._user = self._user, self._user.without_held_out()
-        if before.evaluates_on != self._user.evaluates_on:
-            self._reporter.say(
-                "this run began with all rows of its dataset as training rows, and continues so: "
-                "its evaluations are on training rows. A new run holds rows out "
-                "(training.eval_fraction)."
-            )
 
     @functools.cached_property
     def _record(self) -> RunRecord:
@@ -175,7 +162,7 @@ class RunLifecycle:
             )
             records.begin(resumes=is_old)
             if resumes:
-                self._resume_run(records, steps_per_epoch)
+                self._resume_run(records)
             elif self.run_folder is not None:
                 records.rewind(self.step)
             elif not self._is_loaded:
@@ -231,7 +218,6 @@ class RunLifecycle:
         folder, resumes = choose_run_folder(
             self._recorded, self._name, resume, identity=self._identity
         )
-        self._is_older = resumes and is_older(folder.status)
         changed = changed_code(folder, self._identity) if resumes else []
         if changed:
             self._reporter.say(
@@ -239,7 +225,7 @@ class RunLifecycle:
             )
         return folder, resumes
 
-    def _resume_run(self, records: Records, steps_per_epoch: int | None) -> None:
+    def _resume_run(self, records: Records) -> None:
         """Resume the run in the folder from its newest checkpoint."""
         checkpoint = records.checkpoints.newest()
         if checkpoint is None:
@@ -247,11 +233,8 @@ class RunLifecycle:
             records.note_changes(0, None)
             seed_generators(self.config.training.seed)
             return
-        self._restore(checkpoint, steps_per_epoch)
-        before = checkpoint_settings(checkpoint)
-        if self._is_older:
-            before = with_what_is_given(before, self._recorded)
-        changes = records.note_changes(self.step, before)
+        self._restore(checkpoint)
+        changes = records.note_changes(self.step, checkpoint_settings(checkpoint))
         if any(change.name == "training.kl_coef" for change in changes):
             self.components.advantages.kl_controller.value = self.config.training.kl_coef
         self.metrics_history = records.rewind(self.step)
@@ -270,13 +253,12 @@ class RunLifecycle:
             "num_broken_steps": self._broken_steps.num_in_a_row,
             "num_imitated": self._num_imitated,
             "unwritten": self._pending_metrics,
-            "holds_rows_out": self._user.eval_fraction is not None,
         }
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.components.learner, self._recorded, progress)
 
-    def _restore(self, checkpoint: Checkpoint, steps_per_epoch: int | None = None) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> None:
         components = self.components
         progress = read_state(checkpoint, components.learner)
         components.publish_weights()
@@ -286,14 +268,7 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]
-        if not progress.get("holds_rows_out"):
-            self._train_on_all_rows()
-        if "epochs" in progress:
-            self._epochs = Epochs.from_state_dict(progress["epochs"])
-        else:  # a checkpoint of an older version
-            is_waiting = self._pending_metrics is not None
-            per_epoch = steps_per_epoch or self._steps_per_epoch()
-            self._epochs = Epochs.of_steps(self.step, per_epoch, is_waiting=is_waiting)
+        self._epochs = Epochs.from_state_dict(progress["epochs"])
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:
                 curriculum.load_state_dict(progress[f"{prefix}curriculum"])

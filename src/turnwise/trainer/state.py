@@ -113,9 +113,6 @@ def load_trained_model(
     """
     checkpoint = find_checkpoint(path, which)
     config = checkpoint_settings(checkpoint)
-    progress = json.loads(checkpoint.file(_STATE).read_text())["progress"]
-    if not progress.get("holds_rows_out"):  # of an older version: it has trained on all rows
-        config.training.eval_fraction = None
     find_models(config, places_of(checkpoint.path))
     if model is not None:
         use_model(config, model)

@@ -17,12 +17,10 @@ from collections.abc import Sequence
 
 import torch
 
-from turnwise.algo.fast import remax as fast
 from turnwise.algo.groups import GroupIndex, Groups
 from turnwise.algo.masked import as_mask, keep, masked_row_sum, masked_whiten, wide
 from turnwise.algo.recurrence import discounted_suffix_sum
 from turnwise.errors import ConfigError
-from turnwise.plain_mode import is_plain
 
 
 @torch.no_grad()
@@ -219,8 +217,6 @@ def compute_remax_advantage(
     """
     mask = as_mask(response_mask)
     rewards = wide(token_level_rewards)
-    if not is_plain("algo.remax"):
-        return fast.remax(rewards, mask, reward_baselines)
     returns = discounted_suffix_sum(rewards, mask, 1.0)
     return keep(returns - reward_baselines.to(rewards.dtype)[:, None], mask), returns
 

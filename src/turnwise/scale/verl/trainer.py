@@ -92,7 +92,8 @@ class CustomRayPPOTrainer:
         user = user.filled_from(self.config)
         # A dataset in VERL's layout makes its own rows, those of evaluations included.
         self._has_verl_rows = isinstance(user.dataset, CustomEnvironmentDataset)
-        self._user = user.without_held_out() if self._has_verl_rows else user
+        is_ours = not self._has_verl_rows
+        self._user = user if is_ours else dataclasses.replace(user, eval_fraction=None)
         self._arguments = VerlArguments(
             role_worker_mapping or {},
             resource_pool_manager,
