@@ -74,7 +74,7 @@ class TrainingConfig(Section):
     micro_batch_tokens: Positive | None = setting(
         None,
         "Tokens per forward pass: memory and speed depend on it, the result does not; null: 4,096 "
-        "on a CPU, as many as fit into a fifth of the memory on a GPU.",
+        "on a CPU, as many as fit into half of the free memory on a GPU.",
     )
     policy_loss: str = setting(
         "ppo", "Policy loss: ppo, gspo, cispo, reinforce ..., or your own: file.py:name."
@@ -141,8 +141,10 @@ class TrainingConfig(Section):
     use_rslora: bool = setting(
         False, "Rank-stabilised LoRA: an update is scaled by alpha / sqrt(rank)."
     )
-    gradient_checkpointing: bool = setting(
-        False, "Recompute activations in the backward pass: less memory, a third more time."
+    gradient_checkpointing: bool | None = setting(
+        None,
+        "Recompute activations in the backward pass: less memory, a third more time; null: those "
+        "of as many layers as the memory of a GPU requires.",
     )
     warm_start: str | None = setting(
         None,

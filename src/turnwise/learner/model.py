@@ -12,6 +12,8 @@ from torch import nn
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.log_probs import chosen_log_probs, sum_squared_probs
+from turnwise.learner.lora import has_adapters
+from turnwise.learner.memory import LayerShape
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.learner.trunk import Layout, Trunk
 
@@ -54,12 +56,15 @@ class PolicyValueModel(nn.Module):
         *,
         temperature: float = 1.0,
         layout: Layout | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | None = None,
     ) -> None:
         super().__init__()
         self.policy = policy
         self.temperature = temperature
-        self._trunk = Trunk(policy, layout=layout, gradient_checkpointing=gradient_checkpointing)
+        self.gradient_checkpointing = gradient_checkpointing
+        """Whether activations are computed again in the backward; None: where memory is short."""
+        options: Any = {"layout": layout, "gradient_checkpointing": bool(gradient_checkpointing)}
+        self._trunk = Trunk(policy, **options)
         self._critic_trunk: Trunk | None = None
         self.critic: nn.Module | None = None
         if isinstance(critic, str):
@@ -76,9 +81,7 @@ class PolicyValueModel(nn.Module):
         if critic == "shared":
             self._critic_trunk = self._trunk
         elif self.critic is not None:
-            self._critic_trunk = Trunk(
-                self.critic, layout=layout, gradient_checkpointing=gradient_checkpointing
-            )
+            self._critic_trunk = Trunk(self.critic, **options)
         self.value_head: nn.Linear | None = None
         if self._critic_trunk is not None:
             # In float32 at least: values are regressed, and bf16 has only three digits.
@@ -100,10 +103,23 @@ class PolicyValueModel(nn.Module):
     @property
     def layers(self) -> list[nn.Module]:
         """The layers of the policy, and of a separate critic."""
+        return [layer for trunk in self._trunks for layer in trunk.layers]
+
+    @property
+    def layer_shapes(self) -> list[LayerShape]:
+        """The shapes of the models that one forward computes."""
+        models = [trunk.model for trunk in self._trunks]
+        return [LayerShape.of(model, has_adapters=has_adapters(model)) for model in models]
+
+    def checkpoint_layers(self, number: int | None) -> None:
+        """Compute the activations of the first layers again in the backward; None: of all."""
+        for trunk in self._trunks:
+            trunk.checkpoint_layers(number)
+
+    @property
+    def _trunks(self) -> list[Trunk]:
         critic = self._critic_trunk
-        if critic is None or critic is self._trunk:
-            return self._trunk.layers
-        return [*self._trunk.layers, *critic.layers]
+        return [self._trunk, *([] if critic in (None, self._trunk) else [critic])]
 
     @property
     def layout(self) -> Layout:
@@ -113,8 +129,7 @@ class PolicyValueModel(nn.Module):
     @property
     def shares_prefixes(self) -> bool:
         """Whether episodes with the same prompt can share its computation."""
-        trunks = [self._trunk, self._critic_trunk]
-        return all(trunk.shares_prefixes for trunk in trunks if trunk is not None)
+        return all(trunk.shares_prefixes for trunk in self._trunks)
 
     def train(self, mode: bool = True) -> PolicyValueModel:
         """Stay in evaluation mode: dropout is off while learning, see `trunk`."""

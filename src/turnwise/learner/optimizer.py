@@ -101,6 +101,13 @@ class MasterAdamW:
         """The names of the trained parameters."""
         return list(self._parameters)
 
+    @property
+    def bytes_to_come(self) -> int:
+        """The memory that the first step allocates and keeps: gradients and moments."""
+        masters = self._masters.values()
+        sizes = (m.numel() * m.element_size() for m in masters if m not in self._adam.state)
+        return 3 * sum(sizes)
+
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, in float32 or wider, of the parameters that have one."""
         return [m.grad for m in self._masters.values() if m.grad is not None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -20,9 +20,6 @@ from turnwise.errors import ConfigError
 
 Branches: TypeAlias = Sequence[tuple[int, int]]
 """The branches of an episode, as in `TokenStream.branches`."""
-
-_CPU_TOKENS = 4096
-_MAX_TOKENS = 65536
 
 
 @dataclass(frozen=True)
@@ -95,24 +92,6 @@ def assign_to_packs(lengths: Sequence[int], budget: int) -> list[list[int]]:
         packs[place].append(index)
         free[place] -= length
     return [sorted(pack) for pack in packs]
-
-
-def default_micro_batch_tokens(model: Any) -> int:
-    """Return how many tokens are computed at once by default: as many as fit on a GPU.
-
-    It depends on the total memory of the device, not on what is free at the moment, so that the
-    same run computes the same.
-    """
-    device = model.device
-    config = model.config.get_text_config()
-    width, layers = getattr(config, "hidden_size", 0), getattr(config, "num_hidden_layers", 0)
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    # Bytes that the layers of a decoder save per token for the backward.
-    per_token = layers * (10 * width + 5 * inner) * model.dtype.itemsize
-    if device.type != "cuda" or not per_token:
-        return _CPU_TOKENS
-    memory = torch.cuda.get_device_properties(device).total_memory
-    return int(min(max(memory // 5 // per_token, _CPU_TOKENS), _MAX_TOKENS))
 
 
 def make_packs(

@@ -24,6 +24,8 @@ class ShardedLearner(Learner):
     the same order.
     """
 
+    can_retry = False
+
     def __init__(
         self, model: PolicyValueModel, options: LearnerOptions | None = None, **more: Any
     ) -> None:

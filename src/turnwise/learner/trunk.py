@@ -57,9 +57,9 @@ class Trunk:
         if self.model.device.type == "cuda" and not is_plain("learner.rms_norm"):
             self._replaced += fused_norms(self.model)
         self._body = self.model.get_decoder()
-        self.gradient_checkpointing = gradient_checkpointing
+        self._checkpointed: list[Any] = []
         if gradient_checkpointing:
-            self._enable_checkpointing()
+            self.checkpoint_layers(None)
         self.layout: Layout
         self._scale, self._softcap = self._measure_head()
         self._last_mlp: Any = None
@@ -130,7 +130,7 @@ class Trunk:
 
     @contextmanager
     def _last_mlp_only_for(self, needed: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
-        if needed is None or self._last_mlp is None or self.gradient_checkpointing:
+        if needed is None or self._last_mlp is None or self._checkpointed[-1:] == self.layers[-1:]:
             yield
             return
         at = needed.unique()  # type: ignore[no-untyped-call]
@@ -181,7 +181,9 @@ class Trunk:
         hidden: torch.Tensor = output.last_hidden_state[at]
         return hidden
 
-    def _enable_checkpointing(self) -> None:
+    def checkpoint_layers(self, number: int | None) -> None:
+        """Compute the activations of the first layers again in the backward; None: of all."""
+
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             # The backward computes layers again, outside of the context of the forward.
             return nullcontext(), self._learner_forward()
@@ -194,18 +196,18 @@ class Trunk:
                 "context_fn": contexts,
             }
         )
+        self._checkpointed = _checkpointable_layers(self.model)[:number]
 
     @contextmanager
     def _checkpointing(self) -> Iterator[None]:
         """Put layers into training mode, since transformers checkpoints only then; the modules
         inside them stay in evaluation mode, so that dropout stays off."""
-        layers = _checkpointed_layers(self.model) if self.gradient_checkpointing else []
         try:
-            for layer in layers:
+            for layer in self._checkpointed:
                 layer.training = True
             yield
         finally:
-            for layer in layers:
+            for layer in self._checkpointed:
                 layer.training = False
 
     @property
@@ -321,7 +323,7 @@ def _without_wrapper(model: Any) -> Any:
     return model if unwrap is None else unwrap()
 
 
-def _checkpointed_layers(model: Any) -> list[Any]:
+def _checkpointable_layers(model: Any) -> list[Any]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

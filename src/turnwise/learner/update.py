@@ -7,9 +7,10 @@ its share of the whole: how a minibatch is split into packs does not change the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class _Minibatch:
     selected: torch.Tensor | None
     """[B, T], the tokens that the policy loss picks; None if it picks none."""
     metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
+    measured: MetricAccumulator = field(default_factory=MetricAccumulator)
 
 
 class Learner(Scorer):
@@ -119,6 +121,9 @@ class Learner(Scorer):
             self.log_probs_before_update = before.float()
         run.metrics.add_means(self._over_workers(run.measured))
         run.metrics.average("learning_rate", self.learning_rate)
+        if self._num_oom_retries:
+            run.metrics.count("num_oom_retries", self._num_oom_retries)
+            self._num_oom_retries = 0
         self.num_updates += 1
         return measures.with_effective_share(run.metrics.as_floats())
 
@@ -193,12 +198,9 @@ class Learner(Scorer):
             if not totals.num_tokens:
                 continue
             selected = self._selected(run.batch, rows, packs, self._generator(epoch, number))
-            minibatch = _Minibatch(totals, selected)
-            self.optimizer.zero_grad()
-            lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
-            for index, pack in enumerate(lockstep):
-                with self._dropout(epoch, number, index):
-                    self._add_gradient(run, minibatch, pack)
+            add_gradients = partial(self._add_gradients, run, totals, selected, (epoch, number))
+            minibatch = self._in_packs(run.batch, packs, add_gradients)
+            run.measured.add_means(minibatch.measured)
             metrics, target = self._over_workers(minibatch.metrics), self.options.target_kl
             if target is not None and float(metrics.mean("kl")) > 1.5 * target:
                 self.optimizer.zero_grad()
@@ -207,6 +209,26 @@ class Learner(Scorer):
                 return False
             self._step(metrics, int(totals.num_tokens), run.metrics)
         return True
+
+    def _bytes_to_come(self) -> int:
+        return self.optimizer.bytes_to_come
+
+    def _add_gradients(
+        self,
+        run: _Update,
+        totals: BatchTotals,
+        selected: torch.Tensor | None,
+        names: tuple[int, int],
+        packs: Sequence[Pack],
+    ) -> _Minibatch:
+        """Compute the gradient of a minibatch; return its metrics."""
+        minibatch = _Minibatch(totals, selected)
+        self.optimizer.zero_grad()  # also of packs that memory was not enough for
+        lockstep = self._in_lockstep(packs, self.model.forward_pack, run.batch)
+        for index, pack in enumerate(lockstep):
+            with self._dropout(*names, index):
+                self._add_gradient(run, minibatch, pack)
+        return minibatch
 
     def _dropout(self, *names: int) -> AbstractContextManager[None]:
         """Enable the adapters' dropout, if there is any, with a seed of its own for each pack."""
@@ -221,12 +243,16 @@ class Learner(Scorer):
         """
         if get_policy_loss(self.options.policy_loss).selection is None:
             return None
-        log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device)
-        with torch.no_grad():
+        dtype = torch.promote_types(self.model.policy.dtype, torch.float32)
+        log_probs = torch.zeros(batch.input_ids.shape, device=self.model.device, dtype=dtype)
+
+        def compute(packs: Sequence[Pack]) -> None:
             for pack in self._in_lockstep(packs, self.model.forward_pack, batch):
                 outputs = self.model.forward_pack(batch.input_ids, pack, with_entropy=False)
-                log_probs = log_probs.to(outputs.log_probs.dtype)
                 log_probs[pack.rows.to(self.model.device)] = outputs.log_probs
+
+        with torch.no_grad():
+            self._in_packs(batch, packs, compute)
         return select_tokens(batch, rows, log_probs, self.options, self.workers, generator)
 
     def _add_gradient(self, run: _Update, minibatch: _Minibatch, pack: Pack) -> None:
@@ -239,9 +265,11 @@ class Learner(Scorer):
         )
         if episodes.old_log_probs is None and not episodes.sampler_is_exact:
             episodes.old_log_probs = outputs.log_probs.detach()
-            weights = measures.importance_weights(episodes, self.options, num_tokens, run.measured)
+            weights = measures.importance_weights(
+                episodes, self.options, num_tokens, minibatch.measured
+            )
         elif episodes.old_log_probs is None and run.first_pass is not None:
-            measures.measure_gap(episodes, outputs.log_probs, num_tokens, run.measured)
+            measures.measure_gap(episodes, outputs.log_probs, num_tokens, minibatch.measured)
         loss, terms, metrics = compute_objective(
             outputs, episodes, self.options, minibatch.totals, weights, selected
         )

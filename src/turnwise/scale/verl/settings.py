@@ -126,7 +126,7 @@ def _model(config: ConfigStore, resources: Resources) -> dict[str, Any]:
         found |= {
             f"{place}.path": resources.model_path,
             f"{place}.trust_remote_code": model.trust_remote_code,
-            f"{place}.enable_gradient_checkpointing": training.gradient_checkpointing,
+            f"{place}.enable_gradient_checkpointing": bool(training.gradient_checkpointing),
         }
     if not training.lora_rank:
         refuse_lora_settings(training)
