@@ -35,7 +35,7 @@ from overhead import our_measure
 from results import Figure, add_record_option, describe_machine, record
 from turnwise import algo
 from turnwise.inference.local import LocalEngine
-from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch, add_lora
 from turnwise.models import load_tokenizer
 from turnwise.plain_mode import FORMS, plain_mode
 
@@ -50,6 +50,7 @@ QWEN: dict[str, Any] = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
+ADAPTERS_ONLY = {"engine.merged_lora"}
 GPU_ONLY = {"engine.sampling", "learner.rms_norm"}
 CPU_ONLY = {"engine.openmp", "engine.transposed"}
 
@@ -68,6 +69,8 @@ class Work:
     measures_memory: bool = False
 
     def uses(self, form: str) -> bool:
+        if form in ADAPTERS_ONLY:
+            return form in self.forms
         return form in self.forms or form.partition(".")[0] in self.forms
 
 
@@ -116,6 +119,18 @@ def engine_works(device: str) -> Iterator[Work]:
                 return partial(run_engine, engine, work)
 
             yield Work(f"{name}, {len(work.prompts)} x {kind}", make, ("engine",))
+
+        def make_adapted(name: str = name, work: Any = kinds["1 turn"]) -> Step:
+            engine = LocalEngine(add_lora(make_model(name, device), rank=16))
+
+            def step() -> None:
+                engine.update_weights(None)  # a step of training merges once
+                run_engine(engine, work)
+
+            return step
+
+        title = f"{name} with LoRA, {batch} x 1 turn"
+        yield Work(title, make_adapted, ("engine.merged_lora",))
 
 
 def learner_works(device: str) -> Iterator[Work]:

@@ -26,6 +26,7 @@ FORMS: dict[str, str] = {
     "engine.attention": "sequences of one shape in one batch; a kernel on a GPU",
     "engine.decode": "several decode steps with one plan; captured graphs on a GPU",
     "engine.fused_forward": "a forward of fewer and larger operations",
+    "engine.merged_lora": "LoRA adapters merged into a copy of the weights",
     "engine.openmp": "an idle thread releases its OpenMP threads",
     "engine.prompt_cache": "a prompt of several sessions is computed once",
     "engine.sampling": "sampling as one kernel on a GPU",

@@ -12,7 +12,8 @@ from turnwise.chat import TokenStream
 from turnwise.inference import GenerationRequest
 from turnwise.inference.local import LocalEngine
 from turnwise.learner import PPOBatch, add_lora, has_adapters, make_learner, merged_weights
-from turnwise.learner.lora import _adapted_layers
+from turnwise.models.adapters import adapted_layers
+from turnwise.plain_mode import plain_mode
 
 pytest.importorskip("peft")
 
@@ -77,11 +78,23 @@ def test_a_wrapped_model_is_taken_too():
     assert not torch.equal(learner.reference_log_probs(batch), learner.score(batch).log_probs)
 
 
-def test_the_local_engine_samples_with_the_adapters_on():
-    config = settings(adv_estimator="grpo", kl_loss_coef=0.1)
-    model = make_model()
+ADAPTERS = {
+    "all": {},
+    "two of three": {"lora_target_modules": ["q_proj", "v_proj", "down_proj"]},
+    "scaled": {"use_rslora": True, "lora_alpha": 40, "lora_dropout": 0.5},
+}
+
+
+@pytest.mark.parametrize("adapters", ADAPTERS)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
+def test_the_local_engine_samples_with_the_adapters_on(family, adapters):
+    given = {} if family == "gpt2" else ADAPTERS[adapters]
+    config = settings(adv_estimator="grpo", kl_loss_coef=0.1, **given)
+    model = make_model(family)
     learner = make_learner(config, model)
     engine = LocalEngine(model)
+    learner.on_low_memory = engine.free_memory
+    assert (engine._runner._fused is not None) == (family != "gpt2")
     try:
         for _ in range(2):
             requests = [GenerationRequest([3, 1, seed], 8, seed=seed) for seed in range(6)]
@@ -98,6 +111,7 @@ def test_the_local_engine_samples_with_the_adapters_on():
             assert metrics["num_steps"] == 1
             assert metrics["gap_max"] < 1e-4
             engine.update_weights(None)
+            learner.on_low_memory()  # what it frees is made again
     finally:
         engine.close()
     assert metrics["kl_ref"] > 0
@@ -123,7 +137,7 @@ def test_every_setting_of_the_adapters_reaches_peft():
     assert (config.r, config.lora_alpha, config.lora_dropout) == (4, 6, 0.3)
     adapted = {name.split(".lora_")[0][-6:] for name in learner.optimizer.names if "lora" in name}
     assert adapted == {"q_proj", "v_proj"}
-    assert {one.scaling["default"] for one in _adapted_layers(model)} == {6 / 4**0.5}
+    assert {one.scaling["default"] for one in adapted_layers(model)} == {6 / 4**0.5}
     # Weights that are merged are scaled alike.
     learner.update(with_targets(random_batch(), learner))
     layer = model.model.layers[0].self_attn.q_proj
@@ -161,3 +175,76 @@ def test_layers_that_do_not_exist_and_settings_without_adapters_are_refused():
         make_learner(settings(lora_target_modules=["query"]), make_model())
     with pytest.raises(ConfigError, match=r"training\.lora_alpha got 4.*lora_rank is 0"):
         make_learner(settings(lora_rank=0, lora_alpha=4), make_model())
+
+
+def test_merged_weights_are_those_of_a_merged_model_and_leave_the_base_alone():
+    """The engine's tokens and log-probs are those of the same model without adapters."""
+    model = make_model()
+    learner = make_learner(settings(lora_dropout=0.3, use_rslora=True), model)
+    engine = LocalEngine(model)
+    requests = [GenerationRequest([3, 1, seed], 8, seed=seed) for seed in range(6)]
+    try:
+        before = [result.ids for result in sample_all(engine, requests)]
+        for _ in range(3):
+            learner.update(with_targets(random_batch(), learner))
+        stale = [result.ids for result in sample_all(engine, requests)]
+        base = weights(model)
+        engine.update_weights(None)
+        found = sample_all(engine, requests)
+    finally:
+        engine.close()
+    assert stale == before  # the adapters are merged when weights are published
+    assert largest_difference(weights(model), base) == 0
+    merged = make_model()
+    merged.load_state_dict(merged_weights(model))
+    engine = LocalEngine(merged)
+    try:
+        expected = sample_all(engine, requests)
+    finally:
+        engine.close()
+    assert [r.ids for r in found] == [r.ids for r in expected] != before
+    for got, wanted in zip(found, expected, strict=True):
+        assert got.log_probs == pytest.approx(wanted.log_probs, abs=1e-5)
+
+
+def test_adapters_that_are_no_product_of_two_matrices_run_on_their_own_modules():
+    import peft
+
+    model = make_model()
+    model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", use_dora=True))
+    engine = LocalEngine(model)
+    assert engine._runner._fused is None
+    engine.close()
+    with plain_mode(["engine.merged_lora"]):
+        plain = make_model()
+        add_lora(plain, 2)
+        engine = LocalEngine(plain)
+        assert engine._runner._fused is None
+        engine.close()
+
+
+def test_in_bfloat16_the_gap_is_that_of_a_model_without_adapters():
+    model = make_model().to(torch.bfloat16)
+    add_lora(model, 4)
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data = 0.02 * torch.randn(parameter.shape, generator=generator).bfloat16()
+    full = make_model().to(torch.bfloat16)
+    full.load_state_dict(merged_weights(model))
+    assert mean_gap(model) < 2 * mean_gap(full)
+
+
+def mean_gap(model):
+    """The mean distance of the sampler's log-probs from a plain forward's."""
+    requests = [GenerationRequest([3, 1, seed], 24, seed=seed) for seed in range(16)]
+    engine = LocalEngine(model)
+    try:
+        found = []
+        for request, result in zip(requests, sample_all(engine, requests), strict=True):
+            ids = [*request.prompt_ids, *result.ids]
+            scores = asyncio.run(engine.score(ids, len(request.prompt_ids)))
+            found += [abs(a - b) for a, b in zip(scores, result.log_probs, strict=True)]
+    finally:
+        engine.close()
+    return sum(found) / len(found)

@@ -111,6 +111,9 @@ class BaseInferenceEngine(ABC):
     def end_session(self, session: Hashable) -> None:
         """Free what is kept for a conversation that has ended; by default nothing is."""
 
+    def free_memory(self) -> None:
+        """Free what an idle engine can make again, such as copied weights; by default nothing."""
+
     @abstractmethod
     def close(self) -> None:
         """Free the engine; may be called twice. Running requests end as aborted."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from turnwise.config import TrainingConfig
 from turnwise.errors import ConfigError, import_extra
+from turnwise.models.adapters import adapted_layers
 
 
 def add_lora(
@@ -104,13 +105,13 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
 def has_adapters(model: Any) -> bool:
     """Whether there are adapters in a model's layers."""
-    return bool(_adapted_layers(model))
+    return bool(adapted_layers(model))
 
 
 @contextmanager
 def without_adapters(model: Any) -> Iterator[None]:
     """Disable the adapters inside the block."""
-    layers = _adapted_layers(model)
+    layers = adapted_layers(model)
     try:
         for layer in layers:
             layer.enable_adapters(False)
@@ -156,7 +157,7 @@ def has_adapter_dropout(model: nn.Module) -> bool:
 
 
 def _dropout_layers(model: nn.Module) -> list[nn.Module]:
-    dropouts = (getattr(layer, "lora_dropout", {}) for layer in _adapted_layers(model))
+    dropouts = (getattr(layer, "lora_dropout", {}) for layer in adapted_layers(model))
     return [one for group in dropouts for one in group.values() if isinstance(one, nn.Dropout)]
 
 
@@ -167,14 +168,5 @@ def _linear_names(model: Any) -> list[str]:
 
 
 def _adapted_layers_by_name(model: Any) -> list[tuple[str, Any]]:
-    adapted = {id(layer) for layer in _adapted_layers(model)}
+    adapted = {id(layer) for layer in adapted_layers(model)}
     return [(name, module) for name, module in model.named_modules() if id(module) in adapted]
-
-
-def _adapted_layers(model: Any) -> list[Any]:
-    # Without importing peft, which need not be installed where there are no adapters.
-    return [
-        module
-        for module in model.modules()
-        if hasattr(module, "enable_adapters") and hasattr(module, "adapter_layer_names")
-    ]

@@ -39,6 +39,8 @@ class Scorer:
         self._max_tokens: int | None = None
         """Tokens that are computed at once after memory has run out; None before."""
         self._num_oom_retries = 0
+        self.on_low_memory: Callable[[], None] = lambda: None
+        """Called when memory runs out, to free what others hold on the device."""
         self._reference: PolicyValueModel | None = None
         self._has_own_reference = False
         """Whether the reference is not the initial model, and so part of a checkpoint."""
@@ -175,6 +177,7 @@ class Scorer:
             self.model.checkpoint_layers(None)  # half of an episode cannot be computed
             text += ", with gradient checkpointing"
         _LOG.warning(text, largest.num_tokens, self._max_tokens)
+        self.on_low_memory()
         gc.collect()
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()

@@ -70,6 +70,7 @@ def assemble(
     # The learner first: it may add adapters to the modules that the engine samples from.
     learner = make_learner(config, model, algorithm=algorithm, total_steps=total_steps)
     engine = make_engine(config, model, tokenizer)
+    learner.on_low_memory = engine.free_memory
     options = user.episode_options(config, closing)
     kinds = user.mix_kinds(options, closing)
     collector = make_collector(EpisodeCollector, engine, source, options, kinds)

@@ -6,6 +6,7 @@ sampled tokens one by one. `schedule.py` has the rules: what runs, what waits, w
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import deque
@@ -27,6 +28,9 @@ from turnwise.models.probing import is_out_of_memory
 from turnwise.plain_mode import is_plain
 
 _log = logging.getLogger(__name__)
+
+_FREE_SECONDS = 60.0
+"""For the step under way to end."""
 
 if TYPE_CHECKING:
     from turnwise.inference.local.fast.cuda_graphs import DecodeGraphs
@@ -74,6 +78,9 @@ class LocalEngine(ModelEngine):
         # A captured graph attends and samples by kernels.
         needed = ("engine.decode", "engine.attention", "engine.sampling")
         self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
+        self._can_capture = self._graphs is not None
+        self._is_freed = False
+        """Whether the copies of weights with adapters must be made again."""
         self._ended_sessions: deque[Hashable] = deque()
         self._finished: list[tuple[EngineTurn, GenerationResult | Exception]] = []
 
@@ -101,8 +108,20 @@ class LocalEngine(ModelEngine):
 
     def _on_new_weights(self) -> None:
         self._schedule.forget_all()
-        if self._runner.weights_moved() and self._graphs is not None:
+        self._take_weights()
+
+    def _take_weights(self) -> None:
+        self._is_freed = False
+        if self._runner.take_new_weights() and self._can_capture:
             self._graphs = self._make_graphs()
+
+    def free_memory(self) -> None:
+        def free() -> None:
+            if not self._active_turns() and self._runner.free_merged():
+                self._is_freed, self._graphs = True, None
+
+        with contextlib.suppress(TimeoutError):  # a busy engine frees nothing
+            self._in_thread(free, wait_for_idle=False).result(_FREE_SECONDS)
 
     def end_session(self, session: Hashable) -> None:
         self._ended_sessions.append(session)  # the engine's thread ends it at its next step
@@ -116,6 +135,8 @@ class LocalEngine(ModelEngine):
         self._finished.append((turn, error or turn.result(reason, self.weight_version)))
 
     def _advance(self, *, may_admit: bool) -> None:
+        if self._is_freed and may_admit and self._waiting:
+            self._take_weights()
         try:
             self._step(may_admit)
         finally:

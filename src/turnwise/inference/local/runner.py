@@ -65,6 +65,7 @@ class Runner:
         self._windows = [layer.window for layer in layers]
         self.kv_cache = _make_kv_cache(model, layers, cache_tokens, max_tokens)
         self._is_deterministic = deterministic
+        self._is_freed = False
         use_fused = not is_plain("engine.fused_forward")
         self._fused = self._make_fused() if use_fused and is_supported(model) else None
         self.sizes = self._stable_sizes()
@@ -139,17 +140,30 @@ class Runner:
         """Return the next batch-invariant size, or the number itself if any is allowed."""
         return number if self.sizes is None else next(s for s in self.sizes if s >= number)
 
-    def weights_moved(self) -> bool:
-        """Return whether the weights have new addresses, which invalidates captured graphs.
+    def take_new_weights(self) -> bool:
+        """Take weights that a trainer has changed or replaced; merge adapters into them.
 
-        Called after a weight update, in which a trainer may have replaced the tensors.
+        Returns whether tensors have new addresses, which invalidates captured graphs.
         """
         before, now = self._addresses, [p.data_ptr() for p in self.model.parameters()]
-        if now != before and self._fused is not None:
+        if self._is_freed or (now != before and self._fused is not None):
             self._fused = self._make_fused()
             now = [p.data_ptr() for p in self.model.parameters()]
-        self._addresses = now
-        return now != before
+        elif self._fused is not None:
+            self._fused.merge()
+        have_moved = now != before or self._is_freed
+        self._addresses, self._is_freed = now, False
+        return have_moved
+
+    def free_merged(self) -> bool:
+        """Free the copies of weights with adapters; return whether there were any.
+
+        Call `take_new_weights` before the next forward.
+        """
+        if self._fused is None or not self._fused.has_merged:
+            return False
+        self._fused, self._is_freed = None, True
+        return True
 
     def _make_fused(self) -> FusedForward:
         return FusedForward(self.model, self._windows, deterministic=self._is_deterministic)

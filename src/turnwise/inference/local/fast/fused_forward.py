@@ -2,7 +2,8 @@
 
 At decode sizes a model spends more time launching operations than computing them. For Llama, Qwen2,
 Qwen3 and Mistral, norms, rotation, cache writes and gates are one operation each here, and
-projections of the same input one product. `Runner` compares it with a plain forward before it is
+projections of the same input one product. LoRA adapters are merged into a copy of the projections,
+anew for each version of the weights. `Runner` compares it with a plain forward before it is
 used; other models run on their own modules.
 """
 
@@ -18,19 +19,25 @@ from torch import nn
 
 from turnwise.inference.local.attention import Packed
 from turnwise.inference.local.fast.fused_linear import FusedLinear
+from turnwise.models.adapters import is_mergeable
 from turnwise.plain_mode import is_plain
 
 _FAMILIES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 
 
 def is_supported(model: Any) -> bool:
-    """Return whether a model is of a supported family, without adapters."""
+    """Return whether a model is of a supported family; adapters must be mergeable."""
+    can_use = _is_linear if is_plain("engine.merged_lora") else is_mergeable
     return (
         type(model).__name__ in _FAMILIES
         and model.config.hidden_act == "silu"
         and type(model.lm_head) is nn.Linear
-        and all(type(x) is nn.Linear for layer in model.model.layers for x in _linears(layer))
+        and all(can_use(x) for layer in model.model.layers for x in _linears(layer))
     )
+
+
+def _is_linear(layer: Any) -> bool:
+    return type(layer) is nn.Linear
 
 
 def _linears(layer: Any) -> list[Any]:
@@ -167,6 +174,16 @@ class FusedForward:
         if len(self._scratch) < size:
             self._scratch = hidden.new_empty(size)
         return product.into(self._scratch, hidden, transposed)
+
+    def merge(self) -> None:
+        """Merge the adapters as they are now, if there are any."""
+        for product in self.products:
+            product.merge()
+
+    @property
+    def has_merged(self) -> bool:
+        """Whether there are copies of weights with adapters."""
+        return any(product.is_merged for product in self.products)
 
     @property
     def products(self) -> list[FusedLinear]:

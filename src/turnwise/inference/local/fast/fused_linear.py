@@ -8,22 +8,45 @@ memory, and the operations between two products keep it so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from torch import nn
+
+from turnwise.models.adapters import is_adapted, merge_into
 
 
 class FusedLinear:
     """Linear layers with the same input, computed as one matrix product.
 
-    Their parameters become views of one block, so that an optimizer step changes it in place.
+    Their parameters become views of one block, so that an optimizer step changes it in place. If
+    one of them has adapters, the block is a copy with the adapters merged in, see `merge`.
     """
 
-    def __init__(self, *layers: nn.Linear) -> None:
-        self.weight = _block([layer.weight for layer in layers])
-        biases = [layer.bias for layer in layers if layer.bias is not None]
+    def __init__(self, *layers: Any) -> None:
+        has_adapters = [is_adapted(layer) for layer in layers]
+        bases = [
+            layer.get_base_layer() if adapted else layer
+            for layer, adapted in zip(layers, has_adapters, strict=True)
+        ]
+        self._merged = layers if any(has_adapters) else ()
+        weights = [base.weight for base in bases]
+        self.weight = torch.cat([w.data for w in weights]) if self._merged else _block(weights)
+        biases = [base.bias for base in bases if base.bias is not None]
         self.bias = _block(biases) if biases else None
+        self.merge()
+
+    def merge(self) -> None:
+        """Merge the adapters as they are now, in the same memory; without adapters, do nothing."""
+        row = 0
+        for layer in self._merged:
+            merge_into(self.weight[row : row + layer.out_features], layer)
+            row += layer.out_features
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the weight is a copy with adapters merged in."""
+        return bool(self._merged)
 
     def __call__(self, hidden: torch.Tensor, transposed: bool) -> torch.Tensor:
         """Map hidden [N, in] to [N, out], which is stored as [out, N] if transposed."""
