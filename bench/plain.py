@@ -51,7 +51,7 @@ QWEN: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 ADAPTERS_ONLY = {"engine.merged_lora"}
-GPU_ONLY = {"engine.sampling", "learner.rms_norm"}
+GPU_ONLY = {"engine.sampling", "learner.log_prob_kernels", "learner.rms_norm"}
 CPU_ONLY = {"engine.openmp", "engine.transposed"}
 
 Step = Callable[[], object]

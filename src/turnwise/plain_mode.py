@@ -33,6 +33,7 @@ FORMS: dict[str, str] = {
     "engine.transposed": "matrix products with the tokens as columns on a CPU",
     "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",
     "learner.last_mlp": "the last MLP computed only for tokens whose loss is needed",
+    "learner.log_prob_kernels": "log-probs and their gradient as kernels on a GPU",
     "learner.log_probs": "log-probs a chunk of tokens at a time",
     "learner.packing": "episodes packed end to end, without padding",
     "learner.rms_norm": "RMS norms as one kernel on a GPU",

@@ -3,17 +3,24 @@
 The logits are computed a chunk of tokens at a time, and again in the backward. A custom backward
 takes less memory than checkpointing each chunk: it saves one number per token, works in place, and
 accumulates the gradient of the head in one tensor instead of one [vocabulary × width] per chunk.
+On a GPU two kernels replace the passes over a float32 copy of the logits (`log_prob_kernels.py`).
 """
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
 from turnwise.learner.head import Head
+from turnwise.models.probing import is_out_of_memory
+from turnwise.plain_mode import is_plain
 
+_LOG = logging.getLogger("turnwise")
 # Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy.
 _CPU_CHUNK = 1 << 22
 _GPU_CHUNK = 1 << 25
@@ -64,8 +71,16 @@ class _ChosenLogProbs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
+        kernels = _kernels_for(head, hidden)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
+            if kernels is not None:
+                raw = F.linear(hidden[rows], weight, bias)
+                factor = head.scale / temperature
+                chosen[rows], totals[rows], entropy[rows] = kernels.forward(
+                    raw, targets[rows], factor
+                )
+                continue
             logits = head.logits(hidden[rows], temperature)
             totals[rows] = logits.logsumexp(1)
             chosen[rows] = logits.gather(1, targets[rows, None]).squeeze(1) - totals[rows]
@@ -74,6 +89,7 @@ class _ChosenLogProbs(torch.autograd.Function):
                 entropy[rows] = -(log_probs.exp().mul_(log_probs)).sum(1)
         ctx.save_for_backward(hidden, weight, bias, targets, totals, entropy)
         ctx.settings = (head.scale, head.softcap, temperature, chunk)
+        ctx.kernels = kernels
         # An entropy that is only logged has no gradient, and then costs none.
         ctx.set_materialize_grads(False)
         return chosen, entropy
@@ -93,19 +109,13 @@ class _ChosenLogProbs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias) if wants_bias else None
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
-            logits = head.logits(hidden[rows], temperature)
-            inner = _softcap_slope(logits, head, temperature)
-            log_probs = _log_probs_(logits, totals[rows])
-            slopes = grad_chosen[rows, None].neg()
-            if grad_entropy is not None:
-                # dH/dz = −p (log p + H)
-                share = grad_entropy[rows, None]
-                slopes = torch.addcmul(slopes - share * entropy[rows, None], log_probs, -share)
-            grads = log_probs.exp_().mul_(slopes)
-            grads.scatter_add_(1, targets[rows, None], grad_chosen[rows, None])
-            if inner is not None:
-                grads.mul_(inner)
-            grads = grads.mul_(scale / temperature).to(weight.dtype)
+            to_entropy = None if grad_entropy is None else grad_entropy[rows]
+            given = targets[rows], totals[rows], entropy[rows], grad_chosen[rows], to_entropy
+            if ctx.kernels is not None:
+                raw = F.linear(hidden[rows], weight, bias)
+                grads = ctx.kernels.backward_(raw, *given, scale / temperature)
+            else:
+                grads = _logit_gradients(head, hidden[rows], temperature, *given)
             if grad_hidden is not None:
                 torch.mm(grads, weight, out=grad_hidden[rows])
             if grad_weight is not None:
@@ -113,6 +123,58 @@ class _ChosenLogProbs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
         return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+
+
+def _logit_gradients(
+    head: Head,
+    hidden: torch.Tensor,
+    temperature: float,
+    targets: torch.Tensor,
+    totals: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_chosen: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return the gradient with respect to the logits [n, V], in the precision of the weight."""
+    logits = head.logits(hidden, temperature)
+    inner = _softcap_slope(logits, head, temperature)
+    log_probs = _log_probs_(logits, totals)
+    slopes = grad_chosen[:, None].neg()
+    if grad_entropy is not None:
+        # dH/dz = −p (log p + H)
+        share = grad_entropy[:, None]
+        slopes = torch.addcmul(slopes - share * entropy[:, None], log_probs, -share)
+    grads = log_probs.exp_().mul_(slopes)
+    grads.scatter_add_(1, targets[:, None], grad_chosen[:, None])
+    if inner is not None:
+        grads.mul_(inner)
+    factor = head.scale / temperature
+    return (grads if factor == 1.0 else grads.mul_(factor)).to(head.weight.dtype)
+
+
+def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
+    """Return the module of the kernels, or None where torch computes."""
+    is_narrow = hidden.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    if not hidden.is_cuda or head.softcap is not None or not is_narrow:
+        return None
+    return None if is_plain("learner.log_prob_kernels") else _kernels(hidden.dtype, hidden.device)
+
+
+@cache
+def _kernels(dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the module of the kernels if they compute what torch does on a small example."""
+    try:
+        from turnwise.learner.fast import log_prob_kernels
+
+        if log_prob_kernels.is_exact(dtype, device):
+            return log_prob_kernels
+        problem = "their results differ from torch's"
+    except Exception as error:  # Triton, its compiler and the driver raise errors of many kinds
+        if is_out_of_memory(error):
+            raise
+        problem = f"{type(error).__name__}: {error}"
+    _LOG.warning("log-probs are computed without kernels, which is slower: %s", problem)
+    return None
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
