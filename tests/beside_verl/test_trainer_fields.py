@@ -83,6 +83,7 @@ OTHER_VALUES: dict[str, Any] = {
     "training.lora_dropout": 0.1,
     "training.use_rslora": True,
     "training.gradient_checkpointing": True,
+    "training.offload_optimizer": True,
     "training.warm_start": "expert",
     "training.warm_start_steps": 7,
     "training.warm_start_learning_rate": 0.5,

@@ -15,6 +15,7 @@ LEARNER = {
     "weight_decay": 0.25,
     "adam_betas": [0.5, 0.75],
     "adam_epsilon": 1e-3,
+    "offload_optimizer": True,
     "warmup_steps": 3,
     "lr_schedule": "cosine",
     "max_grad_norm": 0.5,

@@ -186,3 +186,36 @@ def test_the_estimate_is_not_far_from_what_a_forward_saves(dtype, num_checkpoint
 def test_the_shape_of_a_mixture_counts_the_experts_of_a_token():
     config = Qwen3MoeConfig(num_experts_per_tok=4, moe_intermediate_size=96)
     assert LayerShape.of(SimpleNamespace(config=config)).inner == 4 * 96
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_an_offloaded_optimiser_makes_the_same_steps_and_has_the_same_state(dtype):
+    found = []
+    for offload in (False, True):
+        model = double_model("llama")
+        model.to(dtype)
+        options = dataclasses.replace(OPTIONS, offload_optimizer=offload, mini_batch_size=3)
+        learner = Learner(model, options)
+        batch = with_targets(random_batch(), learner)
+        metrics = [learner.update(batch) for _ in range(3)]
+        state = {name: tensor.clone() for name, tensor in learner.state_tensors().items()}
+        found.append((metrics, weights(model), state))
+    (metrics, plain, state), (other_metrics, offloaded, other_state) = found
+    assert other_metrics == metrics
+    assert largest_difference(plain, offloaded) == 0
+    assert state.keys() == other_state.keys()
+    assert all(torch.equal(state[name], other_state[name]) for name in state)
+
+
+def test_an_offloaded_optimiser_continues_from_the_state_of_one_that_is_not():
+    found = []
+    for offload in (False, True):
+        first, batch = learner_and_batch(OPTIONS)
+        first.update(batch)
+        second, _ = learner_and_batch(dataclasses.replace(OPTIONS, offload_optimizer=offload))
+        second.model.load_state_dict(first.model.state_dict())
+        second.load_state_tensors(first.state_tensors())
+        second.optimizer.refresh_masters()
+        second.update(batch)
+        found.append(weights(second.model))
+    assert largest_difference(*found) == 0

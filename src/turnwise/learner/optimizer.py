@@ -4,6 +4,8 @@ Steps of 1e-6 are lost in bf16. So each bf16 or fp16 parameter has a float32 mas
 accumulated there, Adam steps there, and the module gets the rounded result. Parameters that are
 float32 already are their own masters. They are only written in place: an engine on the same modules
 may hold views of them. The masters of a sharded model are the shards of this process.
+
+Offloaded, the masters and the moments of Adam are in the memory of the CPU, which makes the step.
 """
 
 from __future__ import annotations
@@ -63,24 +65,32 @@ class MasterAdamW:
         # The usual 0.999 takes a thousand steps to notice that gradients have grown.
         betas: tuple[float, float] = (0.9, 0.95),
         epsilon: float = 1e-8,
+        offload: bool = False,
     ) -> None:
         self._parameters = {name: p for name, p in parameters if p.requires_grad}
         if not self._parameters:
             raise ConfigError("there is nothing to train: no parameter requires a gradient")
         self._masters: dict[str, nn.Parameter] = {}
+        self._sums: dict[str, nn.Parameter | _GradientSum] = {}
+        """Where the gradients are summed: the masters, unless these are offloaded."""
+        self._is_offloaded = offload
         self._half: list[str] = []
         hooks: list[Any] = []
         for name, parameter in self._parameters.items():
             shard = local_shard(parameter.detach())
-            if parameter.dtype in (torch.bfloat16, torch.float16):
+            is_half = parameter.dtype in (torch.bfloat16, torch.float16)
+            if is_half:
                 self._half.append(name)
-                self._masters[name] = nn.Parameter(shard.float())
-                hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
-            elif is_sharded(parameter):
-                self._masters[name] = nn.Parameter(shard)
-                hooks.append(_on_gradient(parameter, _adder(self._masters[name])))
+                shard = shard.float()
+            if offload:
+                self._masters[name] = nn.Parameter(shard.to("cpu", copy=True))
+                self._sums[name] = _GradientSum(shard.dtype)
+            elif is_half or is_sharded(parameter):
+                self._masters[name] = self._sums[name] = nn.Parameter(shard)
             else:
-                self._masters[name] = parameter
+                self._masters[name] = self._sums[name] = parameter
+            if self._sums[name] is not parameter:
+                hooks.append(_on_gradient(parameter, _adder(self._sums[name])))
         # The parameters outlive this optimiser, and may get another one.
         weakref.finalize(self, _remove, hooks)
         # Norms and biases have no weight decay.
@@ -103,33 +113,33 @@ class MasterAdamW:
 
     @property
     def bytes_to_come(self) -> int:
-        """The memory that the first step allocates and keeps: gradients and moments."""
+        """The memory of the device that the first step takes: for gradients and moments."""
         masters = self._masters.values()
         sizes = (m.numel() * m.element_size() for m in masters if m not in self._adam.state)
-        return 3 * sum(sizes)
+        return (1 if self._is_offloaded else 3) * sum(sizes)
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients, in float32 or wider, of the parameters that have one."""
-        return [m.grad for m in self._masters.values() if m.grad is not None]
+        return [total.grad for total in self._sums.values() if total.grad is not None]
 
     def zero_grad(self) -> None:
         for parameter in self._parameters.values():
             parameter.grad = None
-        for master in self._masters.values():
-            master.grad = None
+        for total in self._sums.values():
+            total.grad = None
 
     @torch.no_grad()
     def all_reduce_gradients(self, all_reduce: Callable[[Sequence[torch.Tensor]], None]) -> None:
         """Sum the gradients over the workers; one that a worker does not have counts as 0."""
-        masters = list(self._masters.values())
-        device = masters[0].device
-        has_one = torch.tensor([m.grad is not None for m in masters], device=device).double()
-        all_reduce([has_one])
-        wanted = [m for m, number in zip(masters, has_one.tolist(), strict=True) if number]
-        for master in wanted:
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        all_reduce([m.grad for m in wanted if m.grad is not None])
+        device = next(iter(self._parameters.values())).device
+        has_one = [total.grad is not None for total in self._sums.values()]
+        numbers = torch.tensor(has_one, device=device).double()
+        all_reduce([numbers])
+        for (name, total), number in zip(self._sums.items(), numbers.tolist(), strict=True):
+            if number and total.grad is None:
+                shard = local_shard(self._parameters[name].detach())
+                total.grad = torch.zeros_like(shard, dtype=total.dtype)
+        all_reduce(self.gradients())
 
     @torch.no_grad()
     def gradient_norm(self) -> torch.Tensor:
@@ -145,14 +155,34 @@ class MasterAdamW:
             gradient.mul_(gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
+        if self._is_offloaded:
+            self._fetch_gradients()
         self._adam.step()
-        for name in self._half:
+        for name in self._copied:
             local_shard(self._parameters[name]).copy_(self._masters[name])
+        if self._is_offloaded:
+            self._adam.zero_grad()
+
+    def _fetch_gradients(self) -> None:
+        """Copy the gradients to the offloaded masters."""
+        is_cuda = False
+        for name, total in self._sums.items():
+            if total.grad is not None:
+                is_cuda = total.grad.is_cuda
+                kept = torch.empty(total.grad.shape, dtype=total.dtype, pin_memory=is_cuda)
+                self._masters[name].grad = kept.copy_(total.grad, non_blocking=True)
+        if is_cuda:
+            torch.cuda.synchronize()
+
+    @property
+    def _copied(self) -> list[str]:
+        """The parameters whose masters are copies."""
+        return list(self._masters) if self._is_offloaded else self._half
 
     @torch.no_grad()
     def refresh_masters(self) -> None:
         """Copy weights that were loaded into the modules to their masters."""
-        for name in self._half:
+        for name in self._copied:
             self._masters[name].copy_(local_shard(self._parameters[name]))
 
     def forget(self) -> None:
@@ -197,6 +227,14 @@ class MasterAdamW:
                 self._adam.state[master] = state
 
 
+class _GradientSum:
+    """The summed gradient of a parameter whose master is on another device."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.grad: torch.Tensor | None = None
+
+
 def _on_gradient(parameter: nn.Parameter, hook: Callable[[torch.Tensor], None]) -> Any:
     return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -206,16 +244,16 @@ def _remove(hooks: Sequence[Any]) -> None:
         hook.remove()
 
 
-def _adder(master: nn.Parameter) -> Callable[[torch.Tensor], None]:
-    """Return a hook that adds a parameter's gradient to its master's, and frees it."""
+def _adder(total: nn.Parameter | _GradientSum) -> Callable[[torch.Tensor], None]:
+    """Return a hook that adds a parameter's gradient to a sum, and frees it."""
 
     def add(parameter: torch.Tensor) -> None:
         assert parameter.grad is not None
         gradient = local_shard(parameter.grad)
-        if master.grad is None:
-            master.grad = gradient.to(master.dtype)
+        if total.grad is None:
+            total.grad = gradient.to(total.dtype)
         else:
-            master.grad.add_(gradient)
+            total.grad.add_(gradient)
         parameter.grad = None
 
     return add

@@ -24,6 +24,8 @@ class LearnerOptions:
     weight_decay: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.95)
     adam_epsilon: float = 1e-8
+    offload_optimizer: bool = False
+    """Whether master weights and moments are in the memory of the CPU, which makes the step."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises."""
     lr_schedule: LearningRateSchedule = "constant"

@@ -82,6 +82,7 @@ class Learner(Scorer):
             weight_decay=self.options.weight_decay,
             betas=self.options.adam_betas,
             epsilon=self.options.adam_epsilon,
+            offload=self.options.offload_optimizer,
         )
         self.num_updates = 0
         self.log_probs_before_update: torch.Tensor | None = None

@@ -88,11 +88,10 @@ def backward_(
     factor: float,
 ) -> torch.Tensor:
     """Replace logits [n, V] by the gradient with respect to them, given those of the outputs."""
-    has_entropy = grad_entropy is not None
     _backward_kernel[(len(logits), triton.cdiv(logits.shape[1], _SIZE))](
         logits, targets, totals, entropy,
-        grad_chosen.contiguous(), grad_entropy.contiguous() if has_entropy else totals,
-        logits.stride(0), logits.shape[1], factor, has_entropy, _SIZE, num_warps=8,
+        grad_chosen.contiguous(), totals if grad_entropy is None else grad_entropy.contiguous(),
+        logits.stride(0), logits.shape[1], factor, grad_entropy is not None, _SIZE, num_warps=8,
     )  # fmt: skip
     return logits
 
