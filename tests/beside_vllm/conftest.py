@@ -7,6 +7,7 @@ import pytest
 from beside_vllm.cases import save_model
 from beside_vllm.servers import start_server
 from turnwise.inference.vllm import VLLMInferenceEngine
+from turnwise.inference.vllm.receiver import RECEIVER
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +35,7 @@ def servers(first, tmp_path_factory):
         first.folder,
         logs / "good.log",
         "--logprobs-mode=processed_logprobs",
+        f"--worker-extension-cls={RECEIVER}",
         VLLM_SERVER_DEV_MODE="1",
     )
     bare = start_server(first.folder, logs / "bare.log")

@@ -185,6 +185,21 @@ def test_new_weights_are_loaded_counted_and_waited_for(client, first, second, tm
         assert first.gap(request, result) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("transfer", "log"), [("auto", "by broadcast: gloo, to 1 workers"), ("disk", "by disk: chosen")]
+)
+def test_tensors_are_broadcast_or_written(server, first, second, transfer, log, caplog):
+    with (
+        caplog.at_level("INFO", "turnwise"),
+        VLLMServerEngine(server.url, transfer=transfer) as client,
+    ):
+        for round, saved in enumerate((second, first)):
+            assert client.update_weights(saved.model.state_dict()) == round + 1
+            request = GenerationRequest(make_prompt(50, 3), 20, seed=5)
+            assert saved.gap(request, sample(client, request)) < TOLERANCE
+    assert caplog.text.count(log) == 1
+
+
 def test_weights_that_do_not_fit_are_not_sent(client, first, tmp_path):
     version = client.weight_version
     lacking = dict(first.model.state_dict())

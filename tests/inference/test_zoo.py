@@ -4,12 +4,12 @@ import asyncio
 import logging
 import random
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 from inference.zoo import REFUSED, SUPPORTED, VOCAB_SIZE, WINDOW, make
+from inference.zoo_table import FAMILIES, PAGE, table
 from turnwise import create_inference_engine
 from turnwise.inference import GenerationRequest, SamplingParams, sampling_log_probs
 from turnwise.inference.local import LocalEngine, UnsupportedModel
@@ -103,24 +103,26 @@ def test_the_local_engine_samples_what_a_plain_forward_says(name, caplog):
 def test_what_does_not_fit_is_refused_and_runs_on_the_transformers_engine(name, caplog):
     make_config, reason = REFUSED[name]
     model = make(make_config()).to(DEVICE)
+    kind = type(model).__name__
     if DEVICE == "cuda":
-        reason = "does not run on the local engine"  # it may fail there before it is looked at
-    with pytest.raises(UnsupportedModel, match=rf"{reason}.*backend='transformers'"):
+        reason = ".*"  # it may fail there before it is looked at
+    line = rf"{kind} does not run on the local engine: {reason}\."
+    with pytest.raises(UnsupportedModel, match=rf"^{line} Use backend='transformers'\.$"):
         LocalEngine(model)
     with caplog.at_level(logging.WARNING, "turnwise"):
         engine = create_inference_engine(model, "local")
     assert isinstance(engine, TransformersEngine)
-    assert reason in caplog.text
+    instead = r"The transformers engine is used instead, which is slower\."
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("turnwise")]
+    assert re.fullmatch(f"{line} {instead}", said[0])
     check(model, converse_all(engine, num_turns=1))
 
 
-def test_the_docs_list_what_is_tested_here():
-    page = Path(__file__).parents[2].joinpath("docs/inference.md").read_text()
-    section = page.split("### Architectures")[1].split("\n## ")[0]
-    quotes = re.findall(r"((?:^> .*\n)+)", section, re.MULTILINE)
-    supported, refused = (set(re.findall(r"`(\w+)`", quote)) for quote in quotes)
-    assert supported == {make_config().model_type for make_config in SUPPORTED.values()}
-    assert refused == {make_config().model_type for make_config, _ in REFUSED.values()}
+def test_the_table_in_the_docs_has_every_family_that_is_tested_here():
+    """To write it: PYTHONPATH=src:tests python -m inference.zoo_table"""
+    names = [name for family in FAMILIES for name in family.names]
+    assert sorted(names) == sorted([*SUPPORTED, *REFUSED])
+    assert table() in PAGE.read_text()
 
 
 @pytest.mark.parametrize("name", ["mixtral", "deepseek-v3", "qwen3"])

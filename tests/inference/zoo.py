@@ -89,6 +89,9 @@ SUPPORTED = {
             original_max_position_embeddings=80,
         ),
     ),
+    "phi3, partial rope": lambda: hf.Phi3Config(
+        **_BASE, partial_rotary_factor=0.5, tie_word_embeddings=True
+    ),
     "gpt-neox": lambda: hf.GPTNeoXConfig(**_ALL_HEADS, rotary_pct=0.5, use_parallel_residual=True),
     "gpt-neox, serial": lambda: hf.GPTNeoXConfig(
         **_ALL_HEADS, rotary_pct=0.25, use_parallel_residual=False
@@ -133,15 +136,26 @@ SUPPORTED = {
 }
 """Configs of models that the local engine runs."""
 
+_FIXED = "its attention cannot be replaced through transformers' attention interface"
+_RECURRENT = "its layers keep a recurrent state, not only a cache"
+_LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 REFUSED = {
-    "gemma2": (lambda: hf.Gemma2Config(**_MIXED, head_dim=16), "softcap"),
+    "gemma2": (
+        lambda: hf.Gemma2Config(**_MIXED, head_dim=16),
+        "its attention has soft-capped scores, which the engine does not implement",
+    ),
     "gpt-oss": (
         lambda: hf.GptOssConfig(**_MIXED, head_dim=8, num_local_experts=4, num_experts_per_tok=2),
-        "s_aux",
+        "its attention has sinks, which the engine does not implement",
     ),
     "stablelm": (
         lambda: hf.StableLmConfig(**_BASE, partial_rotary_factor=0.5, use_parallel_residual=True),
-        "attention interface",
+        _FIXED,
     ),
     "gpt-neo": (
         lambda: hf.GPTNeoConfig(
@@ -153,20 +167,20 @@ REFUSED = {
             attention_types=[[["global", "local"], 1]],
             window_size=WINDOW,
         ),
-        "attention interface",
+        _FIXED,
     ),
-    "gptj": (lambda: hf.GPTJConfig(**_GPT, rotary_dim=4), "attention interface"),
-    "falcon": (lambda: hf.FalconConfig(**_ALL_HEADS, alibi=False), "attention interface"),
-    "falcon, alibi": (lambda: hf.FalconConfig(**_ALL_HEADS, alibi=True), "attention interface"),
+    "gptj": (lambda: hf.GPTJConfig(**_GPT, rotary_dim=4), _FIXED),
+    "falcon": (lambda: hf.FalconConfig(**_ALL_HEADS, alibi=False), _FIXED),
+    "falcon, alibi": (lambda: hf.FalconConfig(**_ALL_HEADS, alibi=True), _FIXED),
     "bloom": (
         lambda: hf.BloomConfig(vocab_size=VOCAB_SIZE, hidden_size=32, n_layer=2, n_head=4),
-        "attention interface",
+        _FIXED,
     ),
     "mpt": (
         lambda: hf.MptConfig(
             vocab_size=VOCAB_SIZE, d_model=32, n_layers=2, n_heads=4, max_seq_len=128
         ),
-        "attention interface",
+        _FIXED,
     ),
     "llama4": (
         lambda: hf.Llama4TextConfig(
@@ -177,13 +191,13 @@ REFUSED = {
             num_local_experts=2,
             interleave_moe_layer_step=1,
         ),
-        "neither causal nor a sliding window",
+        "its mask is neither causal nor a sliding window",
     ),
     "mamba": (
         lambda: hf.MambaConfig(
             vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2, state_size=4
         ),
-        "recurrent state",
+        _RECURRENT,
     ),
     "jamba": (
         lambda: hf.JambaConfig(
@@ -194,7 +208,7 @@ REFUSED = {
             mamba_d_state=4,
             use_mamba_kernels=False,
         ),
-        "recurrent state",
+        _RECURRENT,
     ),
     "qwen3-next": (
         lambda: hf.Qwen3NextConfig(
@@ -202,15 +216,13 @@ REFUSED = {
             **_EXPERTS,
             head_dim=8,
             shared_expert_intermediate_size=24,
-            linear_num_value_heads=4,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
+            **_LINEAR,
         ),
-        "recurrent state",
+        _RECURRENT,
     ),
+    "qwen3.5": (lambda: hf.Qwen3_5TextConfig(**_FOUR, **_LINEAR, head_dim=8), _RECURRENT),
 }
-"""Configs of models that the local engine refuses, and a word of why."""
+"""Configs of models that the local engine refuses, and why."""
 
 
 def make(config):

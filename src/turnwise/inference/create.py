@@ -75,12 +75,14 @@ def create_inference_engine(
 
 def _local(order: _Order) -> BaseInferenceEngine:
     from turnwise.inference.local import LocalEngine, UnsupportedModel
+    from turnwise.inference.local.probe import HINT
 
     model, tokenizer, options = _loaded(order, _keywords(LocalEngine))
     try:
         return LocalEngine(model, tokenizer, **options)
     except UnsupportedModel as error:
-        _log.warning("%s The transformers engine is made instead, which is slower.", error)
+        reason = str(error).removesuffix(HINT)
+        _log.warning("%s The transformers engine is used instead, which is slower.", reason)
     taken = _keywords(TransformersEngine)
     return TransformersEngine(model, tokenizer, **{k: v for k, v in options.items() if k in taken})
 

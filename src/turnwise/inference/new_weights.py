@@ -6,6 +6,7 @@ Both go on without missing weights, and a wrong name or shape breaks them, so al
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,6 +112,14 @@ class Skeleton:
                     f"weight {name!r} got the shape {tuple(found[name])}, expected "
                     f"{tuple(expected[name])}: the model that is trained is another one"
                 )
+
+
+def memory_folder(weights: Mapping[str, torch.Tensor]) -> str | None:
+    """Return a folder in shared memory with room for these weights; None if there is none."""
+    needed = sum(tensor.nbytes for tensor in weights.values())
+    folder = "/dev/shm"
+    has_room = os.path.isdir(folder) and shutil.disk_usage(folder).free > 1.1 * needed
+    return folder if has_room else None
 
 
 def existing_folder(path: str | os.PathLike[str]) -> Path:

@@ -37,10 +37,14 @@ _LONGEST = 2**20
 """Positions up to which masks are checked."""
 
 
+_NOT_IMPLEMENTED = {"softcap": "soft-capped scores", "s_aux": "sinks"}
+"""What attention may be asked for, in words."""
+HINT = " Use backend='transformers'."
+
+
 def unsupported(model: Any, reason: object) -> UnsupportedModel:
     return UnsupportedModel(
-        f"{type(model).__name__} does not run on the local engine: {reason}. "
-        "Use backend='transformers'."
+        f"{type(model).__name__} does not run on the local engine: {reason}.{HINT}"
     )
 
 
@@ -90,10 +94,9 @@ def probe_layers(model: Any, context_length: int) -> list[LayerAttention]:
     except PROBE_ERRORS as error:
         if is_out_of_memory(error):
             raise
+        # What the probe ran into says nothing to a user; the cause has it.
         raise unsupported(
-            model,
-            "its attention cannot be replaced by way of transformers' attention interface "
-            f"({type(error).__name__}: {error})",
+            model, "its attention cannot be replaced through transformers' attention interface"
         ) from error
     return [layers[index] for index in range(len(layers))]
 
@@ -135,7 +138,8 @@ def _record(
     layers, length = turnwise_layers
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None:
-            raise _ProbeError(f"its attention is asked for {name!r}, which is not implemented here")
+            what = _NOT_IMPLEMENTED.get(name, f"the argument {name!r}")
+            raise _ProbeError(f"its attention has {what}, which the engine does not implement")
     if asked.get("is_causal") is False or not getattr(module, "is_causal", True):
         raise _ProbeError("its attention is not causal")
     index = module.layer_idx

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
@@ -17,6 +19,7 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
+from turnwise.inference.vllm.transfer import ServerTransfer, Transfer
 from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
 from turnwise.models import load_tokenizer
 
@@ -24,13 +27,17 @@ from turnwise.models import load_tokenizer
 class VLLMServerEngine(BaseInferenceEngine):
     """A vLLM server at `url`, started for instance with
 
-        VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs
+        VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs \\
+            --worker-extension-cls turnwise.inference.vllm.receiver.WeightReceiver
 
     The mode makes log-probs those of the distribution that was sampled from; the variable enables
-    weight updates. Tensors are written into a folder in `weights_dir`, which must be on a disk that
-    the server can read. `model_path` is the model's folder on this machine, if it differs from the
-    server's: weights and token ids are checked against its configuration. Only one engine should
-    update a server's weights: it does not see the updates of others.
+    weight updates. With the extension, which needs turnwise on the server, tensors go by CUDA IPC
+    if the server sees the learner's GPU, and otherwise by NCCL (gloo without GPUs). Without it they
+    are written into a folder in `weights_dir`, which must be on a disk that the server can read.
+    `transfer` chooses one of "ipc", "broadcast" and "disk" itself. `model_path` is the model's
+    folder on this machine, if it differs from the server's: weights and token ids are checked
+    against its configuration. Only one engine should update a server's weights: it does not see
+    the updates of others.
     """
 
     def __init__(
@@ -42,6 +49,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         model_path: str | None = None,
         api_key: str | None = None,
         weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
         update_timeout: float = 600.0,
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
@@ -52,6 +60,7 @@ class VLLMServerEngine(BaseInferenceEngine):
         super().__init__(tokenizer, overflow)
         self._weights_dir, self._update_timeout = weights_dir, update_timeout
         self._server = VLLMServer(url, api_key)
+        self._transfer = ServerTransfer(self._server, transfer)
         self._update_lock = UpdateLock()
         self._mode_lock = asyncio.Lock()
         self._has_processed_log_probs: bool | None = None
@@ -102,7 +111,7 @@ class VLLMServerEngine(BaseInferenceEngine):
             folder = existing_folder(weights)
             if skeleton is not None:
                 skeleton.check_folder(folder)
-            return self._updated(self._thread.call(self._update(folder)))
+            return self._load_folder(folder)
         if skeleton is None:
             raise ConfigError(
                 "the folder that the server has its model in is not seen here, and tensors are "
@@ -110,8 +119,26 @@ class VLLMServerEngine(BaseInferenceEngine):
                 "update_weights a folder."
             )
         skeleton.check(weights)
-        with skeleton.written(weights, self._weights_dir) as folder:
-            return self._updated(self._thread.call(self._update(folder)))
+        sample = next(iter(weights.values()))
+        if self._thread.call(self._transfer.choose(sample)).result() == "disk":
+            with skeleton.written(weights, self._weights_dir) as folder:
+                return self._load_folder(folder)
+        if sample.is_cuda:  # the kernels that compute them must finish first
+            torch.cuda.synchronize()
+        named = skeleton.as_files_have_them(weights)
+        return self._updated(self._thread.call(self._update(lambda: self._transfer.send(named))))
+
+    def _load_folder(self, folder: Path) -> int:
+        async def load() -> None:
+            try:
+                await self._server.load_weights(folder)
+            except EngineError as error:
+                raise EngineError(
+                    f"{self._server.url} did not take the weights in {folder}: {error}. They must "
+                    "lie on a disk that it sees: weights_dir= says where tensors are written."
+                ) from error
+
+        return self._updated(self._thread.call(self._update(load)))
 
     def close(self) -> None:
         self._thread.close(_nothing, 0.0)
@@ -206,11 +233,11 @@ class VLLMServerEngine(BaseInferenceEngine):
                 "training needs those after. Start it with --logprobs-mode processed_logprobs"
             )
 
-    async def _update(self, folder: Path) -> int:
+    async def _update(self, load: Callable[[], Awaitable[None]]) -> int:
         try:
             async with asyncio.timeout(self._update_timeout), self._update_lock.exclusive():
                 self._check_works()
-                await self._load(folder)
+                await self._load(load)
                 self.weight_version += 1
                 return self.weight_version
         except TimeoutError:
@@ -219,18 +246,14 @@ class VLLMServerEngine(BaseInferenceEngine):
                 f"{self._update_timeout:g} s. Raise update_timeout, or look at the server's log."
             ) from None
 
-    async def _load(self, folder: Path) -> None:
+    async def _load(self, load: Callable[[], Awaitable[None]]) -> None:
         self._failure = f"{self._server.url} may have lost its weights in an update that failed"
         try:
-            await self._server.load_weights(folder)
+            async with self._server.updating():
+                await load()
         except UpdatesDisabledError:
             self._failure = None
             raise
-        except EngineError as error:
-            raise EngineError(
-                f"{self._server.url} did not take the weights in {folder}: {error}. They must lie "
-                "on a disk that it sees: weights_dir= says where tensors are written."
-            ) from error
         self._failure = None
 
     def _check_ids(self, ids: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import torch
 
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow, check_ids, check_scored
+from turnwise.inference.cuda_ipc import export_tensors
 from turnwise.inference.loop_thread import START_SECONDS, own_processes, wait_for_start
-from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder
+from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder, memory_folder
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.vllm.process import (
@@ -26,9 +28,12 @@ from turnwise.inference.vllm.process import (
     make_engine,
     preserved_state,
 )
+from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
 from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_tokenizer, model_folder
+
+_LOG = logging.getLogger("turnwise")
 
 
 class VLLMInferenceEngine(WorkerEngine):
@@ -79,6 +84,7 @@ class VLLMInferenceEngine(WorkerEngine):
         self._turns: dict[str, EngineTurn] = {}
         self._names = count()
         self._failure: str | None = None
+        self._is_transfer_logged = False
         try:
             with preserved_state(), own_processes():
                 start = self._in_thread(self._start, wait_for_idle=False)
@@ -220,17 +226,29 @@ class VLLMInferenceEngine(WorkerEngine):
                 turn.fail(RuntimeError(f"vLLM ended a turn for a reason of its own: {ended}"))
 
     def _take_tensors(self, weights: Mapping[str, torch.Tensor]) -> int:
-        if self._num_workers > 1:  # in other processes
-            with self._skeleton.written(weights) as folder:
-                return self._take(weights_path=str(folder))
         named = self._skeleton.as_files_have_them(weights)
-        return self._take(
-            weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
-        )
+        if self._num_workers == 1:  # in this process
+            self._log_transfer("in this process")
+            return self._take(
+                weights_iterator=((name, tensor.detach()) for name, tensor in named.items())
+            )
+        has_receiver = self.settings["worker_extension_cls"] == RECEIVER
+        if has_receiver and all(tensor.is_cuda for tensor in named.values()):
+            self._log_transfer("by CUDA IPC")
+            return self._take("turnwise_open", handles=export_tensors(named))
+        parent = memory_folder(weights)
+        self._log_transfer("through shared memory" if parent else "through the disk")
+        with self._skeleton.written(weights, parent) as folder:
+            return self._take(weights_path=str(folder))
 
-    def _take(self, **source: Any) -> int:
+    def _log_transfer(self, how: str) -> None:
+        if not self._is_transfer_logged:
+            self._is_transfer_logged = True
+            _LOG.info("weights reach vLLM %s", how)
+
+    def _take(self, method: str = "reload_weights", **source: Any) -> int:
         try:
-            self._vllm.collective_rpc("reload_weights", kwargs=source)
+            self._vllm.collective_rpc(method, kwargs=source)
             self._forget_prefixes()
         except Exception as error:
             self._failure = f"new weights did not load, and the old are gone: {error}"

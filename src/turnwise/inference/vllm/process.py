@@ -14,6 +14,7 @@ import torch
 
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import check_engine_options
+from turnwise.inference.vllm.receiver import RECEIVER
 
 CPU_CACHE_BYTES = 2 * 2**30
 """KV cache on a CPU; by default vLLM would take nearly all memory of the machine."""
@@ -43,6 +44,8 @@ def engine_settings(is_cpu: bool, options: Mapping[str, Any]) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         # It gets and returns token ids.
         "skip_tokenizer_init": True,
+        # Workers in other processes read the weights from the GPU of this one.
+        "worker_extension_cls": RECEIVER,
     }
     if is_cpu:
         settings |= {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +58,12 @@ class VLLMServer:
             for choice in event["choices"]:
                 yield choice
 
-    async def load_weights(self, folder: Path) -> None:
-        """Load the weights in this folder, after all running turns, also those of other clients."""
+    @asynccontextmanager
+    async def updating(self) -> AsyncIterator[None]:
+        """Pause the server after all running turns, also those of other clients.
+
+        At the end its cache is reset: the cached keys and values belong to the old weights.
+        """
         try:
             await self._client.request("POST", "/pause?mode=wait")
         except EngineError as error:
@@ -68,9 +72,7 @@ class VLLMServer:
                 "environment takes new weights."
             ) from error
         try:
-            call = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-            await self._client.request("POST", "/collective_rpc", call)
-            # The cached keys and values belong to the old weights.
+            yield
             reply = await self._client.request("POST", "/reset_prefix_cache")
             if isinstance(reply, dict) and not reply.get("success", True):
                 raise EngineError(f"{self.url} keeps keys and values of the old weights")
@@ -79,6 +81,16 @@ class VLLMServer:
                 await self._client.request("POST", "/resume")
             raise
         await self._client.request("POST", "/resume")
+
+    async def rpc(self, method: str, **arguments: Any) -> list[Any]:
+        """Call a method of every worker; return what each returns."""
+        body = {"method": method, "kwargs": arguments}
+        reply = await self._client.request("POST", "/collective_rpc", body)
+        return list(reply["results"]) if reply else []
+
+    async def load_weights(self, folder: Path) -> None:
+        """Load the weights of a folder; the server must be paused."""
+        await self.rpc("reload_weights", weights_path=str(folder))
 
     async def close(self) -> None:
         await self._client.close()

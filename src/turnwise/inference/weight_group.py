@@ -1,0 +1,111 @@
+"""Broadcasts weights from the learner to the workers of an engine in other processes.
+
+The learner is rank 0 of a process group of its own, over NCCL between GPUs and over gloo otherwise.
+The keys in the store are nested as in torch's process groups, so that SGLang's workers can join.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias, cast
+from urllib.parse import urlsplit
+
+import torch
+
+_distributed = cast(Any, torch.distributed)
+_TIMEOUT = timedelta(seconds=300)
+
+TensorSpec: TypeAlias = tuple[str, str, list[int]]
+"""The name, dtype and shape of a tensor."""
+
+
+@dataclass(frozen=True)
+class GroupAddress:
+    """Where a group meets."""
+
+    host: str
+    port: int
+    world_size: int
+    """The learner and all workers."""
+    name: str
+    backend: str
+    """nccl or gloo."""
+
+
+class WeightSender:
+    """The learner's end of a group."""
+
+    def __init__(self, url: str, num_workers: int, backend: str) -> None:
+        host, size = _address_towards(url), 1 + num_workers
+        self._store = _distributed.TCPStore(
+            host, 0, size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
+        )
+        self.address = GroupAddress(
+            host, self._store.port, size, f"turnwise-{uuid.uuid4().hex}", backend
+        )
+        self._group: Any = None
+
+    def connect(self) -> None:
+        """Wait until all workers have joined; NCCL only connects at the first broadcast."""
+        self._group = _make_group(self._store, 0, self.address)
+
+    def send(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Broadcast these tensors, in this order; returns when they may be changed again."""
+        is_nccl = self.address.backend == "nccl"
+        for tensor in tensors:
+            sent = tensor.detach() if is_nccl else tensor.detach().cpu()
+            self._group.broadcast([sent.contiguous()]).wait()
+        if is_nccl:
+            torch.cuda.synchronize()
+
+
+class WeightReceiverGroup:
+    """A worker's end of a group."""
+
+    def __init__(self, address: Mapping[str, Any], rank: int) -> None:
+        self._address = GroupAddress(**address)
+        store = _distributed.TCPStore(
+            self._address.host, self._address.port, self._address.world_size, timeout=_TIMEOUT
+        )
+        self._group = _make_group(store, rank, self._address)
+
+    def receive(self, specs: Iterable[TensorSpec]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield each tensor as it arrives; only one is held at a time."""
+        device = "cuda" if self._address.backend == "nccl" else "cpu"
+        for name, dtype, shape in specs:
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+            self._group.broadcast([tensor]).wait()
+            yield name, tensor
+
+
+def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[TensorSpec]:
+    return [
+        (name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
+        for name, tensor in weights.items()
+    ]
+
+
+def as_arguments(address: GroupAddress) -> dict[str, Any]:
+    return asdict(address)
+
+
+def _make_group(store: Any, rank: int, address: GroupAddress) -> Any:
+    """Return a group that torch's registry does not know: the process may have another one."""
+    is_nccl = address.backend == "nccl"
+    device = "cuda" if is_nccl else "cpu"
+    for prefix in (address.name, f"{address.name}/", f"{device}/"):
+        store = _distributed.PrefixStore(prefix, store)
+    kind = _distributed.ProcessGroupNCCL if is_nccl else _distributed.ProcessGroupGloo
+    return kind(store, rank, address.world_size, _TIMEOUT)
+
+
+def _address_towards(url: str) -> str:
+    """Return the address of this machine that the server at `url` can reach."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    with socket.create_connection((parts.hostname or "localhost", port), timeout=10.0) as link:
+        return str(link.getsockname()[0])
