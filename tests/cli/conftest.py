@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from cli.three_runs import three_runs as three_runs
 from turnwise.cli import main
@@ -60,6 +62,10 @@ class Mute(Coins):
 '''
 
 
+# Typer makes all commands anew for every call, which takes longer than most of what is called.
+get_command = functools.cache(typer.main.get_command)
+
+
 @dataclass
 class Ran:
     """What a command left behind."""
@@ -75,6 +81,7 @@ def turnwise(
 ) -> Callable[..., Ran]:
     """Run a command in this process, as a shell would: arguments, piped input, exit code."""
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(typer.main, "get_command", get_command)
 
     def run(*arguments: str, typed: str = "") -> Ran:
         monkeypatch.setattr(sys, "stdin", io.StringIO(typed))

@@ -43,7 +43,7 @@ def configs(draw):
     return config
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(configs())
 def test_what_is_saved_is_what_is_loaded(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("config") / "config.yaml"
@@ -51,7 +51,7 @@ def test_what_is_saved_is_what_is_loaded(tmp_path_factory, config):
     assert ConfigStore.load(path) == config
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(TEXT)
 def test_text_that_looks_like_something_else_stays_text(tmp_path_factory, text):
     config = ConfigStore()
