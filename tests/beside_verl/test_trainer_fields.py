@@ -27,6 +27,7 @@ OTHER_VALUES: dict[str, Any] = {
     "model.model_name": "smollm2-135m",
     "model.local_path": "here",
     "model.dtype": "float32",
+    "model.load_in_4bit": True,
     "model.device": "cpu",
     "model.tensor_parallel_size": 2,
     "model.trust_remote_code": True,

@@ -23,6 +23,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
     "textarena": ("textarena", "TextArena games"),
     "reasoning-gym": ("reasoning_gym", "reasoning-gym tasks"),
     "peft": ("peft", "LoRA"),
+    "qlora": ("bitsandbytes", "QLoRA, 4-bit weights"),
     "parquet": ("pyarrow", "Parquet datasets"),
     "mcp": ("mcp", "tools of MCP servers"),
     "ray": ("ray", "training on a Ray cluster"),

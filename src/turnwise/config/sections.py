@@ -21,6 +21,10 @@ class ModelConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "auto", "Precision of the weights; auto: float32 on a CPU, bfloat16 on a GPU."
     )
+    load_in_4bit: bool = setting(
+        False,
+        "Load the weights in 4 bits (NF4) through bitsandbytes, to train adapters on them (QLoRA).",
+    )
     device: str = setting("auto", "cpu, cuda, cuda:1 ...; auto: a GPU if there is one.")
     tensor_parallel_size: Positive = setting(1, "GPUs over which one copy of the model is split.")
     trust_remote_code: bool = setting(False, "Run the Python code that a model brings along.")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from turnwise import __version__
-from turnwise.errors import ConfigError, did_you_mean
+from turnwise.errors import ConfigError, did_you_mean, import_extra
 from turnwise.models.cache import cached_folder
 from turnwise.models.dtypes import warn_if_emulated
 from turnwise.models.smollm2 import smollm2_folder
@@ -51,27 +51,45 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     device: str | torch.device = "auto",
     trust_remote_code: bool = False,
+    load_in_4bit: bool = False,
 ) -> LoadedModel:
     """Load a built-in model (`tiny`, `smollm2-135m`), a folder, or a Hugging Face id.
 
-    `auto` chooses a GPU and bfloat16 if there is one, otherwise the CPU and float32.
+    `auto` chooses a GPU and bfloat16 if there is one, otherwise the CPU and float32. With
+    `load_in_4bit` linear layers have 4-bit weights and compute in that precision (QLoRA).
     """
     place = _device(device)
     kind = _dtype(dtype, place)
-    if name_or_path == "tiny":
+    if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
         warn_if_emulated(made.to(place, kind))
         return LoadedModel(made, tokenizer)
     from transformers import AutoModelForCausalLM
 
     source = model_folder(name_or_path)
+    options = _four_bits(kind, place) if load_in_4bit else {}
     with _readable_errors(name_or_path):
         model: Any = AutoModelForCausalLM.from_pretrained(
-            source, dtype=kind, trust_remote_code=trust_remote_code
+            source, dtype=kind, trust_remote_code=trust_remote_code, **options
         )
-    warn_if_emulated(model.to(place))
+    warn_if_emulated(model if load_in_4bit else model.to(place))
     tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
     return LoadedModel(model.eval(), tokenizer)
+
+
+def _four_bits(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """Return the options of QLoRA for transformers: NF4 weights with quantised scales."""
+    for package in ("bitsandbytes", "accelerate"):
+        import_extra(package, "qlora")
+    from transformers import BitsAndBytesConfig
+
+    quantization = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": quantization, "device_map": {"": device}}
 
 
 def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: bool = False) -> Any:

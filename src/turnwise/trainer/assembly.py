@@ -151,6 +151,8 @@ def check_settings(config: ConfigStore) -> None:
         )
     if config.inference.url is not None:
         _check_url(config)
+    if config.model.load_in_4bit:
+        _check_4bit(config)
     if config.inference.backend == "scripted":
         raise ConfigError(
             "inference.backend got 'scripted', which has no model to train. It is for trying "
@@ -187,6 +189,22 @@ def _check_url(config: ConfigStore) -> None:
         raise ConfigError(
             f"ray.num_actors got {config.ray.num_actors}, and one server takes new weights from "
             "one worker. Set it to 1, or remove inference.url: each worker then starts an engine."
+        )
+
+
+def _check_4bit(config: ConfigStore) -> None:
+    if not config.training.lora_rank:
+        raise ConfigError(
+            "model.load_in_4bit got true, and 4-bit weights cannot be trained: training.lora_rank "
+            "is 0. Set training.lora_rank, for example to 16, to train adapters on them (QLoRA)."
+        )
+    backend = config.inference.backend
+    if config.ray.use_ray or backend not in SHARED_MODEL_BACKENDS:
+        where = "Ray" if config.ray.use_ray else f"inference.backend {backend!r}"
+        raise ConfigError(
+            f"model.load_in_4bit got true, which {where} does not support: 4-bit weights are not "
+            "sent to other processes or engines. Set model.load_in_4bit to false, or "
+            "ray.use_ray to false and inference.backend to local."
         )
 
 

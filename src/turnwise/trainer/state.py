@@ -119,6 +119,7 @@ def load_trained_model(
     with settings_from(checkpoint.path, is_trusted=trust_remote_code):
         if not allows_model_code(_location(config)):
             config.model.trust_remote_code = False
+        config.model.load_in_4bit = False  # adapters are merged into the weights as they were
         loaded = load_configured_model(config)
     add_configured_lora(loaded.model, config.training)
     weights = load_file(checkpoint.file(_WEIGHTS))
@@ -138,6 +139,7 @@ def load_configured_model(config: ConfigStore) -> LoadedModel:
         dtype=model.dtype,
         device=model.device,
         trust_remote_code=model.trust_remote_code,
+        load_in_4bit=model.load_in_4bit,
     )
 
 

@@ -86,7 +86,9 @@ def _invariant_for(
     In the reference size, a permutation of the rows must also give the same bits.
     """
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(max(sizes), width, generator=generator).to(weight.device, weight.dtype)
+    # Quantised weights are integers; their inputs are not.
+    dtype = weight.dtype if weight.is_floating_point() else torch.float32
+    rows = torch.randn(max(sizes), width, generator=generator).to(weight.device, dtype)
     expected = torch.cat([layer(piece) for piece in torch.split(rows, _REFERENCE)])
     permuted = layer(rows[:_REFERENCE].roll(1, 0)).roll(-1, 0)
     if not torch.equal(permuted, expected[:_REFERENCE]):

@@ -1,0 +1,64 @@
+"""QLoRA: adapters on 4-bit weights are trained like others, where bitsandbytes is installed."""
+
+import importlib.util
+
+import pytest
+
+from turnwise import ConfigError, ConfigStore, MissingExtraError
+from turnwise.models import load_model
+from turnwise.trainer.assembly import check_settings
+
+HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
+
+
+def settings(*overrides):
+    return ConfigStore.load(overrides=["model.load_in_4bit=true", *overrides])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ((), "4-bit weights cannot be trained"),
+        (("training.lora_rank=4", "inference.backend=vllm"), "'vllm' does not support"),
+        (("training.lora_rank=4", "ray.use_ray=true"), "Ray does not support"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        check_settings(settings(*overrides))
+    check_settings(settings("training.lora_rank=4"))
+
+
+@pytest.mark.skipif(HAS_BITSANDBYTES, reason="bitsandbytes is installed")
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
+    with pytest.raises(MissingExtraError, match=r"bitsandbytes.*turnwise\[qlora\]"):
+        load_model("tiny", load_in_4bit=True)
+
+
+@pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes")
+def test_a_run_with_4_bit_weights_is_trained_resumed_and_exported(tmp_path):
+    from turnwise import Trainer, load_trained_model
+
+    overrides = (
+        "training.lora_rank=4",
+        "training.adv_estimator=grpo",
+        "training.batch_size=2",
+        "training.group_size=4",
+        "training.learning_rate=0.01",
+        "training.steps_per_epoch=1",
+        "environment.name=guess-number",
+        f"checkpoint.output_dir={tmp_path}",
+        "checkpoint.run_name=qlora",
+        "model.device=cpu",
+    )
+    for num_epochs in (1, 2):
+        trainer = Trainer(settings(*overrides, f"training.num_epochs={num_epochs}"))
+        with trainer:
+            history = trainer.fit()
+            learner = trainer.components.learner
+            layer = learner.model.policy.model.layers[0].self_attn.q_proj
+            assert type(layer.get_base_layer()).__name__ == "Linear4bit"
+            assert learner.num_updates == num_epochs
+            assert history[-1]["gap_max"] < 1e-4
+    loaded, _ = load_trained_model(tmp_path / "qlora")
+    assert type(loaded.model.model.layers[0].self_attn.q_proj).__name__ == "Linear"
