@@ -2,7 +2,12 @@
 
     python bench/gpu/real_shapes.py                    Qwen2.5-1.5B: 8 groups of 8 x (512 + 256)
     python bench/gpu/real_shapes.py --shape 7B --lora 32
+    python bench/gpu/real_shapes.py --shape 7B --offload       a full fine-tune of 7B on one GPU
+    python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      the local engine instead
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
+
+An update is timed with each of the fast forms in turn left out: the shared prompts, the kernels of
+log-probs. Sampling is timed with all weights, with adapters merged, and with adapters next to them.
 
 Weights are random, in bfloat16. The model FLOPs utilisation counts 6 operations per weight and
 computed token, or 4 with LoRA, where the weights have no gradient.
@@ -11,6 +16,7 @@ computed token, or 4 with LoRA, where the weights have no gradient.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import sys
 import time
@@ -24,6 +30,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from results import add_record_option, record
+from turnwise.inference import GenerationRequest
+from turnwise.inference.local import LocalEngine
 from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
 from turnwise.learner.lora import add_lora
 from turnwise.plain_mode import plain_mode
@@ -106,7 +114,7 @@ def seconds_and_gib(learner: Learner, batch: PPOBatch, repeats: int) -> tuple[fl
 
 
 def time_update(arguments: argparse.Namespace) -> None:
-    """Time an update with the prompt of each group computed once, and for every episode."""
+    """Time an update with all fast forms, and without one of them."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = make_model(arguments.shape, device)
     num_weights = sum(p.numel() for p in model.parameters())
@@ -116,31 +124,87 @@ def time_update(arguments: argparse.Namespace) -> None:
     work = (arguments.groups, arguments.members, arguments.prompt, arguments.sampled)
     groups, members, prompt, sampled = work
     batch = make_batch(*work, model.config.vocab_size)
-    num_tokens = {
-        "shared": groups * (prompt + members * sampled),
-        "each": groups * members * (prompt + sampled),
+    shared, each = groups * (prompt + members * sampled), groups * members * (prompt + sampled)
+    num_tokens = {"shared": shared, "each": each, "shared, log-probs by torch": shared}
+    left_out: dict[str, tuple[str, ...]] = {
+        "shared": (),
+        "each": ("learner.shared_prefix",),
+        "shared, log-probs by torch": ("learner.log_prob_kernels",),
     }
     seconds = {}
-    for name, forms in (("shared", ()), ("each", ("learner.shared_prefix",))):
+    options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
+    for name, forms in left_out.items():
         with plain_mode(forms):
-            learner = Learner(PolicyValueModel(model, None), LearnerOptions(learning_rate=1e-6))
+            learner = Learner(PolicyValueModel(model, None), options)
             seconds[name], gib = seconds_and_gib(learner, batch, arguments.repeats)
         mfu = per_token * num_tokens[name] / seconds[name] / PEAK_FLOPS
         print(
-            f"update, {arguments.shape}{f' LoRA {arguments.lora}' if arguments.lora else ''}, "
+            f"update, {arguments.shape}{f' LoRA {arguments.lora}' if arguments.lora else ''}"
+            f"{', offloaded' if arguments.offload else ''}, "
             f"{groups} x {members} x ({prompt} + {sampled}), prompt {name}: {seconds[name]:.3f} s, "
             f"{num_tokens[name]:,} tokens, MFU {mfu:.0%}, peak {gib:.1f} GiB",
             flush=True,
         )
         if arguments.record:
-            lora = "-lora" if arguments.lora else ""
+            lora = ("-lora" if arguments.lora else "") + ("-offload" if arguments.offload else "")
             figures = {"s": seconds[name], "GiB": gib, "MFU": mfu}
             record(f"gpu/update/{arguments.shape}{lora}/{name}", figures, device)
         del learner
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    print(f"sharing the prompts is {seconds['each'] / seconds['shared']:.2f} times as fast")
+    for name in ("each", "shared, log-probs by torch"):
+        print(f"{seconds[name] / seconds['shared']:.2f} times as fast as with prompt {name}")
+
+
+def time_sampling(arguments: argparse.Namespace) -> None:
+    """Time the local engine with all weights, with merged adapters, and with unmerged ones."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    num_rows, rank = arguments.groups * arguments.members, arguments.lora or 32
+    ways = {"full model": 0, "LoRA, merged": rank, "LoRA, not merged": rank}
+    seconds = {}
+    for way, own_rank in ways.items():
+        model = make_model(arguments.shape, device)
+        model = add_lora(model, rank=own_rank) if own_rank else model
+        forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
+        with plain_mode(forms):
+            engine = LocalEngine(model, deterministic=False)
+        prompts = make_batch(
+            arguments.groups, arguments.members, arguments.prompt, 1, model.config.vocab_size
+        ).input_ids.tolist()
+        requests = [
+            GenerationRequest(ids, arguments.sampled, seed=row) for row, ids in enumerate(prompts)
+        ]
+        seconds[way] = median(timed_sampling(engine, requests) for _ in range(arguments.repeats))
+        started = time.perf_counter()
+        engine.update_weights(None)
+        published = time.perf_counter() - started
+        speed = num_rows * arguments.sampled / seconds[way]
+        print(
+            f"sampling, {arguments.shape}, {num_rows} x ({arguments.prompt} + {arguments.sampled}),"
+            f" {way}: {speed:,.0f} tokens/s, weights published in {published:.3f} s",
+            flush=True,
+        )
+        if arguments.record:
+            figures = {"tokens/s": speed, "publish s": published}
+            record(f"gpu/sampling/{arguments.shape}/{way}", figures, device)
+        engine.close()
+        del engine, model
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    full = seconds["full model"]
+    print(f"merged adapters take {seconds['LoRA, merged'] / full - 1:+.0%} time, bar +5%")
+
+
+def timed_sampling(engine: LocalEngine, requests: list[GenerationRequest]) -> float:
+    async def sample_all() -> None:
+        await asyncio.gather(*(engine.sample(request) for request in requests))
+
+    engine.update_weights(None)  # forgets the prompts of the last round
+    started = time.perf_counter()
+    asyncio.run(sample_all())
+    return time.perf_counter() - started
 
 
 def main() -> int:
@@ -149,13 +213,16 @@ def main() -> int:
     )
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
     parser.add_argument("--lora", type=int, default=0, metavar="RANK")
+    parser.add_argument("--offload", action="store_true", help="the optimiser on the CPU")
+    parser.add_argument("--sample", action="store_true", help="time sampling, not the update")
     parser.add_argument("--groups", type=int, default=8)
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--sampled", type=int, default=256)
     parser.add_argument("--repeats", type=int, default=4)
     add_record_option(parser)
-    time_update(parser.parse_args())
+    arguments = parser.parse_args()
+    (time_sampling if arguments.sample else time_update)(arguments)
     return 0
 
 

@@ -1,5 +1,6 @@
 """On a GPU: attention without padding in bf16, master weights, and bounded memory."""
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -8,7 +9,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 from learner.episodes import random_batch
 from turnwise.chat import TokenStream
-from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch
+from turnwise.inference import GenerationRequest
+from turnwise.inference.local import LocalEngine
+from turnwise.learner import Learner, LearnerOptions, PolicyValueModel, PPOBatch, add_lora
+from turnwise.learner.fast import log_probs as fast_log_probs
 from turnwise.learner.head import Head
 from turnwise.learner.log_probs import chosen_log_probs
 from turnwise.learner.packing import make_packs
@@ -160,3 +164,61 @@ def test_memory_of_log_probs_does_not_grow_with_the_vocabulary_times_the_tokens(
 
     few, many = peak(2_000), peak(16_000)
     assert many - few < 14_000 * 64 * 2 * 8  # the hidden states and their gradients, no logits
+
+
+def test_the_kernels_of_log_probs_are_used():
+    assert fast_log_probs._kernels(torch.bfloat16, torch.device("cuda", 0)) is not None
+
+
+def test_the_first_update_is_planned_by_the_free_memory():
+    learner = Learner(PolicyValueModel(made("llama"), None), LearnerOptions(learning_rate=1e-3))
+    batch = random_batch(16, 40).to("cuda")
+    good = torch.where(batch.input_ids < 50, 1.0, -1.0)
+    batch = dataclasses.replace(
+        batch, sampler_log_probs=learner.score(batch).log_probs, advantages=good
+    )
+    assert learner.update(batch)["num_steps"] == 1
+    assert learner._planned_tokens == 65536
+
+
+def test_an_offloaded_optimiser_makes_nearly_the_same_steps():
+    found = []
+    for offload in (False, True):
+        options = LearnerOptions(learning_rate=1e-3, offload_optimizer=offload)
+        learner = Learner(PolicyValueModel(made("llama"), None), options)
+        batch = random_batch(16, 40).to("cuda")
+        good = torch.where(batch.input_ids < 50, 1.0, -1.0)
+        scores = learner.score(batch).log_probs
+        batch = dataclasses.replace(batch, sampler_log_probs=scores, advantages=good)
+        for _ in range(3):
+            assert learner.update(batch)["num_steps"] == 1
+        state = learner.state_tensors()
+        found.append(state["master.policy.model.layers.0.mlp.up_proj.weight"].cpu())
+        assert (state["exp_avg.policy.model.norm.weight"].device.type == "cpu") == offload
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3)
+
+
+def test_merged_adapters_sample_what_the_adapters_do():
+    pytest.importorskip("peft")
+    model = add_lora(made("llama"), 4, use_rslora=True)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.02)
+    engine = LocalEngine(model)
+    requests = [GenerationRequest([3, 1, seed], 24, seed=seed) for seed in range(16)]
+
+    async def sample_all():
+        return await asyncio.gather(*(engine.sample(request) for request in requests))
+
+    try:
+        assert engine._runner._fused is not None
+        for _ in range(2):
+            for request, result in zip(requests, asyncio.run(sample_all()), strict=True):
+                ids = [*request.prompt_ids, *result.ids]
+                scores = asyncio.run(engine.score(ids, 3))
+                gaps = torch.tensor(scores) - torch.tensor(result.log_probs)
+                assert float(gaps.abs().mean()) < 0.2
+            engine.free_memory()  # the copies and the captured graphs are made again
+            assert engine._graphs is None
+    finally:
+        engine.close()
