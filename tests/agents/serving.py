@@ -69,3 +69,21 @@ def ask(llm, path, body, *, method="POST", key=None):
 def read_events(text):
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [json.loads(data) for data in found if data != "[DONE]"]
+
+
+def joined(chunks):
+    """The message of streamed chunks, as a client puts it together."""
+    message = {"role": "assistant", "content": ""}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            delta = choice["delta"]
+            message["content"] += delta.get("content") or ""
+            if delta.get("reasoning_content"):
+                message["reasoning_content"] = delta["reasoning_content"]
+            for call in delta.get("tool_calls", ()):
+                calls = message.setdefault("tool_calls", [])
+                if call["index"] == len(calls):
+                    calls.append({key: call[key] for key in ("id", "type", "function")})
+                else:
+                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
+    return message

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from agents.serving import LOOK, QUESTION, TOOL, ask, make_session, serving
+from agents.serving import LOOK, QUESTION, TOOL, ask, joined, make_session, serving
 from turnwise.agents.wire import MAX_BODY_BYTES
 from turnwise.episode import EpisodeLimits
 from turnwise.types import EpisodeStatus
@@ -22,24 +22,6 @@ CHAT = "/chat/completions"
 
 def chat_body(messages, **more):
     return {"model": "policy", "messages": messages, "tools": [TOOL], **more}
-
-
-def joined(chunks):
-    """The message of streamed chunks, as a client puts it together."""
-    message = {"role": "assistant", "content": ""}
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            delta = choice["delta"]
-            message["content"] += delta.get("content") or ""
-            if delta.get("reasoning_content"):
-                message["reasoning_content"] = delta["reasoning_content"]
-            for call in delta.get("tool_calls", ()):
-                calls = message.setdefault("tool_calls", [])
-                if call["index"] == len(calls):
-                    calls.append({key: call[key] for key in ("id", "type", "function")})
-                else:
-                    calls[call["index"]]["function"]["arguments"] += call["function"]["arguments"]
-    return message
 
 
 @pytest.mark.parametrize("streams", [False, True])

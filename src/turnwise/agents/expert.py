@@ -7,11 +7,11 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from turnwise.agents.engine_sessions import EngineSession
 from turnwise.agents.requests import ApiError, ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import TreePrompt
 from turnwise.deadlines import call_with_deadline
+from turnwise.episode.engine_sessions import EngineSession
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.episode.thinking import TurnTokens
 from turnwise.errors import ConfigError, describe_error

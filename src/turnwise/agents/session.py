@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.agents.engine_sessions import EngineSession, EngineSessions
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
-from turnwise.agents.templates import TemplateWriter, definition_of
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
+from turnwise.episode.engine_sessions import EngineSession, EngineSessions
 from turnwise.episode.messages import MessageBuilder
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.templates import TemplateWriter, definition_of
 from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError

@@ -49,7 +49,7 @@ class Conversation:
 
     def increment_ids(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens that `add` appends for these messages."""
-        start, end = self.stream.turns[-1]
+        start, end = self.stream.last_turn
         return self.format.increment_ids(messages, self.stream.ids[start:end], self.history)
 
     def add_as_template(

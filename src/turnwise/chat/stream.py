@@ -116,6 +116,7 @@ class TokenStream:
                 f"begin_branch got {after}, expected a place in the {len(self._ids)} tokens of "
                 "the stream"
             )
+        self._branches = list(self.branches)  # one that got no tokens never was
         if after < len(self._ids):
             self._branches.append((len(self._ids), after))
 
@@ -151,10 +152,19 @@ class TokenStream:
         return sum(end - start for start, end in self.context(len(self)))
 
     @property
+    def last_turn(self) -> tuple[int, int]:
+        """Start and end of the turn that the present context ends with."""
+        if not self._branches:
+            return self._turns[-1]
+        _, end = self.context(len(self))[-1]
+        return next(turn for turn in reversed(self._turns) if turn[1] == end)
+
+    @property
     def branches(self) -> Sequence[tuple[int, int]]:
         """Where each branch begins, and how many tokens of the stream stand before its path's
         last one: (start, after). Empty for a conversation that only grows."""
-        return self._branches
+        has_tokens = not self._branches or self._branches[-1][0] < len(self._ids)
+        return self._branches if has_tokens else self._branches[:-1]
 
     def context(self, token: int) -> list[tuple[int, int]]:
         """The spans of the stream that stand before a token in its own conversation, in order."""

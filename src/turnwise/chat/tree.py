@@ -197,19 +197,9 @@ class ConversationTree:
     def stream(self) -> TokenStream:
         """All turns as one stream with branches: every sampled token stands in it once."""
         stream = TokenStream()
-        ends: dict[SampledTurn | None, int] = {None: 0}
-        siblings: dict[SampledTurn | None, list[_Placed]] = {}
+        places = StreamPlaces(stream)
         for turn in self.in_order():
-            known = siblings.setdefault(turn.parent, [])
-            shared = max(
-                (_common(placed, turn.context_ids) for placed in known), key=len, default=[]
-            )
-            stream.begin_branch(shared[-1] + 1 if shared else ends[turn.parent])
-            start = len(stream)
-            stream.add_context(turn.context_ids[len(shared) :])
-            known.append((turn.context_ids, [*shared, *range(start, len(stream))]))
-            stream.add_turn(turn.ids, turn.log_probs, turn.inserted)
-            ends[turn] = len(stream)
+            places.add(turn)
         return stream
 
     def _key(self, message: Message) -> list[Any]:
@@ -221,6 +211,28 @@ class ConversationTree:
         thought = (message.get("reasoning_content") or "") if self.thoughts == "as_sent" else ""
         # Clients strip white space around an answer; its tokens are those that were sampled.
         return [role, str(content).strip(), calls, thought.strip()]
+
+
+class StreamPlaces:
+    """Adds turns of a tree to a stream, parents first, and knows where they stand in it."""
+
+    def __init__(self, stream: TokenStream) -> None:
+        self._stream = stream
+        self._ends: dict[SampledTurn | None, int] = {None: 0}
+        self._siblings: dict[SampledTurn | None, list[_Placed]] = {}
+
+    def add(self, turn: SampledTurn) -> tuple[int, int]:
+        """Append a turn, in a branch unless it follows the last token; return its span."""
+        stream = self._stream
+        known = self._siblings.setdefault(turn.parent, [])
+        shared = max((_common(placed, turn.context_ids) for placed in known), key=len, default=[])
+        stream.begin_branch(shared[-1] + 1 if shared else self._ends[turn.parent])
+        start = len(stream)
+        stream.add_context(turn.context_ids[len(shared) :])
+        known.append((turn.context_ids, [*shared, *range(start, len(stream))]))
+        stream.add_turn(turn.ids, turn.log_probs, turn.inserted)
+        self._ends[turn] = len(stream)
+        return stream.turns[-1]
 
 
 _Placed: TypeAlias = tuple[Sequence[int], list[int]]

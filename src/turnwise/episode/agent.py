@@ -14,6 +14,7 @@ from turnwise.chat.thinking import with_thought
 from turnwise.deadlines import Abandonable
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
+from turnwise.episode.sub_agents import SubAgents
 from turnwise.episode.thinking import sample_turn
 from turnwise.episode.types import AgentRecord, TurnRecord
 from turnwise.errors import ConfigError, DeadlineExceeded, TurnwiseError
@@ -48,6 +49,9 @@ class Agent:
         self._max_tokens = length if limit is None else min(length, limit)
         self._seeds = "/".join(map(str, (setup.seed, *seeds, name)))
         self._session = _new_session()
+        self._sub_agents: SubAgents | None = None
+        self._asked: dict[int, Sequence[Message]] = {}
+        """The messages that each turn of a sub-agent answers, by its number."""
         self._branch_of: tuple[str, int] | None = None
         """The session before a branch, until the first turn after it was sampled."""
 
@@ -79,7 +83,8 @@ class Agent:
         num_initial = sum(m["role"] == "assistant" for m in self.conversation.initial)
         spoken = [number for number, m in enumerate(history) if m["role"] == "assistant"]
         own = spoken[num_initial:]
-        for number, turn in zip(own, self.record.turns[-len(own) :], strict=True):
+        turns = [turn for turn in self.record.turns if turn.kind != "sub_agent"]
+        for number, turn in zip(own, turns[-len(own) :], strict=True):
             answer = answer_of(turn.text, in_thought=turn.in_thought)
             thought = thought_of(turn.text, in_thought=turn.in_thought)
             history[number] = with_thought(template, answer, thought)
@@ -140,10 +145,59 @@ class Agent:
         self.record.turns.append(turn)
         return turn
 
+    async def _sample_in_time(self, request: GenerationRequest) -> GenerationResult:
+        result = await self._sample(request)
+        if result.finish_reason is FinishReason.DEADLINE:
+            raise too_slow(request.timeout)
+        return result
+
     async def _sample(self, request: GenerationRequest) -> GenerationResult:
         result = await _sample(self._setup, request)
         _check(result)
         return result
+
+    async def ask(
+        self, messages: Sequence[Message], max_tokens: int | None, timeout: float | None
+    ) -> str:
+        """Samples the answer to a tool that asks, in a conversation of its own."""
+        if self._sub_agents is None:
+            self._sub_agents = SubAgents(
+                self._setup, self.record.stream, self._seeds, self._sample_in_time
+            )
+        return await self._sub_agents.ask(
+            messages,
+            context_length=self._max_tokens,
+            timeout=timeout,
+            max_tokens=max_tokens,
+        )
+
+    def place_sub_agents(self) -> Exception | None:
+        """Appends what tools have asked for to the record; returns what the engine raised."""
+        if self._sub_agents is None:
+            return None
+        for turn, messages in self._sub_agents.place():
+            self._asked[len(self.record.turns)] = messages
+            self.record.turns.append(turn)
+        return self._sub_agents.failure
+
+    def write_messages(self) -> None:
+        """Puts the conversations of sub-agents into the record, after the turns that asked."""
+        if not self._asked or self.conversation is None:
+            return
+        own, turns = self.conversation.messages, self.record.turns
+        spoken = [number for number, m in enumerate(own) if m["role"] == "assistant"]
+        ends = iter(spoken[len(self._asked) - len(turns) :])
+        messages: list[Message] = []
+        num_written = 0
+        for number, turn in enumerate(turns):
+            if number in self._asked:
+                messages += [*self._asked[number], {"role": "assistant", "content": turn.text}]
+            else:
+                end = next(ends) + 1
+                messages += own[num_written:end]
+                num_written = end
+            turn.message = len(messages) - 1
+        self.record.messages = [*messages, *own[num_written:]]
 
     def log_difference(self) -> None:
         """Logs where the template would render the conversation differently, if it would."""
@@ -156,6 +210,8 @@ class Agent:
 
     def close(self) -> None:
         """Ends the session, so that the engine can free its cache."""
+        if self._sub_agents is not None:
+            self._sub_agents.close()
         if self._branch_of is not None:
             self._setup.engine.end_session(self._branch_of[0])
         self._setup.engine.end_session(self._session)

@@ -152,7 +152,7 @@ def _read(row: Any, agent: AgentRecord) -> Reward:
     start = first = agent.stream.turns[0][0]
     per_turn = []
     # A reward on a summary belongs to the action after it, or else to the last one.
-    for end in [*(end for _, end in agent.action_spans[:-1]), agent.stream.turns[-1][1]]:
+    for end in [*agent.action_ends[:-1], agent.stream.turns[-1][1]]:
         per_turn.append(float(sum(row[first - start : end - start])))
         first = end
     if any(row[first - start :]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -122,7 +123,7 @@ class Episode:
             turn = await self._next_turn(agent)
             if turn is None:
                 return
-            outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
+            outcome = await self._carry_out(agent, turn)
             self._record_outcome(agent, turn, outcome)
             self.observation, messages = outcome.observation, outcome.messages
             if self._watcher is not None:
@@ -230,6 +231,24 @@ class Episode:
                 raise too_slow(timeout)
         return turn
 
+    async def _carry_out(self, agent: Agent, turn: TurnRecord) -> Outcome:
+        if self._actions.context is not None:
+            self._actions.context.answer_with(functools.partial(self._answer_tool, agent))
+        try:
+            outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
+        finally:
+            failure = agent.place_sub_agents()
+        if failure is not None:
+            with self._timer.component("engine"):
+                raise failure
+        return outcome
+
+    async def _answer_tool(
+        self, agent: Agent, messages: Sequence[Message], max_tokens: int | None
+    ) -> str:
+        timeout = self._timer.within(self._setup.limits.generation_timeout)
+        return await agent.ask(messages, max_tokens, timeout)
+
     def _record_outcome(self, agent: Agent, turn: TurnRecord, outcome: Outcome) -> None:
         """Records the outcome of a turn, and ends the episode if it is over."""
         self._num_turns += 1
@@ -298,12 +317,16 @@ class Episode:
         assert self._status is not None
         result = self.result
         result.status = self._status
-        result.agents = [agent.record for agent in self._in_order()]
+        agents = self._in_order()
+        for agent in agents:
+            agent.write_messages()
+        result.agents = [agent.record for agent in agents]
         for record in result.agents:
             trajectory, turns = record.trajectory, record.actions
-            if record.turns and not record.turns[-1].seconds:  # the turn was not carried out
-                record.turns[-1].seconds = self._timer.turn_seconds
-                record.turns[-1].info = {"unanswered": True}
+            own = [turn for turn in record.turns if turn.kind != "sub_agent"]
+            if own and not own[-1].seconds:  # the turn was not carried out
+                own[-1].seconds = self._timer.turn_seconds
+                own[-1].info = {"unanswered": True}
             trajectory.states = [turn.state for turn in turns]
             trajectory.actions = [turn.text for turn in turns]
             trajectory.observations = [turn.observation for turn in turns]

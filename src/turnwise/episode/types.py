@@ -13,9 +13,11 @@ from turnwise.reward import Reward
 from turnwise.tools import ToolCall, ToolResult
 from turnwise.types import EpisodeStatus, Trajectory
 
-TurnKind: TypeAlias = Literal["action", "summary"]
+TurnKind: TypeAlias = Literal["action", "summary", "sub_agent"]
 """`summary`: the agent summarised its conversation, which had become too long. No environment or
-tool reads it, and it is no turn of the trajectory; it is trained on as the turn that follows."""
+tool reads it, and it is no turn of the trajectory; it is trained on as the turn that follows.
+`sub_agent`: a tool asked the policy. It is no turn of the trajectory either, and belongs to the
+action before it, whose tool call asked."""
 
 
 @dataclass(frozen=True)
@@ -102,26 +104,34 @@ class AgentRecord:
 
     @property
     def actions(self) -> list[TurnRecord]:
-        """The turns that were carried out: all but summaries."""
+        """The turns that were carried out: all but summaries and those of sub-agents."""
         return [turn for turn in self.turns if turn.kind == "action"]
 
     @property
     def action_spans(self) -> Sequence[tuple[int, int]]:
         """Start and end of their tokens."""
-        summaries = {turn.tokens for turn in self.turns if turn.kind != "action"}
-        return [span for span in self.stream.turns if span not in summaries]
+        others = {turn.tokens for turn in self.turns if turn.kind != "action"}
+        return [span for span in self.stream.turns if span not in others]
+
+    @property
+    def action_ends(self) -> list[int]:
+        """Where the tokens of each action end, those of the sub-agents that it called included."""
+        ends = [end for _, end in self.action_spans]
+        for turn in self.turns:
+            if turn.kind == "sub_agent":
+                ends[bisect_left(ends, turn.tokens[0] + 1) - 1] = turn.tokens[1]
+        return ends
 
     @property
     def action_numbers(self) -> list[int]:
         """For each turn of the stream the number of its action; of a summary that of the next."""
-        spans = self.action_spans
-        ends = [end for _, end in spans]
+        ends = self.action_ends
         return [min(bisect_left(ends, end), len(ends) - 1) for _, end in self.stream.turns]
 
     @property
     def reward_positions(self) -> list[int]:
         """The positions of the actions' rewards: each action's last sampled token."""
-        return [end - 1 for _, end in self.action_spans]
+        return [end - 1 for end in self.action_ends]
 
     @property
     def turn_rewards(self) -> list[float]:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Self
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Self, TypeAlias
 
 from turnwise.deadlines import call_with_deadline, is_interrupt, run_sync
-from turnwise.errors import describe_error
+from turnwise.errors import ToolError, describe_error
 from turnwise.types import StepResult
 
 _LOG = logging.getLogger("turnwise")
 _CLOSE_TIMEOUT = 10.0
+
+
+Ask: TypeAlias = Callable[[Sequence[Mapping[str, Any]], int | None], Awaitable[str]]
+"""Asks the policy: messages and the most tokens of its answer in, the answer out."""
 
 
 class ToolContext:
@@ -33,7 +38,33 @@ class ToolContext:
         self.store: dict[str, Any] = {}
         self.steps: list[StepResult] = []
         """The results of the steps that tools took in the environment, oldest first."""
+        self._ask: Ask | None = None
         self._closed = False
+
+    def answer_with(self, ask: Ask) -> None:
+        """Let `ask` answer; an episode calls this at its beginning."""
+        self._ask = ask
+
+    async def ask(
+        self, messages: str | Sequence[Mapping[str, Any]], *, max_tokens: int | None = None
+    ) -> str:
+        """Asks the model that plays the episode, as a sub-agent; returns its answer.
+
+        The messages are a conversation of their own, which the model sees alone; a text is one
+        message of the user. To continue it, pass all messages again, with the answer and what
+        follows. What the model samples is trained with the episode.
+
+        >>> async def research(question: str, context: ToolContext) -> str:
+        ...     return await context.ask(f"Answer in one sentence: {question}")
+        """
+        if self._ask is None or self._closed:
+            raise ToolError(
+                "there is no model to ask: context.ask works in a tool that an episode calls, "
+                "until the episode ends"
+            )
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        return await self._ask(messages, max_tokens)
 
     @property
     def closed(self) -> bool:

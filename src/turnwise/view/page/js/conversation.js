@@ -189,7 +189,9 @@ function turnBlock(agent, turn, number, word, episode, route, branch = null) {
         null,
         h("span", { class: "role" }, "model"),
         h("span", { class: "faint num" }, `turn ${number + 1}`),
-        turn.kind === "summary" ? h("span", { class: "chip is-accent" }, "summary") : null,
+        turn.kind && turn.kind !== "action"
+          ? h("span", { class: "chip is-accent" }, turn.kind.replace("_", "-"))
+          : null,
         isBranched(agent) ? placeChips(agent, number) : null,
         turn.finish_reason && turn.finish_reason !== "stop"
           ? h("span", { class: "chip is-warn", title: "why the model stopped" }, turn.finish_reason)
