@@ -85,6 +85,15 @@ def test_a_conversation_over_responses_and_over_anthropic_messages():
         assert counted["input_tokens"] == first["usage"]["input_tokens"]
 
 
+def called(id, name):
+    call = {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    return [{"role": "assistant", "tool_calls": [call]}]
+
+
+def function(**changed):
+    return {"type": "function", "function": {**LOOK, **changed}}
+
+
 def test_what_is_refused_has_the_shape_of_the_api():
     cases = [
         (CHAT, b"{not json", 400, "invalid_json"),
@@ -105,6 +114,27 @@ def test_what_is_refused_has_the_shape_of_the_api():
         ),
         (CHAT, {**chat_body(QUESTION), "model": "gpt"}, 404, "model_not_found"),
         (CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]}, 400, None),
+        (CHAT, chat_body([*QUESTION, {"role": "assistant", "tool_calls": 5}]), 400, None),
+        (CHAT, chat_body([*QUESTION, {"role": "assistant", "tool_calls": [5]}]), 400, None),
+        (
+            CHAT,
+            chat_body([*QUESTION, {"role": "assistant", "tool_calls": [{"id": "a"}]}]),
+            400,
+            None,
+        ),
+        (CHAT, chat_body([*QUESTION, *called(id=["a"], name="look")]), 400, None),
+        (CHAT, chat_body([*QUESTION, *called(id="a", name=None)]), 400, None),
+        (CHAT, chat_body([*QUESTION, {"role": "tool", "tool_call_id": ["a"]}]), 400, None),
+        (CHAT, {**chat_body(QUESTION), "tools": [function(name=5)]}, 400, None),
+        (CHAT, {**chat_body(QUESTION), "tools": [function(parameters=[1])]}, 400, None),
+        (CHAT, chat_body([{"role": "user", "content": "half \ud83d"}]), 400, "invalid_json"),
+        (CHAT, b'{"model": "policy", "metadata": {"a": NaN}}', 400, "invalid_json"),
+        (
+            "/responses",
+            {"model": "policy", "input": [{"type": "function_call", "call_id": [], "name": "a"}]},
+            400,
+            None,
+        ),
         ("/embeddings", {"model": "policy", "input": "x"}, 404, "unknown_url"),
         (
             "/responses",
@@ -120,7 +150,11 @@ def test_what_is_refused_has_the_shape_of_the_api():
             found = ask(llm, path, body)
             assert (found[0], found[1]["error"]["code"]) == (status, code), (str(body)[:80], found)
             assert found[1]["error"]["message"]
-        for body in ({"model": "policy", "messages": QUESTION}, {"model": "x", "messages": []}):
+        for body in (
+            {"model": "policy", "messages": QUESTION},
+            {"model": "x", "messages": []},
+            {"model": "policy", "messages": [{"role": "user", "content": 5}], "max_tokens": 9},
+        ):
             status, found = ask(llm, "/messages", body)
             assert status in (400, 404)
             assert found["type"] == "error"
@@ -131,8 +165,10 @@ def test_what_is_refused_has_the_shape_of_the_api():
 def test_what_goes_wrong_inside_is_an_error_of_the_api_and_costs_no_turn(caplog):
     session = make_session(limits=EpisodeLimits(max_turns=1))
     with serving(session) as (_, _, llm):
-        wrong = [{"role": "assistant", "content": "", "tool_calls": 5}]
-        assert ask(llm, CHAT, chat_body(wrong))[1]["error"]["code"] == "server_error"
+        tree = session.tree.prompt
+        session.tree.prompt = None  # any error of ours
+        assert ask(llm, CHAT, chat_body(QUESTION))[1]["error"]["code"] == "server_error"
+        session.tree.prompt = tree
         assert "could not serve a request" in caplog.text
         assert ask(llm, CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]})[0] == 400
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
@@ -178,6 +214,10 @@ def test_replies_stop_choose_and_report_as_asked():
         assert sum(counted) == found["usage"]["completion_tokens"]
         _, found = ask(llm, CHAT, chat_body(QUESTION, stop=["Wait"]))
         assert found["choices"][0]["message"]["content"] in (None, "")
+        for nothing in ("", [], [""]):
+            assert ask(llm, CHAT, chat_body(QUESTION, stop=nothing))[0] == 200
+        body = {"model": "policy", "max_tokens": 9, "messages": QUESTION, "stop_sequences": [""]}
+        assert ask(llm, "/messages", body)[0] == 200
         _, found = ask(llm, CHAT, chat_body(QUESTION, tool_choice="none"))
         assert "tool_calls" not in found["choices"][0]["message"]
         _, chunks = ask(

@@ -1,4 +1,7 @@
-"""kill -9 in the middle of agents' episodes: the run goes on, and ends with the same bytes."""
+"""kill -9 in episodes with branches: the run resumes, and ends with the same bytes.
+
+The branches are those of an agent that owns its loop, or of episodes that summarise their context.
+"""
 
 import itertools
 import os
@@ -9,8 +12,8 @@ import torch
 
 from agents.serving import ask
 from forked import fork_server
-from trainer.runs import assert_same_run, metrics_of
-from trainer.worlds import small_trainer
+from trainer.runs import assert_same_run, episodes, metrics_of
+from trainer.worlds import Memory, small_trainer
 from turnwise.runs.checkpoints import CheckpointStore
 
 ROWS = [{"word": word} for word in ("left", "right", "up", "down", "here", "there")]
@@ -42,16 +45,36 @@ def echoes(messages, tools):
     return messages[-1]["content"][:2]
 
 
-def train(folder, fuse):
+class Forgets(Memory):
+    """Its episodes are summarised after every step; in the middle of one, its process dies."""
+
+    def step(self, action):
+        if str(next(CALLS)) == os.environ[FUSE]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+COMPACTED = (
+    *("training.batch_size=2", "training.num_epochs=4", "training.steps_per_epoch=1"),
+    *("training.warm_start=null", "checkpoint.run_name=run"),
+    *("limits.max_context_tokens=1", "inference.summary_prompt=So far?"),
+)
+
+
+def train(folder, fuse, kind="agent"):
     torch.set_num_threads(1)
     os.environ[FUSE] = str(fuse)
+    if kind == "compacted":
+        with small_trainer(folder, Forgets, *COMPACTED, reporter=None) as trainer:
+            trainer.fit()
+        return
     given = {"agent": chats, "expert": echoes, "dataset": ROWS, "reporter": None}
     with small_trainer(folder, None, *SETTINGS, **given) as trainer:
         trainer.fit()
 
 
-def in_a_process(folder, fuse=0):
-    process = fork_server().Process(target=train, args=(folder, fuse))
+def in_a_process(folder, fuse=0, kind="agent"):
+    process = fork_server().Process(target=train, args=(folder, fuse, kind))
     process.start()
     process.join()
     return process.exitcode
@@ -71,3 +94,20 @@ def test_a_run_that_was_killed_in_its_episodes_is_the_run_that_was_not(tmp_path)
     assert reached == sorted(reached, key=lambda step: -1 if step is None else step)
     assert in_a_process(killed) == 0
     assert_same_run(whole, Path(killed / "run"))
+
+
+def test_a_run_that_was_killed_in_summarised_episodes_is_the_run_that_was_not(tmp_path):
+    assert in_a_process(tmp_path / "whole", kind="compacted") == 0
+    whole = tmp_path / "whole" / "run"
+    kinds = [
+        turn["kind"]
+        for (kind, _), played in episodes(whole).items()
+        for episode in played
+        for turn in episode["agents"][0]["turns"]
+        if kind == "train"
+    ]
+    assert kinds == ["action", "summary", "action", "summary", "action"] * 2 * 4
+    for fuse in (5, 11):  # six calls of `step` a training step
+        assert in_a_process(tmp_path / "killed", fuse, "compacted") == -signal.SIGKILL
+    assert in_a_process(tmp_path / "killed", kind="compacted") == 0
+    assert_same_run(whole, tmp_path / "killed" / "run")

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from turnwise.agents.openai_chat import Shape, not_supported, pieces, sampling_of, validated
+from turnwise.agents.openai_chat import (
+    Shape,
+    not_supported,
+    pieces,
+    sampling_of,
+    stop_strings,
+    validated,
+)
 from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
 from turnwise.chat import Message
 
@@ -63,7 +70,7 @@ def parse(body: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
         may_call_tools=choice.get("type") != "none",
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
-        stop=tuple(fields.stop_sequences or ()),
+        stop=stop_strings(fields.stop_sequences),
         sampling=sampling_of(fields.temperature, fields.top_p, fields.top_k),
     )
 
@@ -88,6 +95,8 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
         raise ApiError(f"{param}.role got {role!r}, expected user or assistant", param=param)
     if isinstance(content, str):
         return [{"role": role, "content": content}]
+    if not isinstance(content, list | None):
+        raise ApiError(f"{param}.content got a {type(content).__name__}, expected text or blocks")
     texts: list[str] = []
     results: list[Message] = []
     kept: dict[str, Any] = {"role": role}

@@ -242,7 +242,7 @@ class Gateway:
                 Route(at + anthropic_messages.PATH, self._messages, methods=["POST"]),
                 Route(at + count_tokens, self._count_tokens, methods=["POST"]),
             ]
-        anything = ["GET", "POST", "PUT", "DELETE"]
+        anything = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
         routes.append(Route("/{path:path}", self._unknown, methods=anything))
         return Starlette(routes=routes)
 
@@ -250,9 +250,8 @@ class Gateway:
 
     def _session_of(self, request: Request) -> AgentSession:
         """The episode of a request, if its key is the episode's own."""
-        given = request.headers.get("x-api-key") or request.headers.get(
-            "authorization", ""
-        ).removeprefix("Bearer ")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
         episode = self._episodes.get(request.path_params.get("episode", ""))
         is_allowed = episode is not None and (
             episode.key is None or hmac.compare_digest(given.encode(), episode.key.encode())

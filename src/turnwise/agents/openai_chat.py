@@ -208,9 +208,8 @@ def not_supported(name: str) -> ApiError:
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     """Stop strings from one, several or none."""
-    if stop is None:
-        return ()
-    return (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
+    texts = [stop] if isinstance(stop, str) else stop or ()
+    return tuple(text for text in texts if text)
 
 
 def sampling_of(
@@ -249,12 +248,6 @@ def chat_message(message: Mapping[str, Any], number: int) -> Message:
     thought = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(thought, str) and role == "assistant":
         kept["reasoning_content"] = thought
-    for call in kept.get("tool_calls", ()):
-        if not isinstance(call, Mapping) or not isinstance(call.get("function"), Mapping):
-            raise ApiError(
-                f"messages[{number}].tool_calls has a call without a function",
-                param=f"messages.{number}.tool_calls",
-            )
     return kept
 
 

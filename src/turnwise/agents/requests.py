@@ -55,6 +55,27 @@ class ChatRequest:
     wants_log_probs: bool = False
 
 
+def check_message(message: Message, number: int) -> None:
+    """Raise ApiError for calls without a function, and for names and ids that are no texts."""
+
+    def check(what: str, value: Any, kinds: type | tuple[type, ...], expected: str) -> None:
+        if not isinstance(value, kinds):
+            raise ApiError(
+                f"messages[{number}].{what} got a {type(value).__name__}, expected {expected}",
+                param=f"messages.{number}.{what}",
+            )
+
+    for name in ("name", "tool_call_id"):
+        check(name, message.get(name), (str, type(None)), "text")
+    calls = message.get("tool_calls") or []
+    check("tool_calls", calls, list, "a list")
+    for call in calls:
+        check("tool_calls", call, Mapping, "an object with a function")
+        check("tool_calls.id", call.get("id"), (str, type(None)), "text")
+        check("tool_calls.function", call.get("function"), Mapping, "an object")
+        check("tool_calls.function.name", call["function"].get("name"), str, "text")
+
+
 @dataclass
 class ChatReply:
     """One turn of the policy, as the agent gets it."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, check_message
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
@@ -134,6 +134,8 @@ class AgentSession:
             raise ApiError("the episode has ended", status=401, code="invalid_api_key")
         if not request.messages:
             raise ApiError("messages is empty, expected at least one message", param="messages")
+        for number, message in enumerate(request.messages):
+            check_message(message, number)
         most = limits.max_turns
         # A request that was refused or cancelled has no turn, and costs none.
         num_turns = len(self.tree.turns) + self._num_under_way + request.num_replies

@@ -27,11 +27,18 @@ async def read_json(request: Request) -> Any:
                 code="request_too_large",
             )
     try:
-        return json.loads(bytes(body))
+        value = json.loads(bytes(body), parse_constant=_refuse)
+        if b"\\ud" in body.lower():  # half of a surrogate pair is no text that has tokens
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         raise ApiError(
             "We could not parse the JSON body of your request.", code="invalid_json"
         ) from None
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 async def unless_disconnected(request: Request, work: Any) -> Any:

@@ -86,11 +86,12 @@ def definition_of(tool: Mapping[str, Any]) -> ToolDefinition:
     function = tool.get("function")
     if tool.get("type", "function") != "function" or not isinstance(function, Mapping):
         raise ToolError(f"expected a tool of type function, got {str(tool)[:80]}")
-    return ToolDefinition(
-        str(function.get("name")),
-        str(function.get("description") or ""),
-        dict(function.get("parameters") or {}),
-    )
+    name, parameters = function.get("name"), function.get("parameters") or {}
+    if not isinstance(name, str) or not name or not isinstance(parameters, Mapping):
+        raise ToolError(
+            f"expected a function with a name and an object as parameters, got {str(tool)[:80]}"
+        )
+    return ToolDefinition(name, str(function.get("description") or ""), dict(parameters))
 
 
 def _readable_call(call: Mapping[str, Any]) -> dict[str, Any]:
