@@ -26,6 +26,7 @@ from turnwise import (  # noqa: E402
     Trainer,
     tool,
 )
+from view.agent_runs import write_agent_run  # noqa: E402
 from view.serving import serving  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -101,6 +102,7 @@ def make_runs(folder):
     made = {
         "guess-number": lambda: guess(folder, "guess-number"),
         "open-the-safe": lambda: open_the_safe(folder),
+        "agent": lambda: write_agent_run(folder / "agent"),
     }
     for name, make in made.items():
         if not (folder / name / "run.json").exists():
@@ -132,6 +134,9 @@ def take(visitor, client):
     visitor.open(f"run/open-the-safe/time/{episode['step']}")
     expect(visitor.at(".time-head h1")).to_be_visible()
     picture("time")
+    visitor.open("run/agent/episodes/train-1-0?branch=1")
+    expect(visitor.at(".branch-map .branch-turn").first).to_be_visible()
+    picture("tree")
 
 
 def main():
