@@ -98,7 +98,8 @@ class SubAgents:
 
     def place(self) -> list[tuple[TurnRecord, Sequence[Message]]]:
         """Appends the new turns to the stream, each with the messages that it answers."""
-        after, placed = len(self._stream), []
+        after = len(self._stream)
+        placed: list[tuple[TurnRecord, Sequence[Message]]] = []
         for turn in sorted(self._waiting, key=lambda turn: turn.order):
             record = self._waiting[turn]
             record.tokens = self._places.add(turn)
