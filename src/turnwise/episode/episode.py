@@ -233,7 +233,7 @@ class Episode:
 
     async def _carry_out(self, agent: Agent, turn: TurnRecord) -> Outcome:
         if self._actions.context is not None:
-            self._actions.context.answer_with(functools.partial(self._answer_tool, agent))
+            self._actions.context.asked = functools.partial(self._answer_tool, agent)
         try:
             outcome = await self._actions.act(turn.text, in_thought=turn.in_thought)
         finally:

@@ -38,12 +38,9 @@ class ToolContext:
         self.store: dict[str, Any] = {}
         self.steps: list[StepResult] = []
         """The results of the steps that tools took in the environment, oldest first."""
-        self._ask: Ask | None = None
+        self.asked: Ask | None = None
+        """Answers `ask`; set by the episode."""
         self._closed = False
-
-    def answer_with(self, ask: Ask) -> None:
-        """Let `ask` answer; an episode calls this at its beginning."""
-        self._ask = ask
 
     async def ask(
         self, messages: str | Sequence[Mapping[str, Any]], *, max_tokens: int | None = None
@@ -57,14 +54,14 @@ class ToolContext:
         >>> async def research(question: str, context: ToolContext) -> str:
         ...     return await context.ask(f"Answer in one sentence: {question}")
         """
-        if self._ask is None or self._closed:
+        if self.asked is None or self._closed:
             raise ToolError(
                 "there is no model to ask: context.ask works in a tool that an episode calls, "
                 "until the episode ends"
             )
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
-        return await self._ask(messages, max_tokens)
+        return await self.asked(messages, max_tokens)
 
     @property
     def closed(self) -> bool:
