@@ -32,6 +32,8 @@ OTHER_VALUES: dict[str, Any] = {
     "model.tensor_parallel_size": 2,
     "model.trust_remote_code": True,
     "inference.backend": "sglang",
+    "inference.url": "http://localhost:8000",
+    "inference.options": {"max_model_len": 64},
     "inference.max_tokens": 9,
     "inference.temperature": 0.7,
     "inference.top_p": 0.9,

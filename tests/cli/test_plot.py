@@ -85,26 +85,12 @@ def test_the_legend_tells_what_the_band_is(turnwise):
         make_run(f"gae-{seed}", [seed, 1.0 + seed], seed=seed)
         make_run(f"grpo-{seed}", [0.0, 0.5], seed=seed, adv_estimator="grpo")
     runs = sorted(str(path) for path in Path("runs").iterdir())
-    for band, words in (("min-max", "band: min to max"), ("stderr", "band: ± standard error")):
-        turnwise("plot", *runs, "-o", "c.svg", "--band", band, "--label", "PPO", "--label", "GRPO")
-        picture = Path("c.svg").read_text(encoding="utf-8")
-        assert words in picture
-        assert "PPO (2 seeds)" in picture
-        assert "GRPO (2 seeds)" in picture
-    turnwise("plot", runs[0], "-o", "c.svg", "--title", "One run")
+    turnwise("plot", *runs, "-o", "c.svg", "--label", "PPO", "--label", "GRPO")
     picture = Path("c.svg").read_text(encoding="utf-8")
-    assert "One run" in picture
-    assert "band" not in picture
-
-
-@pytest.mark.parametrize(
-    ("axis", "last"), [("step", 4), ("episodes", 40), ("tokens", 400), ("minutes", 2)]
-)
-def test_the_x_axis_counts_what_it_is_told_to(turnwise, axis, last):
-    make_run("a", [1, 2, 3, 4])
-    assert (
-        drawn(turnwise, "runs/a", "--x", axis)["curves"][0]["metrics"]["reward"]["last_x"] == last
-    )
+    for words in ("band: min to max", "PPO (2 seeds)", "GRPO (2 seeds)", "training step"):
+        assert words in picture
+    turnwise("plot", runs[0], "-o", "c.svg")
+    assert "band" not in Path("c.svg").read_text(encoding="utf-8")
 
 
 def test_a_mean_ends_with_its_shortest_run(turnwise):
@@ -131,16 +117,12 @@ def test_smoothing_keeps_the_mean_of_a_line_and_takes_the_noise(turnwise):
     make_run("line", [0.1 * step for step in range(100)])
     make_run("noise", [float(step % 2) for step in range(100)], adv_estimator="grpo")
     runs = plot_data.read_runs(["runs/line", "runs/noise"])
-    line, noise = (
-        plot_data.curve_of(group, "reward", "step", "none", 10)
-        for group in plot_data.group_runs(runs)
-    )
+    line, noise = (plot_data.curve_of(group, "reward") for group in plot_data.group_runs(runs))
     middle = slice(10, -10)
     np.testing.assert_allclose(np.diff(line.mean[middle]), 0.1, atol=1e-9)
-    np.testing.assert_allclose(noise.mean[middle], 0.5)
-    assert drawn(turnwise, "runs/line")["curves"][0]["metrics"]["reward"]["smoothed_over"] == 5
-    plain = drawn(turnwise, "runs/line", "--smooth", "1")["curves"][0]["metrics"]["reward"]
-    assert (plain["smoothed_over"], plain["last"]) == (1, pytest.approx(9.9))
+    np.testing.assert_allclose(noise.mean[middle], 0.5, atol=0.11)
+    found = drawn(turnwise, "runs/line")["curves"][0]["metrics"]["reward"]
+    assert (found["smoothed_over"], found["last_x"]) == (5, 100)
 
 
 def test_what_says_nothing_more_is_not_drawn_unless_asked_for(turnwise):
@@ -170,7 +152,6 @@ def test_metrics_without_settings_are_drawn_too(turnwise):
         (["runs/a", "-o", "a.gif"], "expected a name that ends in .png, .svg or .pdf"),
         (["runs/a", "-o", "runs/a/metrics.jsonl/a.png"], "cannot write"),
         (["runs/a", "--label", "a", "--label", "b"], "there are 1 curves"),
-        (["runs/timeless", "--x", "minutes"], "Use --x step"),
         ([], "Missing argument"),
     ],
 )
@@ -178,9 +159,6 @@ def test_a_mistake_is_a_message_and_no_picture(turnwise, arguments, message):
     make_run("a", [1, 2])
     make_run("other", [1, 2], extra={"odd": 1.0}, adv_estimator="grpo")
     make_run("empty", [])
-    make_run("timeless", [1, 2])
-    file = Path("runs/timeless/metrics.jsonl")
-    file.write_text(file.read_text().replace("time/step", "time/other"))
     ran = turnwise("plot", *arguments)
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err

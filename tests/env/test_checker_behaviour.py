@@ -95,11 +95,6 @@ class NumberSamples(Doors):
         return rng.randrange(3)
 
 
-class PoorExpert(Doors):
-    def expert_action(self):
-        return "A" if self.right != "A" else "B"
-
-
 class InvalidExpert(Doors):
     def expert_action(self):
         return f"door {self.right}"
@@ -153,7 +148,6 @@ CONDUCT = [
     (InvalidSamples, "sample-action", "warning", "offered 'open", "as step() reads it"),
     (CarelessSamples, "sample-action", "error", "same generator", "rng.choice(actions)"),
     (NumberSamples, "sample-action", "error", "expected a str or None", "return str(action)"),
-    (PoorExpert, "expert-action", "warning", "less an episode than random", "return None"),
     (InvalidExpert, "expert-action", "warning", "offered 'door", "as step() reads it"),
     (OneInfo, "info", "warning", "became", "dict(self.info)"),
     (CloseOnce, "close", "error", "already closed.* second time", "also twice"),

@@ -46,13 +46,6 @@ class SeedsTheModule(Doors):
         return "Which door?"
 
 
-class SeedIgnored(Doors):
-    def reset(self, seed=None):
-        self.opened = []
-        self.right = "A"
-        return "Which door?"
-
-
 class CountingState(Doors):
     num_looks = 0
 
@@ -123,7 +116,6 @@ REPEATS = [
     (OwnUnseededRandom, "seeds", "error", r"after reset\(\) the observation", "`self.rng`"),
     (SeedZeroForgotten, "seeds", "error", "seed 0", "if seed is not None:"),
     (SeedsTheModule, "global-random", "warning", r"reset\(\) draws.*random", "`self.rng`"),
-    (SeedIgnored, "seeds-matter", "note", "one and the same", "random.Random(seed)"),
     (CountingState, "state-description", "error", "twice in a row", "no counter"),
     (ChangingState, "state-description", "error", "changes the episode", "Only read"),
     (LeakyScore, "leaked-state", "error", "Score 1.*Score", "`self.score = 0`"),

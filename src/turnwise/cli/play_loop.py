@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnwise.env.base import BaseEnvironment
 from turnwise.env.driver import reset_environment, step_environment
+from turnwise.env.players import ending_of
 from turnwise.tools import ActionParser, ToolCall, ToolRegistry
 from turnwise.tools.base import marked_tools
 from turnwise.types import EpisodeStatus, StepResult, Trajectory
@@ -173,7 +174,7 @@ class Moves:
         if self._actions is None:
             state = self._env.get_state_description()
             step = await step_environment(self._env, text)
-            return Moved(step, state, (), _status(step))
+            return Moved(step, state, (), ending_of(step) if step.done else None)
         done = await self._actions.act(text)
         cut = done.status is not None and done.status.is_truncated
         step = StepResult(done.observation, done.reward, done.done, cut, done.info)
@@ -203,15 +204,6 @@ async def _score(trajectory: Trajectory, env: BaseEnvironment, rules: Rules) -> 
     timeout = None if rules.limits is None else rules.limits.reward_timeout
     reward = await compute_reward_async(trajectory, env, rules.reward_fn, timeout=timeout)
     return reward.total
-
-
-def _status(step: StepResult) -> EpisodeStatus | None:
-    if not step.done:
-        return None
-    if not step.truncated:
-        return EpisodeStatus.DONE
-    by_itself = bool(step.info.get("truncated"))
-    return EpisodeStatus.TRUNCATED_BY_ENVIRONMENT if by_itself else EpisodeStatus.TRUNCATED_BY_TURNS
 
 
 def _arguments(definition: Any) -> Sequence[str]:

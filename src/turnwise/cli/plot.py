@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,19 +16,6 @@ if TYPE_CHECKING:
     from turnwise.cli.plot_data import Curve, Group
 
 FORMATS = ("png", "svg", "pdf")
-
-
-class AxisName(StrEnum):
-    step = "step"
-    episodes = "episodes"
-    tokens = "tokens"
-    minutes = "minutes"
-
-
-class BandName(StrEnum):
-    min_max = "min-max"
-    stderr = "stderr"
-    none = "none"
 
 
 def plot(
@@ -54,20 +40,6 @@ def plot(
             autocompletion=completion.metrics,
         ),
     ] = None,
-    x: Annotated[AxisName, typer.Option(help="Unit of the x-axis.")] = AxisName.step,
-    band: Annotated[
-        BandName, typer.Option(help="Band around the mean of several runs.")
-    ] = BandName.min_max,
-    smooth: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Moving average over N points; 1 draws the raw values.",
-            show_default="a twentieth of a long curve",
-        ),
-    ] = None,
-    title: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the figure.")] = None,
     label: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,11 +52,12 @@ def plot(
 ) -> None:
     """Draw learning curves: the mean over seeds with a band, for one or several experiments.
 
+    The band is from the lowest to the highest run. Long curves are a moving average.
+
     [bold]Examples[/bold]
 
     turnwise plot runs/mine -o curve.png
-    turnwise plot runs/grpo-* runs/ppo-* -o compared.pdf --x episodes
-    turnwise plot runs/grpo-* runs/ppo-* --label GRPO --label PPO --band stderr
+    turnwise plot runs/grpo-* runs/ppo-* -o compared.pdf --label GRPO --label PPO
     turnwise plot runs/mine --metric entropy --metric kl -o inside.svg
     """
     file = Path(output).expanduser()
@@ -99,23 +72,12 @@ def plot(
     names = list(dict.fromkeys(metric)) if metric else plot_data.default_metrics(found)
     plot_data.check_metrics(names, found)
     groups = plot_data.group_runs(found, label or ())
-    curves = {
-        name: [plot_data.curve_of(each, name, x.value, band.value, smooth) for each in groups]
-        for name in names
-    }
-    picture = plot_picture.draw(
-        groups,
-        curves,
-        x_label=plot_picture.AXES[x.value],
-        band=band.value,
-        title=title,
-        file_format=file.suffix[1:],
-    )
-    _write(file, picture)
+    curves = {name: [plot_data.curve_of(group, name) for group in groups] for name in names}
+    _write(file, plot_picture.draw(groups, curves, file_format=file.suffix[1:]))
     if as_json:
-        print_json(_drawn(output, x.value, groups, curves))
+        print_json(_drawn(output, groups, curves))
     else:
-        _print_summary(output, x.value, groups, curves)
+        _print_summary(output, groups, curves)
 
 
 def _write(file: Path, picture: bytes) -> None:
@@ -129,7 +91,7 @@ def _write(file: Path, picture: bytes) -> None:
 
 
 def _print_summary(
-    output: str, x: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
+    output: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
 ) -> None:
     from turnwise.cli.common import legible, make_console
 
@@ -142,18 +104,18 @@ def _print_summary(
             if run.headline is not None:
                 name = f"{run.name}: " if len(group.runs) > 1 else ""
                 console.print(legible(f"  {name}{run.headline}"), soft_wrap=True)
-    if x == "step" and any(line.is_cut for lines in curves.values() for line in lines):
+    if any(line.is_cut for lines in curves.values() for line in lines):
         text = "A mean ends where its shortest run ends; the longer ones continue."
         make_console(stderr=True).print(text)
     console.print(legible(f"The figure is in {output}."), soft_wrap=True)
 
 
 def _drawn(
-    output: str, x: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
+    output: str, groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]]
 ) -> Mapping[str, Any]:
     return {
         "file": output,
-        "x": x,
+        "x": "step",
         "curves": [
             {
                 "label": group.label,

@@ -1,4 +1,4 @@
-"""Reads the curves of runs, groups runs by their settings, and averages them along one axis."""
+"""Reads the curves of runs, groups runs by their settings, and averages them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,16 +17,8 @@ from turnwise.runs.headline import Headline, headline
 from turnwise.runs.metrics_log import MetricsLog, numbers_of
 from turnwise.runs.run_folder import RunFolder
 
-Axis: TypeAlias = Literal["step", "episodes", "tokens", "minutes"]
-Band: TypeAlias = Literal["min-max", "stderr", "none"]
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 
-# The metrics that are summed along an axis; `time/step` does not include the later phases.
-_SUMMED = {
-    "episodes": ("num_episodes",),
-    "tokens": ("num_sampled_tokens",),
-    "minutes": ("time/step", "time/evaluate", "time/checkpoint", "time/log"),
-}
 # Settings that do not make a run another experiment.
 _NO_DIFFERENCE = {"training.seed", "training.num_epochs"}
 _NO_DIFFERENCE_SECTIONS = {"checkpoint", "logging", "ray"}
@@ -50,12 +42,11 @@ class Run:
         """The one metric that sums up the run, as every other command prints it."""
         return headline(self.rows, self.evaluated_on)
 
-    def series(self, metric: str, axis: Axis) -> tuple[Floats, Floats]:
-        """Return the positions on the axis at which the metric has values, and the values."""
-        places = self._places(axis)
+    def series(self, metric: str) -> tuple[Floats, Floats]:
+        """Return the steps at which the metric has values, and the values."""
         found = [
-            (place, row[metric])
-            for place, row in zip(places, self.rows, strict=True)
+            (row.get("step", number), row[metric])
+            for number, row in enumerate(self.rows, 1)
             if metric in row
         ]
         if not found:
@@ -63,15 +54,6 @@ class Run:
             raise ConfigError(f"{self.name} has no metric {metric!r}. {near}")
         points = np.array(found, dtype=np.float64)
         return points[:, 0], points[:, 1]
-
-    def _places(self, axis: Axis) -> Sequence[float]:
-        if axis == "step":
-            return [row.get("step", number) for number, row in enumerate(self.rows, 1)]
-        first, *others = _SUMMED[axis]
-        if any(first not in row for row in self.rows):
-            raise ConfigError(f"{self.name} has no {axis}: steps without {first}. Use --x step.")
-        spent = [sum(row.get(name, 0.0) for name in (first, *others)) for row in self.rows]
-        return list(np.cumsum(spent) / (60.0 if axis == "minutes" else 1.0))
 
 
 @dataclass(frozen=True)
@@ -93,7 +75,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Curve:
-    """The mean of a metric over a group along an axis."""
+    """The mean of a metric over a group, by step, and its lowest and highest run."""
 
     x: Floats
     mean: Floats
@@ -223,30 +205,20 @@ def check_metrics(names: Iterable[str], runs: Sequence[Run]) -> None:
             raise ConfigError(f"no run has a metric {name!r}. {did_you_mean(name, known)}")
 
 
-def curve_of(group: Group, metric: str, axis: Axis, band: Band, smooth: int | None) -> Curve:
+def curve_of(group: Group, metric: str) -> Curve:
     """Return the mean and band over a group's runs, where all of them have values."""
-    series = [run.series(metric, axis) for run in group.runs]
-    window = min(_window(len(x), smooth) for x, _ in series)
+    series = [run.series(metric) for run in group.runs]
+    window = min(_window(len(x)) for x, _ in series)
     smoothed = [(x, _moving_mean(y, window)) for x, y in series]
     first, last = max(x[0] for x, _ in series), min(x[-1] for x, _ in series)
     if first > last:
         names = ", ".join(run.name for run in group.runs)
-        raise ConfigError(f"these runs have no {axis} in common, so there is no mean: {names}")
+        raise ConfigError(f"these runs have no step in common, so there is no mean: {names}")
     x = _shared_places([x for x, _ in series], first, last)
     values = np.stack([np.interp(x, *each) for each in smoothed])
-    mean = values.mean(axis=0)
-    low, high = _edges(values, mean, band)
+    mean, low, high = values.mean(axis=0), values.min(axis=0), values.max(axis=0)
     raw = np.interp(x, *series[0]) if len(series) == 1 and window > 1 else None
     return Curve(x, mean, low, high, raw, window, is_cut=any(s[-1] > last for s, _ in series))
-
-
-def _edges(values: Floats, mean: Floats, band: Band) -> tuple[Floats, Floats]:
-    if band == "min-max":
-        return values.min(axis=0), values.max(axis=0)
-    if band == "none" or len(values) < 2:
-        return mean, mean
-    error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-    return mean - error, mean + error
 
 
 def _shared_places(places: Sequence[Floats], first: float, last: float) -> Floats:
@@ -259,10 +231,8 @@ def _shared_places(places: Sequence[Floats], first: float, last: float) -> Float
     return thinned
 
 
-def _window(num_points: int, smooth: int | None) -> int:
-    """Return the number of points of the moving average; by default a twentieth of a long curve."""
-    if smooth is not None:
-        return max(1, min(smooth, num_points))
+def _window(num_points: int) -> int:
+    """Return the number of points of the moving average: a twentieth of a long curve."""
     return num_points // 20 | 1 if num_points >= 40 else 1
 
 

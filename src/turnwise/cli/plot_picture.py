@@ -7,20 +7,13 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turnwise.cli.plot_data import Band, Curve, Group, windows
+from turnwise.cli.plot_data import Curve, Group, windows
 from turnwise.errors import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BANDS: Mapping[Band, str] = {"min-max": "min to max", "stderr": "± standard error"}
-AXES = {
-    "step": "training step",
-    "episodes": "training episodes",
-    "tokens": "sampled tokens",
-    "minutes": "minutes",
-}
 # Okabe and Ito's colours, which colour-blind readers can distinguish; without the pale yellow.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _PALE = "#444444"
@@ -57,13 +50,7 @@ _CAPTION_LETTERS_PER_INCH = 15
 
 
 def draw(
-    groups: Sequence[Group],
-    curves: Mapping[str, Sequence[Curve]],
-    *,
-    x_label: str,
-    band: Band,
-    title: str | None,
-    file_format: str,
+    groups: Sequence[Group], curves: Mapping[str, Sequence[Curve]], *, file_format: str
 ) -> bytes:
     """Return the image file. `curves` has one curve per group for each metric."""
     matplotlib = import_extra("matplotlib", "plot")
@@ -77,22 +64,20 @@ def draw(
         figure = figures.Figure(figsize=(width, _PANEL[1] * num_rows + 0.5), layout="constrained")
         for place, (metric, lines) in enumerate(curves.items(), 1):
             axes = figure.add_subplot(num_rows, num_columns, place)
-            _draw_panel(axes, metric, lines, band)
-            axes.set_xlabel(x_label)
-        if title:
-            figure.suptitle(title, fontsize=10)
-        _explain(figure, groups, [line for lines in curves.values() for line in lines], band)
+            _draw_panel(axes, metric, lines)
+            axes.set_xlabel("training step")
+        _explain(figure, groups, [line for lines in curves.values() for line in lines])
         figure.savefig(file, format=file_format, metadata=_METADATA[file_format])
         return file.getvalue()
 
 
-def _draw_panel(axes: Axes, metric: str, curves: Sequence[Curve], band: Band) -> None:
+def _draw_panel(axes: Axes, metric: str, curves: Sequence[Curve]) -> None:
     for number, curve in enumerate(curves):
         colour, dashes = _line_style(number)
         marker = "o" if len(curve.x) == 1 else None
         if curve.raw is not None:
             axes.plot(curve.x, curve.raw, color=colour, alpha=0.25, linewidth=0.8)
-        elif band != "none":
+        else:
             axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
         axes.plot(curve.x, curve.mean, color=colour, linestyle=dashes, marker=marker)
     axes.set_ylabel(metric)
@@ -106,9 +91,9 @@ def _line_style(number: int) -> tuple[str, str]:
     return _COLOURS[number % len(_COLOURS)], _DASHES[number // len(_COLOURS) % len(_DASHES)]
 
 
-def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> None:
+def _explain(figure: Figure, groups: Sequence[Group], curves: Sequence[Curve]) -> None:
     """Add the legend, with a note on averaging and smoothing."""
-    note = _note(groups, curves, band)
+    note = _note(groups, curves)
     if len(groups) == 1:
         figure.supxlabel(_caption(figure, groups[0], note), fontsize=8, color=_PALE)
         return
@@ -137,12 +122,12 @@ def _caption(figure: Figure, group: Group, note: str) -> str:
     return "\n".join(row for line in lines for row in textwrap.wrap(line, width))
 
 
-def _note(groups: Sequence[Group], curves: Sequence[Curve], band: Band) -> str:
+def _note(groups: Sequence[Group], curves: Sequence[Curve]) -> str:
     """Return how the values were averaged and smoothed, in a line."""
     parts = []
     if any(len(group.runs) > 1 for group in groups):
         over = f" of {groups[0].how_many}" if len(groups) == 1 else " over runs"
-        parts.append(f"mean{over}" + (f", band: {BANDS[band]}" if band in BANDS else ""))
+        parts.append(f"mean{over}, band: min to max")
     smoothed = " or ".join(str(window) for window in windows(curves))
     if smoothed:
         parts.append(f"smoothed over {smoothed} points")

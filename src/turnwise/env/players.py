@@ -81,7 +81,7 @@ async def play_episode_async(
         if on_step is not None:
             on_step(action, result)
         if result.done:
-            trajectory.status = _ending(result)
+            trajectory.status = ending_of(result)
             return trajectory
         observation = result.observation
 
@@ -101,7 +101,8 @@ def play_episode(
     return run_sync(play_episode_async(env, player, seed, on_step))
 
 
-def _ending(result: StepResult) -> EpisodeStatus:
+def ending_of(result: StepResult) -> EpisodeStatus:
+    """Returns the status of an episode that ended with this step."""
     if not result.truncated:
         return EpisodeStatus.DONE
     if result.info.get("truncated"):

@@ -50,7 +50,6 @@ CHECKS: tuple[Check, ...] = (
     Check("seeds", repeatable.check_seeds, unless=_NOT_REPEATABLE),
     Check("read-only-state", repeatable.check_state_is_read_only, unless=_NOT_REPEATABLE),
     Check("leaked-state", repeatable.check_leaked_state, unless=_NOT_REPEATABLE),
-    Check("seeds-matter", repeatable.check_seeds_matter, unless=_NOT_REPEATABLE | _LEAKED),
     Check("shared-state", repeatable.check_shared_state, unless=_NOT_REPEATABLE),
     Check("spawn", repeatable.check_spawn, unless=_NOT_REPEATABLE | _LEAKED),
     Check("odd-actions", behaviour.check_odd_actions),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Iterator
 
 from turnwise.env.base import BaseEnvironment
@@ -85,26 +84,6 @@ def check_seeds(harness: Harness) -> Iterator[Finding]:
             "before each reset; use no time, no id() and no global variables."
         )
         yield Finding.error("seeds", message, fix)
-
-
-def check_seeds_matter(harness: Harness) -> Iterator[Finding]:
-    """An environment that takes the seed gives different episodes for different seeds."""
-    env = harness.make()
-    overrides_seed = type(env).seed is not BaseEnvironment.seed
-    takes_seed = "seed" in inspect.signature(env.reset).parameters
-    if harness.num_episodes == 1 or not (overrides_seed or takes_seed):
-        return
-    turns = harness.play(env, harness.seed)
-    for seed in harness.seeds:
-        if first_difference(turns, harness.play(env, seed, replayed(turns))):
-            return
-    yield Finding.note(
-        "seeds-matter",
-        f"{harness.num_episodes} seeds gave one and the same episode, though the environment asks "
-        "for the seed",
-        "If episodes should differ, draw from `self.rng`, or write `self._rng = "
-        "random.Random(seed)` in reset(seed).",
-    )
 
 
 def check_state_is_read_only(harness: Harness) -> Iterator[Finding]:
