@@ -1,5 +1,7 @@
 """The fast forms of rendering and encoding give the tokens of the plain ones, in every family."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -27,10 +29,16 @@ MESSAGES = st.lists(
 FORMS = ("chat.encoding", "chat.layouts")
 
 
+@cache
+def plain_format(chat):
+    """A plain format of the same tokenizer and template; to be called in plain mode."""
+    return ChatFormat(chat.tokenizer)
+
+
 def plain(chat, method, *args):
-    """What a plain format of the same tokenizer and template returns."""
+    """What the plain format returns."""
     with plain_mode(FORMS):
-        return getattr(ChatFormat(chat.tokenizer), method)(*args)
+        return getattr(plain_format(chat), method)(*args)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
