@@ -10,7 +10,7 @@ import pytest
 from inference.history_runner import make_engine, prompt_of, sampled_alone
 from turnwise.inference import FinishReason, GenerationRequest
 
-NUM_THREADS, NUM_ROUNDS = 6, 100
+NUM_THREADS, NUM_ROUNDS = 6, 60
 
 
 @pytest.fixture
