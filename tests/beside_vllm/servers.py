@@ -33,7 +33,7 @@ class Server:
 
     def metric(self, name):
         """A number that it counts: `num_requests_running`, `generation_tokens_total`, ..."""
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as reply:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=60) as reply:
             lines = reply.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
