@@ -37,7 +37,7 @@ from turnwise.learner.lora import add_lora
 from turnwise.plain_mode import plain_mode
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "heads": (4, 2)},
+    "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "heads": (2, 1)},
     "0.5B": {
         "hidden_size": 896,
         "intermediate_size": 4864,

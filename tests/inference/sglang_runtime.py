@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+import torch.distributed.distributed_c10d as c10d
 from safetensors.torch import load_file
 
 from inference.sglang_answers import Run
@@ -41,6 +42,7 @@ class TinySGLang:
         self.num_flushed = 0
         self._prefixes = {}  # what was computed for a prompt: wrong after an update, if kept
         self._runs = {}
+        self._groups = {}
         self._change = threading.Condition()
         self._is_updating = False
         self._forward = threading.Lock()
@@ -266,33 +268,74 @@ class TinySGLang:
 
     def update_weights_from_disk(self, path, *, flush_cache=True, weight_version=None):
         """(success, message), after the requests under way have ended."""
-        with self._change:
-            self._is_updating = True
-            self._change.wait_for(lambda: not self._runs)
-        try:
+        with self._updating():
             files = sorted(Path(path).glob("*.safetensors"))
             if not files:
                 return False, (
                     "Failed to get weights iterator: Repo id must be in the form 'repo_name' or "
                     f"'namespace/repo_name': '{path}'. Use `repo_type` argument if needed.."
                 )
-            try:
-                for file in files:
-                    self.model.load_state_dict(load_file(file), strict=False)
-            except RuntimeError:
-                self._exit()
+            for file in files:
+                self._load(load_file(file))
             self.model_path = str(path)
-            if flush_cache:
-                self.flush()
-            message = "Succeeded to update model weights."
-            if weight_version is not None:
-                self.weight_version = weight_version
-                message += f" Weight version updated to {weight_version}."
-            return True, message
+            return self._updated(flush_cache, weight_version)
+
+    def update_weights_from_tensor(self, named, *, flush_cache=True, weight_version=None):
+        with self._updating():
+            self._load(dict(named))
+            return self._updated(flush_cache, weight_version)
+
+    def init_weights_update_group(self, body):
+        """Join as SGLang does, through torch's own helper; the rank is that of its only worker."""
+        address = f"tcp://{body['master_address']}:{body['master_port']}"
+        rank, size, name = body["rank_offset"], body["world_size"], body["group_name"]
+        store, *_ = next(c10d.rendezvous(address, rank, size, timeout=c10d.default_pg_timeout))
+        self._groups[name], _ = c10d._new_process_group_helper(
+            size,
+            rank,
+            [],
+            c10d.Backend(body["backend"]),
+            c10d.PrefixStore(name, store),
+            name,
+            timeout=c10d.default_pg_timeout,
+        )
+        return True, "Succeeded to initialize custom process group."
+
+    def update_weights_from_distributed(self, body):
+        named, group = {}, self._groups[body["group_name"]]
+        for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
+            named[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+            group.broadcast([named[name]], c10d.BroadcastOptions()).wait()
+        return self.update_weights_from_tensor(
+            named, flush_cache=body["flush_cache"], weight_version=body["weight_version"]
+        )
+
+    @contextmanager
+    def _updating(self):
+        with self._change:
+            self._is_updating = True
+            self._change.wait_for(lambda: not self._runs)
+        try:
+            yield
         finally:
             with self._change:
                 self._is_updating = False
                 self._change.notify_all()
+
+    def _load(self, named):
+        try:
+            self.model.load_state_dict(named, strict=False)
+        except RuntimeError:
+            self._exit()
+
+    def _updated(self, flush_cache, weight_version):
+        if flush_cache:
+            self.flush()
+        message = "Succeeded to update model weights."
+        if weight_version is not None:
+            self.weight_version = weight_version
+            message += f" Weight version updated to {weight_version}."
+        return True, message
 
     def _exit(self):
         self.is_dead = True

@@ -129,6 +129,16 @@ def _abort(handler, runtime, body):
     handler.send(200)
 
 
+def _join(handler, runtime, body):
+    success, message = runtime.init_weights_update_group(body)
+    handler.send(200, {"success": success, "message": message})
+
+
+def _receive(handler, runtime, body):
+    success, message = runtime.update_weights_from_distributed(body)
+    handler.send(200, {"success": success, "message": message})
+
+
 def _pause(handler, runtime, _):
     runtime.pause()
     handler.send(200, {"message": "Generation paused successfully.", "status": "ok"})
@@ -151,5 +161,7 @@ POST = {
     "/pause_generation": _pause,
     "/continue_generation": _resume,
     "/update_weights_from_disk": _update,
+    "/init_weights_update_group": _join,
+    "/update_weights_from_distributed": _receive,
     "/flush_cache": _flush,
 }

@@ -6,6 +6,7 @@ one event loop, and the same tiny model as our server.
 """
 
 import asyncio
+import pickle
 import sys
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -49,6 +50,15 @@ class UpdateWeightFromDiskReqInput:
     flush_cache: bool = True
 
 
+@dataclass(kw_only=True)
+class UpdateWeightsFromTensorReqInput:
+    serialized_named_tensors: list[bytes]
+    load_format: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+    weight_version: str | None = None
+
+
 class TokenizerManager:
     def __init__(self, runtime):
         self.runtime, self.event_loop = runtime, None
@@ -74,6 +84,16 @@ class TokenizerManager:
             weight_version=obj.weight_version,
         )
         return success, message, 0
+
+    async def update_weights_from_tensor(self, obj, request=None):
+        self.auto_create_handle_loop()
+        assert isinstance(obj, UpdateWeightsFromTensorReqInput)
+        return await asyncio.to_thread(
+            self.runtime.update_weights_from_tensor,
+            pickle.loads(obj.serialized_named_tensors[0]),
+            flush_cache=obj.flush_cache,
+            weight_version=obj.weight_version,
+        )
 
     async def flush_cache(self, timeout_s=None):
         self.auto_create_handle_loop()
@@ -141,9 +161,8 @@ def engine(monkeypatch, folder):
         monkeypatch.setitem(sys.modules, f"sglang{name}", ModuleType(f"sglang{name}"))
     sys.modules["sglang.srt.server_args"].ServerArgs = ServerArgs
     sys.modules["sglang"].Engine = Engine
-    sys.modules[
-        "sglang.srt.managers.io_struct"
-    ].UpdateWeightFromDiskReqInput = UpdateWeightFromDiskReqInput
+    for kind in (UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput):
+        setattr(sys.modules["sglang.srt.managers.io_struct"], kind.__name__, kind)
     with SGLangInferenceEngine(folder, tensor_parallel_size=2, mem_fraction_static=0.4) as engine:
         yield engine
 
@@ -202,6 +221,14 @@ def test_what_sglang_refuses_is_passed_on(engine):
         sample(engine, GenerationRequest([5], 3, stop_strings=("x",) * 33))
     with pytest.raises(ConfigError, match="vocabulary"):
         sample(engine, GenerationRequest([VOCABULARY], 3))
+
+
+def test_tensors_are_read_where_they_are(engine, monkeypatch):
+    monkeypatch.setattr(engine, "_asked_transfer", "ipc")  # as for tensors on a GPU
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    other = make_model(seed=1)
+    assert engine.update_weights(other.state_dict()) == 1
+    assert gap(other, request, sample(engine, request)) < 1e-4
 
 
 def test_an_option_that_sglang_does_not_have_is_named(engine, folder):

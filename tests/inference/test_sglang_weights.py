@@ -1,6 +1,7 @@
 """New weights for an SGLang server: in time, whole, or not at all."""
 
 import asyncio
+from datetime import timedelta
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from inference.sglang_cases import (
     serving,
     until,
 )
+from inference.sglang_runtime import Refused
 from turnwise import ConfigError
 from turnwise.errors import EngineError
 from turnwise.inference import GenerationRequest
@@ -34,6 +36,42 @@ def test_new_weights_are_used_from_then_on_and_nothing_that_was_cached(tmp_path)
         assert body["weight_version"] == "1"
         assert runtime.num_flushed == 1
         assert not list(tmp_path.iterdir())
+
+
+def test_weights_are_broadcast_in_parts_to_a_group_as_sglang_makes_it(monkeypatch, caplog):
+    monkeypatch.setattr("turnwise.inference.sglang.server._BUCKET_BYTES", 20_000)
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    with (
+        caplog.at_level("INFO", "turnwise"),
+        serving(transfer="broadcast") as (runtime, server, engine),
+    ):
+        for version, seed in ((1, 1), (2, 2)):
+            other = make_model(seed=seed)
+            assert engine.update_weights(other.state_dict()) == version
+            assert gap(other, request, sample(engine, request)) < 1e-4
+        assert len(server.asked("/init_weights_update_group")) == 1
+        versions = [
+            body["weight_version"] for body in server.asked("/update_weights_from_distributed")
+        ]
+        assert len(versions) > 4
+        assert [version for version in versions if version] == ["1", "2"]
+        assert runtime.num_flushed == 2
+    assert caplog.text.count("weights reach SGLang by broadcast: gloo, to 1 workers") == 1
+
+
+def test_a_server_that_cannot_join_gets_files(tmp_path, monkeypatch, caplog):
+    def refuse(body):
+        raise Refused("Failed to initialize custom process group")
+
+    with (
+        caplog.at_level("INFO", "turnwise"),
+        serving(transfer="broadcast", weights_dir=tmp_path) as (runtime, server, engine),
+    ):
+        monkeypatch.setattr(runtime, "init_weights_update_group", refuse)
+        monkeypatch.setattr("turnwise.inference.weight_group._TIMEOUT", timedelta(seconds=1))
+        assert engine.update_weights(make_model(seed=1).state_dict()) == 1
+        assert len(server.asked("/update_weights_from_disk")) == 1
+    assert "weights reach SGLang by disk: a gloo group with the server failed" in caplog.text
 
 
 def test_weights_may_be_a_folder(tmp_path):

@@ -6,19 +6,22 @@ The keys in the store are nested as in torch's process groups, so that SGLang's 
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import torch
 
 _distributed = cast(Any, torch.distributed)
-_TIMEOUT = timedelta(seconds=300)
+_TIMEOUT = timedelta(seconds=120)
 
+Transfer: TypeAlias = Literal["auto", "ipc", "broadcast", "disk"]
+"""How weights reach a server; auto takes the first of the others that is possible."""
 TensorSpec: TypeAlias = tuple[str, str, list[int]]
 """The name, dtype and shape of a tensor."""
 
@@ -80,6 +83,32 @@ class WeightReceiverGroup:
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
             self._group.broadcast([tensor]).wait()
             yield name, tensor
+
+
+async def run_both(request: Coroutine[Any, Any, Any], own_end: Callable[[], None]) -> None:
+    """Run this end of a group in a thread while a request makes the other end take part.
+
+    The first error is raised at once: the other side would wait until its time is up.
+    """
+    tasks = [asyncio.create_task(request), asyncio.create_task(asyncio.to_thread(own_end))]
+    done, waiting = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in waiting:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def buckets(weights: Mapping[str, torch.Tensor], num_bytes: int) -> list[dict[str, torch.Tensor]]:
+    """Split weights, in their order, into parts of about so many bytes."""
+    found: list[dict[str, torch.Tensor]] = []
+    size = num_bytes
+    for name, tensor in weights.items():
+        if size >= num_bytes:
+            found.append({})
+            size = 0
+        found[-1][name] = tensor
+        size += tensor.nbytes
+    return found
 
 
 def tensor_specs(weights: Mapping[str, torch.Tensor]) -> list[TensorSpec]:

@@ -7,12 +7,15 @@ All traffic runs in one event loop in its own thread. So requests may come from 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import uuid
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
 
 from turnwise.errors import ConfigError, EngineError
 from turnwise.inference.base import BaseInferenceEngine, Overflow, check_ids, check_scored
@@ -22,6 +25,11 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.turn import StreamedTurn
 from turnwise.inference.update_lock import UpdateLock
+from turnwise.inference.weight_group import Transfer
+
+_LOG = logging.getLogger("turnwise")
+WeightLoader: TypeAlias = Callable[[str], Awaitable[None]]
+"""Loads weights under a version that SGLang reports from then on."""
 
 
 class SGLangEngine(BaseInferenceEngine):
@@ -49,10 +57,13 @@ class SGLangEngine(BaseInferenceEngine):
         model_path: str | None,
         num_top_log_probs: int,
         weights_dir: str | os.PathLike[str] | None,
+        transfer: Transfer,
         trust_remote_code: bool,
         start_timeout: float | None = START_SECONDS,
     ) -> None:
         super().__init__(tokenizer, overflow)
+        self._asked_transfer = transfer
+        self._transfer: Transfer | None = None
         self.log_prob_slack = 0.0
         self._num_top_log_probs = num_top_log_probs
         self._weights_dir = weights_dir
@@ -91,6 +102,14 @@ class SGLangEngine(BaseInferenceEngine):
         """Load the weights of a folder and flush the cache; raise `EngineError` if refused."""
 
     @abstractmethod
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        """Return how weights on the device of `sample` are sent, and why."""
+
+    @abstractmethod
+    async def _send(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
+        """Load tensors, named as in files, without the disk, and flush the cache."""
+
+    @abstractmethod
     async def _flush_cache(self) -> str:
         """Flush the cache; return the version that SGLang reports for its weights."""
 
@@ -123,13 +142,14 @@ class SGLangEngine(BaseInferenceEngine):
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights: tensors, or the folder of a checkpoint that SGLang can read.
 
-        Tensors are written into a folder in `weights_dir`, which must be on a disk that SGLang
-        can read. None means that another client has updated SGLang's weights. Running turns
-        finish with the old weights, and none starts before the new ones are loaded. If SGLang
-        refuses, it keeps the old weights and their version.
+        Tensors on a GPU go by CUDA IPC to SGLang in this process, and by NCCL to a server; the log
+        says how. Otherwise they are written into a folder in `weights_dir`, which must be on a
+        disk that SGLang can read. None means that another client has updated SGLang's weights.
+        Running turns finish with the old weights, and none starts before the new ones are loaded.
+        If SGLang refuses a folder, it keeps the old weights and their version.
         """
         if not isinstance(weights, Mapping):
-            return self._updated(self._thread.call(self._update(weights)))
+            return self._updated(self._thread.call(self._update(self._folder_loader(weights))))
         if self._skeleton is None:
             raise ConfigError(
                 f"there is no configuration of the model in {' or '.join(self._model_paths)} here, "
@@ -137,8 +157,31 @@ class SGLangEngine(BaseInferenceEngine):
                 "update_weights a folder."
             )
         self._skeleton.check(weights)
-        with self._skeleton.written(weights, self._weights_dir) as folder:
-            return self._updated(self._thread.call(self._update(folder)))
+        sample = next(iter(weights.values()))
+        if self._thread.call(self._find_transfer(sample)).result() == "disk":
+            with self._skeleton.written(weights, self._weights_dir) as folder:
+                return self._updated(self._thread.call(self._update(self._folder_loader(folder))))
+        if sample.is_cuda:  # the kernels that compute them must finish first
+            torch.cuda.synchronize()
+        named = self._skeleton.as_files_have_them(weights)
+        sending = self._update(lambda version: self._send(named, version))
+        return self._updated(self._thread.call(sending))
+
+    async def _find_transfer(self, sample: torch.Tensor) -> Transfer:
+        """Return how weights are sent; decided and logged once."""
+        if self._transfer is None:
+            if self._asked_transfer == "disk":
+                self._transfer, why = "disk", "chosen by the option transfer"
+            else:
+                self._transfer, why = await self._choose_transfer(sample)
+            _LOG.info("weights reach SGLang by %s: %s", self._transfer, why)
+        return self._transfer
+
+    def _folder_loader(self, folder: str | os.PathLike[str] | None) -> WeightLoader | None:
+        if folder is None:
+            return None
+        path = os.path.abspath(folder) if os.path.exists(folder) else os.fspath(folder)
+        return lambda version: self._load(path, version)
 
     def close(self) -> None:
         self._thread.close(self._end_turns, self.abort_grace)
@@ -236,14 +279,13 @@ class SGLangEngine(BaseInferenceEngine):
         finally:
             self._update_lock.leave()
 
-    async def _update(self, folder: str | os.PathLike[str] | None) -> int:
+    async def _update(self, load: WeightLoader | None) -> int:
         async with self._update_lock.exclusive():
             version = self.weight_version + 1
-            if folder is None:
+            if load is None:
                 self._served = await self._flush_cache()
             else:
-                path = os.path.abspath(folder) if os.path.exists(folder) else os.fspath(folder)
-                await self._load(path, str(version))
+                await load(str(version))
                 self._served = str(version)
             self.weight_version = version
             return version

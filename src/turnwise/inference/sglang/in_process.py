@@ -7,10 +7,14 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+import torch
+
 from turnwise.errors import ConfigError, EngineError, import_extra
 from turnwise.inference.base import Overflow, check_engine_options
 from turnwise.inference.loop_thread import START_SECONDS
+from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.inference.weight_group import Transfer
 from turnwise.models import load_tokenizer, model_folder
 
 
@@ -34,6 +38,7 @@ class SGLangInferenceEngine(SGLangEngine):
         overflow: Overflow = "truncate",
         num_top_log_probs: int = 128,
         weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
@@ -63,6 +68,7 @@ class SGLangInferenceEngine(SGLangEngine):
             model_path=None,
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
+            transfer=transfer,
             trust_remote_code=trust_remote_code,
             start_timeout=start_timeout,
         )
@@ -93,6 +99,25 @@ class SGLangInferenceEngine(SGLangEngine):
         )
         if not success:
             raise EngineError(f"SGLang did not take the weights in {folder}: {message}")
+
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        if sample.is_cuda or self._asked_transfer == "ipc":
+            return "ipc", "its processes read the learner's GPU"
+        return "disk", "the learner's weights are not on a GPU"
+
+    async def _send(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
+        requests = importlib.import_module("sglang.srt.managers.io_struct")
+        # The in-process call takes bytes where the server takes base64.
+        payload = wire.serialized(weights)
+        success, message = await self._engine.tokenizer_manager.update_weights_from_tensor(
+            requests.UpdateWeightsFromTensorReqInput(
+                serialized_named_tensors=[payload] * self._facts.num_workers,
+                flush_cache=True,
+                weight_version=weight_version,
+            )
+        )
+        if not success:
+            raise EngineError(f"SGLang did not take the weights: {message}")
 
     async def _flush_cache(self) -> str:
         manager = self._engine.tokenizer_manager

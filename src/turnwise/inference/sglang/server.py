@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from turnwise.errors import EngineError
 from turnwise.inference.base import Overflow
@@ -13,7 +16,11 @@ from turnwise.inference.http import JsonClient
 from turnwise.inference.loop_thread import START_SECONDS
 from turnwise.inference.sglang import wire
 from turnwise.inference.sglang.engine import SGLangEngine
+from turnwise.inference.weight_group import Transfer, WeightSender, buckets, run_both
 from turnwise.models import load_tokenizer
+
+_BUCKET_BYTES = 2**30
+"""SGLang holds this much of the new weights beside the old ones."""
 
 
 class SGLangServerEngine(SGLangEngine):
@@ -23,7 +30,9 @@ class SGLangServerEngine(SGLangEngine):
 
     `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `model_path`
     is the model's folder on this machine, if it differs from the server's: token ids and new
-    weights are checked against its configuration.
+    weights are checked against its configuration. `transfer` chooses how weights are sent:
+    "broadcast" (NCCL), "disk", or "ipc" to a server on the learner's GPU, which must have the same
+    index there.
 
     With `stream`, tokens arrive as they are sampled. A long turn then costs more, since SGLang
     sends all of it again with each token; but the tokens until the deadline are kept even if the
@@ -40,6 +49,7 @@ class SGLangServerEngine(SGLangEngine):
         stream: bool = False,
         num_top_log_probs: int = 128,
         weights_dir: str | os.PathLike[str] | None = None,
+        transfer: Transfer = "auto",
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
         start_timeout: float | None = START_SECONDS,
@@ -48,12 +58,14 @@ class SGLangServerEngine(SGLangEngine):
             tokenizer = load_tokenizer(tokenizer, trust_remote_code=trust_remote_code)
         self._client = JsonClient(url, api_key)
         self._is_stream = stream
+        self._sender: WeightSender | None = None
         super().__init__(
             tokenizer,
             overflow,
             model_path=model_path,
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
+            transfer=transfer,
             trust_remote_code=trust_remote_code,
             start_timeout=start_timeout,
         )
@@ -93,6 +105,35 @@ class SGLangServerEngine(SGLangEngine):
                 f"the server did not take the weights in {folder}: {error}. They must lie on a "
                 "disk that it sees: weights_dir= says where tensors are written."
             ) from error
+
+    async def _choose_transfer(self, sample: torch.Tensor) -> tuple[Transfer, str]:
+        if self._asked_transfer == "ipc":
+            return "ipc", "chosen by the option transfer"
+        if self._asked_transfer == "auto" and not sample.is_cuda:
+            return "disk", "the learner's weights are not on a GPU"
+        backend = "nccl" if sample.is_cuda else "gloo"
+        try:
+            sender = WeightSender(self._client.url, self._facts.num_workers, backend)
+            body = wire.group_body(sender.address)
+            joining = self._client.request("POST", "/init_weights_update_group", body)
+            await run_both(joining, sender.connect)
+        except (EngineError, RuntimeError, OSError) as error:
+            return "disk", f"a {backend} group with the server failed ({error})"
+        self._sender = sender
+        return "broadcast", f"{backend}, to {self._facts.num_workers} workers"
+
+    async def _send(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
+        if self._sender is None:
+            body = wire.tensor_body(weights, self._facts.num_workers, weight_version)
+            await self._client.request("POST", "/update_weights_from_tensor", body)
+            return
+        parts = buckets(weights, _BUCKET_BYTES)
+        for number, part in enumerate(parts, 1):
+            body = wire.broadcast_body(self._sender.address, part, weight_version)
+            if number < len(parts):  # the version and the cache belong to all of them
+                body |= {"weight_version": None, "flush_cache": False}
+            receiving = self._client.request("POST", "/update_weights_from_distributed", body)
+            await run_both(receiving, partial(self._sender.send, part.values()))
 
     async def _flush_cache(self) -> str:
         await self._client.request("POST", "/flush_cache")

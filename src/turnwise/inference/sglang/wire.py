@@ -6,14 +6,22 @@ same bodies go to `/generate` as JSON and to `sglang.Engine.async_generate` as a
 
 from __future__ import annotations
 
+import base64
+import io
 import math
+import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+import torch
+import torch.multiprocessing  # teaches the pickler to send handles of tensors
 
 from turnwise.errors import EngineError
 from turnwise.inference.protocol import GenerationRequest
 from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.weight_group import GroupAddress, tensor_specs
 
 
 @dataclass(frozen=True)
@@ -70,6 +78,8 @@ class ServerFacts:
     weight_version: str
     model_paths: tuple[str, ...]
     """Where its model was loaded from, the most reliable first."""
+    num_workers: int = 1
+    """GPUs over which the model is split."""
 
     @classmethod
     def read(cls, info: Mapping[str, Any]) -> ServerFacts:
@@ -81,6 +91,7 @@ class ServerFacts:
                 sampling_backend=str(info["sampling_backend"]),
                 weight_version=str(info["weight_version"]),
                 model_paths=(str(info["model_path"]), str(info["tokenizer_path"])),
+                num_workers=int(info.get("tp_size", 1)),
             )
         except KeyError as error:
             raise EngineError(
@@ -225,3 +236,50 @@ def join_chunks(before: Mapping[str, Any] | None, chunk: Mapping[str, Any]) -> M
     joined = {key: [*old[key], *meta[key]] for key in keys if key in meta}
     ids = [*before["output_ids"], *chunk["output_ids"]]
     return {**chunk, "output_ids": ids, "meta_info": {**meta, **joined}}
+
+
+def group_body(address: GroupAddress) -> dict[str, Any]:
+    """Return a request to join the learner's process group."""
+    return {
+        "master_address": address.host,
+        "master_port": address.port,
+        "rank_offset": 1,
+        "world_size": address.world_size,
+        "group_name": address.name,
+        "backend": address.backend,
+    }
+
+
+def broadcast_body(
+    address: GroupAddress, weights: Mapping[str, torch.Tensor], weight_version: str
+) -> dict[str, Any]:
+    """Return a request to receive these weights from the learner's process group."""
+    names, dtypes, shapes = zip(*tensor_specs(weights), strict=True)
+    return {
+        "names": list(names),
+        "dtypes": list(dtypes),
+        "shapes": list(shapes),
+        "group_name": address.name,
+        "flush_cache": True,
+        "weight_version": weight_version,
+    }
+
+
+def tensor_body(
+    weights: Mapping[str, torch.Tensor], num_workers: int, weight_version: str
+) -> dict[str, Any]:
+    """Return a request to read weights from the memory of the learner's GPU."""
+    payload = base64.b64encode(serialized(weights)).decode()
+    return {
+        "serialized_named_tensors": [payload] * num_workers,
+        "flush_cache": True,
+        "weight_version": weight_version,
+    }
+
+
+def serialized(weights: Mapping[str, torch.Tensor]) -> bytes:
+    """Return named tensors as SGLang reads them: pickled, with handles instead of values."""
+    buffer = io.BytesIO()
+    named = [(name, tensor.detach()) for name, tensor in weights.items()]
+    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(named)
+    return buffer.getvalue()

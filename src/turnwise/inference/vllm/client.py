@@ -19,8 +19,9 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
-from turnwise.inference.vllm.transfer import ServerTransfer, Transfer
+from turnwise.inference.vllm.transfer import ServerTransfer
 from turnwise.inference.vllm.translate import sampling_arguments, scoring_arguments
+from turnwise.inference.weight_group import Transfer
 from turnwise.models import load_tokenizer
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any
 
 import torch
 
@@ -13,11 +13,15 @@ from turnwise.errors import EngineError
 from turnwise.inference.cuda_ipc import export_tensors, gpu_ids, machine_id
 from turnwise.inference.vllm.receiver import RECEIVER
 from turnwise.inference.vllm.server import VLLMServer
-from turnwise.inference.weight_group import WeightSender, as_arguments, tensor_specs
+from turnwise.inference.weight_group import (
+    Transfer,
+    WeightSender,
+    as_arguments,
+    run_both,
+    tensor_specs,
+)
 
 _LOG = logging.getLogger("turnwise")
-Transfer: TypeAlias = Literal["auto", "ipc", "broadcast", "disk"]
-"""How weights are sent; auto takes the first of the others that is possible."""
 
 
 class ServerTransfer:
@@ -41,11 +45,8 @@ class ServerTransfer:
             await self._server.rpc("turnwise_open", handles=export_tensors(weights))
             return
         assert self._sender is not None
-        receiving = asyncio.create_task(
-            self._server.rpc("turnwise_receive", specs=tensor_specs(weights))
-        )
-        await asyncio.to_thread(self._sender.send, weights.values())
-        await receiving
+        receiving = self._server.rpc("turnwise_receive", specs=tensor_specs(weights))
+        await run_both(receiving, partial(self._sender.send, weights.values()))
 
     async def _decide(self, sample: torch.Tensor) -> tuple[Transfer, str]:
         if self._asked == "disk":
@@ -68,11 +69,8 @@ class ServerTransfer:
 
     async def _connect(self, num_workers: int, backend: str) -> None:
         sender = WeightSender(self._server.url, num_workers, backend)
-        joining = asyncio.create_task(
-            self._server.rpc("turnwise_join", address=as_arguments(sender.address))
-        )
-        await asyncio.to_thread(sender.connect)
-        await joining
+        joining = self._server.rpc("turnwise_join", address=as_arguments(sender.address))
+        await run_both(joining, sender.connect)
         self._sender = sender
 
 
