@@ -93,7 +93,7 @@ def check(history, gap):
 
 
 def test_grpo_through_vllm_in_this_process(tmp_path, first):
-    options = "inference.options={block_size: 32, kv_cache_memory_bytes: 268435456}"
+    options = "inference.options={block_size: 32, kv_cache_memory_bytes: 268435456, sleep: true}"
     history, version, gap = train(tmp_path, first.folder, options)
     check(history, gap)
     assert version == NUM_STEPS

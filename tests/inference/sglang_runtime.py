@@ -40,6 +40,7 @@ class TinySGLang:
         self.hold_after = None  # waits after so many tokens until it is aborted
         self.is_dead = False
         self.num_flushed = 0
+        self.is_released = set()  # memory of the GPU that it has given up
         self._prefixes = {}  # what was computed for a prompt: wrong after an update, if kept
         self._runs = {}
         self._groups = {}
@@ -323,6 +324,7 @@ class TinySGLang:
                 self._change.notify_all()
 
     def _load(self, named):
+        assert "weights" not in self.is_released
         try:
             self.model.load_state_dict(named, strict=False)
         except RuntimeError:

@@ -149,6 +149,16 @@ def _resume(handler, runtime, _):
     handler.send(200, {"message": "Generation continued successfully.", "status": "ok"})
 
 
+def _release(handler, runtime, body):
+    runtime.is_released |= set(body["tags"])
+    handler.send(200)
+
+
+def _take_back(handler, runtime, body):
+    runtime.is_released -= set(body["tags"])
+    handler.send(200)
+
+
 GET = {
     "/health": lambda handler, runtime, _: handler.send(200),
     "/model_info": lambda handler, runtime, _: handler.send(200, runtime.model_info()),
@@ -162,6 +172,8 @@ POST = {
     "/continue_generation": _resume,
     "/update_weights_from_disk": _update,
     "/init_weights_update_group": _join,
+    "/release_memory_occupation": _release,
+    "/resume_memory_occupation": _take_back,
     "/update_weights_from_distributed": _receive,
     "/flush_cache": _flush,
 }

@@ -74,6 +74,23 @@ def test_a_server_that_cannot_join_gets_files(tmp_path, monkeypatch, caplog):
     assert "weights reach SGLang by disk: a gloo group with the server failed" in caplog.text
 
 
+def test_an_engine_sleeps_until_its_next_weights(tmp_path):
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    with serving(sleep=True, weights_dir=tmp_path) as (runtime, _, engine):
+        engine.sleep()
+        engine.sleep()
+        assert runtime.is_released == {"weights", "kv_cache"}
+        with pytest.raises(EngineError, match="sleeps"):
+            sample(engine, request)
+        other = make_model(seed=1)
+        assert engine.update_weights(other.state_dict()) == 1
+        assert not runtime.is_released
+        assert gap(other, request, sample(engine, request)) < 1e-4
+    with serving() as (runtime, _, engine):
+        engine.sleep()  # was not asked to
+        assert not runtime.is_released
+
+
 def test_weights_may_be_a_folder(tmp_path):
     with serving() as (_, _, engine):
         other = make_model(seed=2)

@@ -108,6 +108,9 @@ class BaseInferenceEngine(ABC):
             "checkpoint when it is started again.",
         )
 
+    def sleep(self) -> None:
+        """Free the engine's memory on the GPU until its next weights, if it was asked to."""
+
     def end_session(self, session: Hashable) -> None:
         """Free what is kept for a conversation that has ended; by default nothing is."""
 

@@ -26,6 +26,7 @@ class Stopwatch:
         """Each phase with its start and end, in seconds since the step began."""
         self._started = time.perf_counter()
         self._seconds: dict[str, float] = {}
+        self._used_gib: dict[str, float] = {}
 
     @contextlib.contextmanager
     def timing(self, phase: str) -> Iterator[None]:
@@ -34,11 +35,17 @@ class Stopwatch:
             yield
         finally:
             ended = time.perf_counter()
+            if uses_gpu():
+                free, total = torch.cuda.mem_get_info()
+                self._used_gib[f"memory/{phase}_gib"] = (total - free) / 2**30
             self._seconds[phase] = self._seconds.get(phase, 0.0) + ended - started
             self.phases.append((phase, started - self._started, ended - self._started))
 
     def metrics(self, played: Collection) -> Metrics:
-        """Return the `time/` metrics; playing is split by what episodes waited for."""
+        """Return the `time/` metrics; playing is split by what episodes waited for.
+
+        On a GPU also `memory/`: what all processes use there at the end of each phase.
+        """
         total = time.perf_counter() - self._started
         sampled = sum(agent.num_sampled_tokens for r in played for agent in r.agents)
         rest = {f"time/{name}": s for name, s in self._seconds.items() if name != "play"}
@@ -48,6 +55,7 @@ class Stopwatch:
             **rest,
             "time/tokens_per_second": sampled / total if total else 0.0,
             "time/memory_gib": peak_memory() / 2**30,
+            **self._used_gib,
         }
 
 

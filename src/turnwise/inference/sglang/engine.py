@@ -13,7 +13,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -58,11 +58,13 @@ class SGLangEngine(BaseInferenceEngine):
         num_top_log_probs: int,
         weights_dir: str | os.PathLike[str] | None,
         transfer: Transfer,
+        sleep: bool,
         trust_remote_code: bool,
         start_timeout: float | None = START_SECONDS,
     ) -> None:
         super().__init__(tokenizer, overflow)
         self._asked_transfer = transfer
+        self._may_sleep, self._is_asleep = sleep, False
         self._transfer: Transfer | None = None
         self.log_prob_slack = 0.0
         self._num_top_log_probs = num_top_log_probs
@@ -110,6 +112,10 @@ class SGLangEngine(BaseInferenceEngine):
         """Load tensors, named as in files, without the disk, and flush the cache."""
 
     @abstractmethod
+    async def _occupy(self, action: Literal["release", "resume"], tags: list[str]) -> None:
+        """Free the GPU memory of weights and KV cache, or take it again."""
+
+    @abstractmethod
     async def _flush_cache(self) -> str:
         """Flush the cache; return the version that SGLang reports for its weights."""
 
@@ -124,6 +130,8 @@ class SGLangEngine(BaseInferenceEngine):
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         check_ids(request.prompt_ids, self._vocab_size)
+        if self._is_asleep:
+            raise EngineError("SGLang sleeps, without weights. Call update_weights first.")
         if request.sampling.min_p > 0.0 and self._facts.is_deterministic:
             raise ConfigError(
                 f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
@@ -138,6 +146,16 @@ class SGLangEngine(BaseInferenceEngine):
         if start == len(ids):
             return []
         return await asyncio.wrap_future(self._thread.call(self._score(ids, start)))
+
+    def sleep(self) -> None:
+        """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""
+        if self._may_sleep and not self._is_asleep:
+            self._thread.call(self._fall_asleep()).result(self.update_timeout)
+
+    async def _fall_asleep(self) -> None:
+        async with self._update_lock.exclusive():
+            await self._occupy("release", ["kv_cache", "weights"])
+            self._is_asleep = True
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights: tensors, or the folder of a checkpoint that SGLang can read.
@@ -285,7 +303,12 @@ class SGLangEngine(BaseInferenceEngine):
             if load is None:
                 self._served = await self._flush_cache()
             else:
+                if self._is_asleep:
+                    await self._occupy("resume", ["weights"])
                 await load(str(version))
+                if self._is_asleep:
+                    await self._occupy("resume", ["kv_cache"])
+                    self._is_asleep = False
                 self._served = str(version)
             self.weight_version = version
             return version

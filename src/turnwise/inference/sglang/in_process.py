@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -39,6 +39,7 @@ class SGLangInferenceEngine(SGLangEngine):
         num_top_log_probs: int = 128,
         weights_dir: str | os.PathLike[str] | None = None,
         transfer: Transfer = "auto",
+        sleep: bool = False,
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
@@ -55,6 +56,7 @@ class SGLangInferenceEngine(SGLangEngine):
             "tp_size": tensor_parallel_size,
             "context_length": max_model_len,
             "trust_remote_code": trust_remote_code,
+            **({"enable_memory_saver": True} if sleep else {}),
             **engine_options,
         }
         arguments = import_extra("sglang.srt.server_args", "sglang").ServerArgs
@@ -69,6 +71,7 @@ class SGLangInferenceEngine(SGLangEngine):
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
             transfer=transfer,
+            sleep=sleep,
             trust_remote_code=trust_remote_code,
             start_timeout=start_timeout,
         )
@@ -118,6 +121,12 @@ class SGLangInferenceEngine(SGLangEngine):
         )
         if not success:
             raise EngineError(f"SGLang did not take the weights: {message}")
+
+    async def _occupy(self, action: Literal["release", "resume"], tags: list[str]) -> None:
+        requests = importlib.import_module("sglang.srt.managers.io_struct")
+        request = getattr(requests, f"{action.capitalize()}MemoryOccupationReqInput")(tags=tags)
+        manager = self._engine.tokenizer_manager
+        await getattr(manager, f"{action}_memory_occupation")(request)
 
     async def _flush_cache(self) -> str:
         manager = self._engine.tokenizer_manager

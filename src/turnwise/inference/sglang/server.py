@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -32,7 +32,8 @@ class SGLangServerEngine(SGLangEngine):
     is the model's folder on this machine, if it differs from the server's: token ids and new
     weights are checked against its configuration. `transfer` chooses how weights are sent:
     "broadcast" (NCCL), "disk", or "ipc" to a server on the learner's GPU, which must have the same
-    index there.
+    index there. With `sleep` a trainer on the same GPU has the memory of weights and KV cache
+    during its updates; the server needs --enable-memory-saver for that.
 
     With `stream`, tokens arrive as they are sampled. A long turn then costs more, since SGLang
     sends all of it again with each token; but the tokens until the deadline are kept even if the
@@ -50,6 +51,7 @@ class SGLangServerEngine(SGLangEngine):
         num_top_log_probs: int = 128,
         weights_dir: str | os.PathLike[str] | None = None,
         transfer: Transfer = "auto",
+        sleep: bool = False,
         trust_remote_code: bool = False,
         overflow: Overflow = "truncate",
         start_timeout: float | None = START_SECONDS,
@@ -66,6 +68,7 @@ class SGLangServerEngine(SGLangEngine):
             num_top_log_probs=num_top_log_probs,
             weights_dir=weights_dir,
             transfer=transfer,
+            sleep=sleep,
             trust_remote_code=trust_remote_code,
             start_timeout=start_timeout,
         )
@@ -134,6 +137,9 @@ class SGLangServerEngine(SGLangEngine):
                 body |= {"weight_version": None, "flush_cache": False}
             receiving = self._client.request("POST", "/update_weights_from_distributed", body)
             await run_both(receiving, partial(self._sender.send, part.values()))
+
+    async def _occupy(self, action: Literal["release", "resume"], tags: list[str]) -> None:
+        await self._client.request("POST", f"/{action}_memory_occupation", {"tags": tags})
 
     async def _flush_cache(self) -> str:
         await self._client.request("POST", "/flush_cache")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from turnwise.deadlines import result_within
 from turnwise.errors import ConfigError, import_extra
 from turnwise.inference.base import Overflow, check_ids, check_scored
 from turnwise.inference.cuda_ipc import export_tensors
@@ -39,10 +40,12 @@ _LOG = logging.getLogger("turnwise")
 class VLLMInferenceEngine(WorkerEngine):
     """A model on vLLM: continuous batching, paged and shared KV cache, tensor parallelism.
 
-    Other options are passed to vLLM (`gpu_memory_utilization=0.5`, ...). Log-probs are those of the
-    distribution that was sampled from; those of greedy turns are the model's own. Filters work as
-    in other engines with two exceptions: vLLM applies min-p before top-p, so with both the set of
-    tokens can be smaller, and of equally likely tokens at the edge of top-p it may keep only some.
+    Other options are passed to vLLM (`gpu_memory_utilization=0.5`, ...). With `sleep` a trainer on
+    the same GPU has the memory of weights and KV cache during its updates. Log-probs are those of
+    the distribution that was sampled from; those of greedy turns are the model's own. Filters work
+    as in other engines with two exceptions: vLLM applies min-p before top-p, so with both the set
+    of tokens can be smaller, and of equally likely tokens at the edge of top-p it may keep only
+    some.
     The same seed gives the same tokens up to rounding, which in vLLM depends on the batch. vLLM
     also draws from torch's global generator, so reproducible code should not use that.
     """
@@ -57,6 +60,7 @@ class VLLMInferenceEngine(WorkerEngine):
         trust_remote_code: bool = False,
         tokenizer: Any = None,
         overflow: Overflow = "truncate",
+        sleep: bool = False,
         start_timeout: float | None = START_SECONDS,
         **engine_options: Any,
     ) -> None:
@@ -75,6 +79,8 @@ class VLLMInferenceEngine(WorkerEngine):
                 "tensor_parallel_size": tensor_parallel_size,
                 "max_model_len": max_model_len,
                 "trust_remote_code": trust_remote_code,
+                # The CPU build refuses the setting, and takes the calls.
+                **({"enable_sleep_mode": True} if sleep and not self._is_cpu else {}),
                 **engine_options,
             },
         )
@@ -85,6 +91,7 @@ class VLLMInferenceEngine(WorkerEngine):
         self._names = count()
         self._failure: str | None = None
         self._is_transfer_logged = False
+        self._may_sleep, self._is_asleep = sleep, False
         try:
             with preserved_state(), own_processes():
                 start = self._in_thread(self._start, wait_for_idle=False)
@@ -122,6 +129,20 @@ class VLLMInferenceEngine(WorkerEngine):
         if result.finish_reason is FinishReason.ABORTED:
             raise RuntimeError("the engine was closed before these tokens were scored")
         return list(result.log_probs[start - 1 :])
+
+    def sleep(self) -> None:
+        """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""
+        if self._may_sleep and not self._is_asleep:
+            result_within(
+                self._in_thread(self._fall_asleep, wait_for_idle=True),
+                self.update_timeout,
+                "putting vLLM to sleep",
+                "A turn under way does not end, or vLLM hangs.",
+            )
+
+    def _fall_asleep(self) -> None:
+        self._vllm.sleep(level=2)  # the weights are not copied to the CPU: new ones will come
+        self._is_asleep = True
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
@@ -248,7 +269,12 @@ class VLLMInferenceEngine(WorkerEngine):
 
     def _take(self, method: str = "reload_weights", **source: Any) -> int:
         try:
+            if self._is_asleep:
+                self._vllm.wake_up(tags=["weights"])
             self._vllm.collective_rpc(method, kwargs=source)
+            if self._is_asleep:
+                self._vllm.wake_up(tags=["kv_cache"])
+                self._is_asleep = False
             self._forget_prefixes()
         except Exception as error:
             self._failure = f"new weights did not load, and the old are gone: {error}"
@@ -265,6 +291,8 @@ class VLLMInferenceEngine(WorkerEngine):
         raise RuntimeError("vLLM keeps keys and values of the old weights")
 
     def _check_works(self) -> None:
+        if self._is_asleep:
+            raise RuntimeError("vLLM sleeps, without weights. Call update_weights first.")
         if self._failure is not None:
             raise RuntimeError(self._failure)
 
