@@ -59,7 +59,7 @@ class HistoryRunner:
         logits = [next_logits(cells[starts[i] : starts[i] + at[i] + 1]) for i in wanted]
         return torch.stack(logits) if logits else torch.empty(0, VOCAB_SIZE)
 
-    def weights_moved(self):
+    def take_new_weights(self):
         return False
 
 
