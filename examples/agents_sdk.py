@@ -1,6 +1,6 @@
 """An agent written with the OpenAI Agents SDK, trained as it is.
 
-It finds a number from 1 to 7 in at most three guesses; its tool answers higher or lower. Nothing in
+It finds a number from 1 to 3 in at most two guesses; its tool answers higher or lower. Nothing in
 it knows of turnwise: its client gets the URL and the key of the model that is trained.
 
     pip install 'turnwise[agents]' openai-agents
@@ -20,9 +20,9 @@ from openai import AsyncOpenAI
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool, set_tracing_disabled
 from turnwise import ConfigStore, Trainer
 
-LOW, HIGH = 1, 7
-NUM_GUESSES = 3
-ROWS = [{"number": number} for number in range(LOW, HIGH + 1)] * 10
+LOW, HIGH = 1, 3
+NUM_GUESSES = 2
+ROWS = [{"number": number} for number in range(LOW, HIGH + 1)] * 40
 set_tracing_disabled(True)
 
 
@@ -70,17 +70,17 @@ def settings(quick):
     config.inference.max_tokens = 48  # a tool call; a token of the tiny model is a byte
     config.inference.max_turns = NUM_GUESSES
     config.training.warm_start = "expert"
-    config.training.warm_start_steps = 2 if quick else 30
+    config.training.warm_start_steps = 2 if quick else 42
     config.training.warm_start_learning_rate = 3e-3
     config.training.adv_estimator = "grpo"
-    config.training.batch_size = 7 if quick else 14
+    config.training.batch_size = 6 if quick else 12
     config.training.group_size = 2 if quick else 8
-    config.training.mini_batch_size = 28
-    config.training.update_epochs = 3
-    config.training.learning_rate = 5e-4
-    config.training.kl_loss_coef = 0.04
-    config.training.eval_episodes = 7
-    config.training.num_epochs = 1 if quick else 8
+    config.training.mini_batch_size = 24
+    config.training.update_epochs = 2
+    config.training.learning_rate = 2e-4
+    config.training.kl_loss_coef = 0.01
+    config.training.eval_episodes = 9
+    config.training.num_epochs = 1
     return config
 
 
@@ -89,7 +89,7 @@ def main(quick):
         settings(quick),
         agent=find_number,
         expert=expert,
-        dataset=ROWS[:14] if quick else ROWS,
+        dataset=ROWS[:12] if quick else ROWS,
         parser="react",
     ) as trainer:
         history = trainer.fit()

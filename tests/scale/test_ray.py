@@ -117,7 +117,7 @@ def one_more(data: RewardBatch) -> list[float]:
     return [sum(one.rewards) + 1 for one in data.non_tensor_batch["trajectory"]]
 
 
-def test_a_mix_of_environments_is_what_one_process_plays(tmp_path):
+def test_a_mix_of_environments_with_compaction_is_what_one_process_plays(tmp_path):
     def mix():
         levels = Levels([{"number": 1}, {"number": 2}], up=0.1, down=0.0)
         return [
@@ -125,11 +125,22 @@ def test_a_mix_of_environments_is_what_one_process_plays(tmp_path):
             {"environment": Echo, "reward": one_more, "system_prompt": "Say it."},
         ]
 
-    settings = ("training.adv_estimator=grpo", "training.group_size=2", "training.batch_size=3")
+    settings = (
+        *("training.adv_estimator=grpo", "training.group_size=2", "training.batch_size=3"),
+        *("limits.max_context_tokens=1", "inference.summary_prompt=So far?"),
+    )
     alone = train(tmp_path / "alone", None, *settings, environments=mix())
     run = train(tmp_path / "ray", None, *settings, *ON_RAY, environments=mix())
     assert_same_training(run, alone)
     assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    kinds = [
+        turn["kind"]
+        for played in episodes(run[2]).values()
+        for episode in played
+        for turn in episode["agents"][0]["turns"]
+        if episode["part"] == "Memory"
+    ]
+    assert kinds == ["action", "summary", "action", "summary", "action"] * (len(kinds) // 5)
     assert [m["Memory/num_groups"] for m in metrics_of(run[2])] == [2, 2, 2]
     assert all(1 <= m["Echo/reward"] <= 2 for m in metrics_of(run[2]))
     ahead = train(
@@ -158,6 +169,14 @@ def test_an_agent_is_what_one_process_plays_also_when_workers_die(tmp_path):
     assert not list(tmp_path.glob("agent-*"))
     assert_same_training(run, alone)
     assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
+    given["dataset"] = rows * 3
+    history, _, folder = train(
+        tmp_path / "ahead", None, *settings, *AHEAD, "training.num_epochs=1", **given
+    )
+    assert [m.get("weights_behind", 0) for m in history] == [0, 1, 1]
+    assert all(m["num_episodes"] == 3 and m["turns"] == 2 and m["errors"] == 0 for m in history)
+    ahead = tokens_and_versions(folder)
+    assert all(len(turns) == 2 for played in ahead.values() for _, turns in played)
 
 
 def test_who_is_killed_is_replaced_and_nothing_is_lost_or_counted_twice(tmp_path, alone):
