@@ -15,7 +15,7 @@ MAY_CHANGE = frozenset(
         *("inference.backend", "inference.max_tokens", "inference.temperature"),
         *("inference.top_p", "inference.multi_turn", "inference.max_turns"),
         *("inference.start_timeout", "inference.stall_timeout", "inference.enable_thinking"),
-        "inference.thoughts",
+        *("inference.thoughts", "inference.options", "inference.url"),
         *("inference.summary_prompt", "limits.max_thinking_tokens", "limits.max_context_tokens"),
         *("training.learning_rate", "training.lr_schedule", "training.warmup_steps"),
         *("training.num_epochs", "training.steps_per_epoch", "training.eval_episodes"),
