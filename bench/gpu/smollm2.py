@@ -137,9 +137,8 @@ def expert_success(config: ConfigStore) -> float:
 def find_warm_start(config: ConfigStore, wanted: tuple[float, float]) -> tuple[int, float]:
     """Returns the imitation steps that bring the success into this range, or the last below."""
     training, stop = config.training, StopRequest(print)
-    with Trainer(config, resume="never") as trainer:
+    with Trainer(config, resume="never") as trainer, trainer._rollout() as rollout:
         parts = trainer.components
-        rollout = trainer._rollout()
         num_steps, last = 0, (1, 0.0)
         for batch in imitation_batches(
             str(training.warm_start),

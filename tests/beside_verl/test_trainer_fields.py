@@ -74,6 +74,8 @@ OTHER_VALUES: dict[str, Any] = {
     "training.kl_loss_coef": 0.1,
     "training.target_kl": 0.1,
     "training.max_log_prob_gap": 0.1,
+    "training.max_staleness": 2,
+    "inference.stale_kv": "recompute",
     "training.critic": "separate",
     "training.value_coef": 0.9,
     "training.max_grad_norm": 0.5,

@@ -31,6 +31,11 @@ def metrics(step):
     return {"step": step, "reward": step / 2, "truncated/turns": 1, "note": "text", "kl": 1e400}
 
 
+@pytest.fixture(autouse=True)
+def a_slow_machine_may_take_its_time(monkeypatch):
+    monkeypatch.setattr(module, "_CLOSE_SECONDS", 120.0)
+
+
 def run(folder, names, steps):
     sinks = make_sinks(names, folder, "my-run", CONFIG)
     for step in steps:

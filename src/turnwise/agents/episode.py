@@ -229,6 +229,7 @@ class AgentEpisode:
                     seconds={"engine": facts.seconds},
                     started=facts.started,
                     message=len(record.messages) - 1,
+                    later_versions=facts.later_versions,
                 )
             )
         if record.turns:

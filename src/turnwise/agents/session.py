@@ -43,6 +43,8 @@ class TurnFacts:
     started: float
     """Seconds after the session's beginning."""
     seconds: float
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """As in `TurnRecord`."""
 
 
 class AgentSession:
@@ -272,6 +274,7 @@ class AgentSession:
             result.weight_version,
             started,
             self._timer.seconds - started,
+            result.later_versions,
         )
 
     def _message(self, prompt: TreePrompt, request: ChatRequest, facts: TurnFacts) -> Message:

@@ -61,6 +61,11 @@ class InferenceConfig(Section):
     )
     multi_turn: bool = setting(True, "False ends every episode after its first action.")
     max_turns: Positive = setting(10, "Maximum turns of the model in one episode.")
+    stale_kv: Literal["keep", "recompute"] = setting(
+        "keep",
+        "The KV cache of conversations under way when new weights arrive (training.max_staleness): "
+        "keep uses it as it is, recompute computes it again with the new weights.",
+    )
     start_timeout: Seconds | None = setting(
         900.0, "Seconds that a vLLM or SGLang engine may take to start; null disables the limit."
     )

@@ -57,6 +57,11 @@ class TrainingConfig(Section):
         "Rounds of replacing zero-variance groups, whose episodes all have the same reward, by "
         "others.",
     )
+    max_staleness: Annotated[int, Ge(0)] = setting(
+        0,
+        "Updates by which an episode's oldest token may be behind the weights that are trained on "
+        "it. 0: play, then learn; above: episodes go on while the learner updates.",
+    )
     on_error: Literal["retry", "drop_group", "fail"] = setting(
         "retry", "How to treat a failed episode; retry: up to three tries, then without it."
     )

@@ -141,7 +141,7 @@ class Agent:
         text = setup.chat.decode(result.ids, (*keep, *setup.thought_marks))
         self.record.messages.append({"role": "assistant", "content": text})
         turn = TurnRecord(stream.turns[-1], text, result.finish_reason, result.weight_version)
-        turn.in_thought = in_thought
+        turn.in_thought, turn.later_versions = in_thought, result.later_versions
         self.record.turns.append(turn)
         return turn
 

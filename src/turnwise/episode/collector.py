@@ -11,9 +11,9 @@ import logging
 import threading
 import typing
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol, overload
+from typing import Any, NoReturn, Protocol, TypeVar, overload
 
 from turnwise.config import EnvironmentConfig
 from turnwise.deadlines import allow_abandoning, contained, is_interrupt, run_sync
@@ -32,6 +32,7 @@ from turnwise.inference import SamplingParams
 from turnwise.inference.protocol import Engine
 from turnwise.types import RolloutData, Trajectory
 
+T = TypeVar("T")
 _NUMBERING = threading.Lock()
 _GARBAGE = threading.Lock()
 _FROZEN_AT_START = gc.get_freeze_count()  # Python 3.12 and newer freeze some objects themselves
@@ -204,27 +205,51 @@ class EpisodeCollector:
         the same time, each in an event loop of its own.
         """
         asked = list(tasks)
-        results: list[EpisodeResult | None] = [None] * len(asked)
-        waiting = iter(enumerate(asked))
+        results: dict[int, EpisodeResult] = {}
+        places = iter(range(len(asked)))
+
+        async def next_task() -> tuple[int, EpisodeTask] | None:
+            place = next(places, None)
+            return None if place is None else (place, asked[place])
+
+        def keep(place: int, result: EpisodeResult) -> None:
+            results[place] = result
+            if on_result is not None:
+                on_result(result)
+
+        await self.play_from(next_task, keep, len(asked))
+        assert len(results) == len(asked), f"{len(asked)} tasks, {len(results)} results"
+        return await self.finish([results[place] for place in range(len(asked))])
+
+    async def play_from(
+        self,
+        next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
+        on_result: Callable[[T, EpisodeResult], None],
+        num_tasks: int,
+    ) -> None:
+        """Plays the tasks that `next_task` returns, until it returns None.
+
+        At most `max_concurrency` of them are played at a time, and `num_tasks`. `on_result` gets
+        each result with what `next_task` returned beside its task.
+        """
         setups = self._setups_in_this_loop()
 
         async def work() -> None:
-            for place, task in waiting:  # shared by all workers: each takes the next one
-                player = self.part(task.part)
-                results[place] = result = await player._play(task, setups[task.part])
-                if on_result is not None:
-                    on_result(result)
+            while (found := await next_task()) is not None:
+                key, task = found
+                setup = setups[task.part]
+                if task.sampling_seed is not None:
+                    setup = copy.copy(setup)
+                    setup.seed = task.sampling_seed
+                on_result(key, await self.part(task.part)._play(task, setup))
 
         with (
             _rare_garbage_collections(),
             Watchdog(setups[""].waits, self.options.report_after, self.options.stall_timeout),
         ):
-            await together(work() for _ in range(min(self.options.max_concurrency, len(asked))))
-        played = [result for result in results if result is not None]
-        assert len(played) == len(asked), f"{len(asked)} tasks, {len(played)} results"
-        return await self._finish(played)
+            await together(work() for _ in range(min(self.options.max_concurrency, num_tasks)))
 
-    async def _finish(self, played: list[EpisodeResult]) -> Collection:
+    async def finish(self, played: list[EpisodeResult]) -> Collection:
         """Scores the episodes by a reward function of batches, and applies the error policy."""
         await self.score_together(played)
         if self.options.on_error == "drop_group":

@@ -28,6 +28,8 @@ class TurnTokens:
     weight_version: int
     inserted: tuple[int, int] | None = None
     """The span of `ids` that the policy did not sample: the end of a thought."""
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """As in `GenerationResult`."""
 
     @property
     def sampled_ids(self) -> Sequence[int]:
@@ -70,14 +72,29 @@ async def sample_turn(
             branch_of=None,
         )
     )
+    changes = [(0, rest.weight_version), *rest.later_versions]
+    versions = [*first.later_versions, *((len(ids) + start, version) for start, version in changes)]
     return TurnTokens(
         [*ids, *rest.ids],
         [*first.log_probs, *rest.log_probs],
         rest.finish_reason,
-        min(first.weight_version, rest.weight_version),
+        first.weight_version,
         (len(first.ids), len(ids)) if inserted else None,
+        _changes(first.weight_version, versions),
     )
 
 
+def _changes(first: int, versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Returns the places at which the version differs from the one before."""
+    before = [first, *(version for _, version in versions)]
+    return tuple(change for change, old in zip(versions, before, strict=False) if change[1] != old)
+
+
 def _tokens(result: GenerationResult) -> TurnTokens:
-    return TurnTokens(result.ids, result.log_probs, result.finish_reason, result.weight_version)
+    return TurnTokens(
+        result.ids,
+        result.log_probs,
+        result.finish_reason,
+        result.weight_version,
+        later_versions=result.later_versions,
+    )

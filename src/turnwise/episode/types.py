@@ -33,6 +33,8 @@ class EpisodeTask:
     """The row of a dataset to play: the environment's `task`, and the trajectory's."""
     part: str = ""
     """The name of the environment in a mix; empty without a mix."""
+    sampling_seed: int | None = None
+    """Replaces the collector's seed, for tasks that are played again with the same seed."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class TurnRecord:
     finish_reason: FinishReason
     """Why the turn ended."""
     weight_version: int
-    """The version of the weights that sampled it."""
+    """The version of the weights that sampled its first token."""
     kind: TurnKind = "action"
     in_thought: bool = False
     """Whether the prompt ends with the start of a thought, so that `text` begins inside it."""
@@ -75,6 +77,9 @@ class TurnRecord:
     message: int | None = None
     """The place of its message in the agent's messages. None: the last messages of the model are
     those of its turns, in order."""
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """Weight updates during the turn: the first token, counted from the turn's start, that the new
+    weights sampled, and their version."""
 
     @property
     def tool_call(self) -> ToolCall | None:
@@ -84,6 +89,13 @@ class TurnRecord:
     @property
     def num_tokens(self) -> int:
         return self.tokens[1] - self.tokens[0]
+
+    @property
+    def tokens_by_version(self) -> dict[int, int]:
+        """How many of its tokens each version of the weights sampled."""
+        changes = [(0, self.weight_version), *self.later_versions]
+        ends = [start for start, _ in changes[1:]] + [self.num_tokens]
+        return {version: end - start for (start, version), end in zip(changes, ends, strict=True)}
 
 
 @dataclass(repr=False)

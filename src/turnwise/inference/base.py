@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -21,6 +22,9 @@ from turnwise.inference.sampling import SamplingParams
 
 Overflow: TypeAlias = Literal["truncate", "error"]
 """What to do with a request that needs more tokens than the context has."""
+StaleCache: TypeAlias = Literal["keep", "recompute"]
+"""The KV cache that older weights computed: `keep` uses it for the rest of the conversation,
+`recompute` computes it again with the new weights."""
 Prompts: TypeAlias = str | Sequence[str | Sequence[int]]
 """Prompts of `generate`: one text, or a list of texts or of rows of token ids."""
 
@@ -74,6 +78,9 @@ class BaseInferenceEngine(ABC):
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
         self.weight_version = 0
+        self.in_flight: StaleCache | None = None
+        """Set to load new weights while turns are sampled, where the engine can: what happens to
+        the KV cache of their tokens. None: an update waits until the running turns have ended."""
         self._overflow = overflow
 
     @property
@@ -97,6 +104,19 @@ class BaseInferenceEngine(ABC):
     @abstractmethod
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Load new weights; None means that shared ones have changed. Return the new version."""
+
+    def load_version(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
+        """Load weights whose version the caller counts."""
+        self.update_weights(weights)
+        self.weight_version = version
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Hold the engine between two steps inside the block, if it computes with shared weights.
+
+        An optimizer changes them in place. By default an engine has weights of its own.
+        """
+        yield
 
     def _updated(self, version: Future[int]) -> int:
         """Wait for the new version; raise `DeadlineExceeded` if it takes too long."""

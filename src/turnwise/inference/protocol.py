@@ -76,7 +76,10 @@ class GenerationResult:
     """The log-prob of each, under the distribution that it was drawn from."""
     finish_reason: FinishReason
     weight_version: int
-    """Version of the weights that sampled it: the number of the engine's weight updates."""
+    """Version of the weights that sampled its first token: the number of the engine's updates."""
+    later_versions: tuple[tuple[int, int], ...] = ()
+    """Weight updates during the turn: the first token that the new weights sampled, and their
+    version."""
 
 
 class Engine(Protocol):
@@ -98,7 +101,8 @@ class Engine(Protocol):
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Load new weights; None means that shared ones have changed. Return the new version.
 
-        No turn is sampled with two versions, and no KV cache of the old weights is used again.
+        No turn is sampled with two versions, and no KV cache of the old weights is used again,
+        unless the engine was made to update in flight.
         """
 
     def end_session(self, session: Hashable) -> None:

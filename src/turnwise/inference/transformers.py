@@ -7,9 +7,11 @@ wait until it has finished.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from turnwise.inference.sampling import choose_tokens, sampling_log_probs
 from turnwise.inference.turns import EngineTurn
 from turnwise.inference.worker import WorkerEngine
 from turnwise.models import load_model
+from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
 
 _log = logging.getLogger(__name__)
@@ -44,17 +47,47 @@ class ModelEngine(WorkerEngine):
         return await asyncio.wrap_future(task)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
+        return self._load(weights, None)
+
+    def load_version(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
+        self._load(weights, version)
+
+    def _load(self, weights: Mapping[str, torch.Tensor] | None, version: int | None) -> int:
         def update() -> int:
             if weights is not None:
                 self.model.load_state_dict(weights)
             self._on_new_weights()
-            self.weight_version += 1
+            before = self.weight_version
+            self.weight_version = before + 1 if version is None else version
+            for turn in self._active_turns():
+                turn.weights_changed(before, self.weight_version)
             return self.weight_version
 
-        return self._updated(self._in_thread(update, wait_for_idle=True))
+        is_in_flight = self.in_flight is not None
+        return self._updated(self._in_thread(update, wait_for_idle=not is_in_flight))
 
     def _on_new_weights(self) -> None:
         """Drop what was computed with the old weights. Called in the engine's thread."""
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        is_paused, goes_on = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            is_paused.set()
+            goes_on.wait()
+
+        pause = self._in_thread(wait, wait_for_idle=False)
+        pause.add_done_callback(lambda _: is_paused.set())  # also if the engine has failed
+        is_paused.wait()
+        if pause.done():
+            pause.result()
+        try:
+            yield
+            if self.model.device.type == "cuda":
+                torch.cuda.synchronize(self.model.device)
+        finally:
+            goes_on.set()
 
 
 class TransformersEngine(ModelEngine):
@@ -94,7 +127,9 @@ class TransformersEngine(ModelEngine):
         forward = self._forward(self.model, [list(turn.request.prompt_ids) for turn in turns])
         reasons: list[FinishReason | None] = [self._end(turn) for turn in turns]
         while None in reasons and not self._is_closed:
-            log_probs = sampling_log_probs(forward.next_logits(), params)
+            with lock_of(self.model):
+                logits = forward.next_logits()
+            log_probs = sampling_log_probs(logits, params)
             uniforms = [turn.rng.random() for turn in turns]
             chosen, chosen_log_probs = choose_tokens(log_probs, params, uniforms)
             drawn = zip(chosen.tolist(), chosen_log_probs.tolist(), strict=True)
@@ -253,7 +288,9 @@ def _plain_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
 @torch.no_grad()
 def _plain_scores(model: Any, ids: Sequence[int], start: int) -> list[float]:
     """Return the log-probs of `ids[start:]` from one plain forward of the whole sequence."""
-    log_probs = torch.log_softmax(_plain_logits(model, ids)[start - 1 : -1].float(), -1)
+    with lock_of(model):
+        logits = _plain_logits(model, ids)
+    log_probs = torch.log_softmax(logits[start - 1 : -1].float(), -1)
     chosen = torch.tensor(list(ids[start:]), device=model.device)
     scores: list[float] = log_probs.gather(1, chosen[:, None]).squeeze(1).tolist()
     return scores

@@ -27,6 +27,8 @@ class EngineTurn:
     started: float = field(default_factory=time.monotonic)
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    versions: list[tuple[int, int]] = field(default_factory=list)
+    """First tokens and versions of the weights that sampled them, after an update in flight."""
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.request.seed)
@@ -73,6 +75,15 @@ class EngineTurn:
         self.log_probs += log_probs[:left]
         return min(left, len(ids))
 
+    def weights_changed(self, before: int, now: int) -> None:
+        """Record that other weights sample the next tokens. Called in the engine's thread."""
+        if not self.ids:
+            return
+        self.versions = self.versions or [(0, before)]
+        if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
+            self.versions.pop()
+        self.versions.append((len(self.ids), now))
+
     def finish(self, reason: FinishReason, weight_version: int) -> None:
         self.deliver(self.result(reason, weight_version))
 
@@ -86,8 +97,10 @@ class EngineTurn:
             self.future.get_loop().call_soon_threadsafe(_set_outcome, self.future, outcome)
 
     def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
-        """Return the result so far."""
-        return GenerationResult(self.ids, self.log_probs, reason, weight_version)
+        """Return the result so far; `weight_version` is the engine's current one."""
+        (_, first), *later = self.versions or [(0, weight_version)]
+        later = [change for change in later if change[0] < len(self.ids)]
+        return GenerationResult(self.ids, self.log_probs, reason, first, tuple(later))
 
 
 def _set_outcome(

@@ -54,6 +54,7 @@ class WorkerEngine(BaseInferenceEngine):
         self._tasks: deque[EngineTask[Any]] = deque()
         self._is_closed = False
         self._is_idle = True
+        self._idle_since, self._idle_before = time.monotonic(), 0.0
         self._lock = threading.Lock()
         """Held by `close` and `_put`: nothing is put into the queue of a closed engine."""
         self._thread = threading.Thread(target=self._work, name="turnwise: engine", daemon=True)
@@ -72,6 +73,11 @@ class WorkerEngine(BaseInferenceEngine):
         self._put(EngineTurn(request, future, self.context_left(request), decode))
         result: GenerationResult = await future
         return result
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long the engine has had nothing to compute since it was made."""
+        return self._idle_before + (time.monotonic() - self._idle_since if self._is_idle else 0.0)
 
     def close(self) -> None:
         with self._lock:
@@ -146,9 +152,10 @@ class WorkerEngine(BaseInferenceEngine):
         items: list[EngineTurn | EngineTask[Any] | None] = []
         if wait:
             release_openmp_threads()
-            self._is_idle = True
+            self._idle_since, self._is_idle = time.monotonic(), True
             items.append(self._arrivals.get())
             self._is_idle = False
+            self._idle_before += time.monotonic() - self._idle_since
             self._coalesce_arrivals()
         with contextlib.suppress(queue.Empty):
             while True:

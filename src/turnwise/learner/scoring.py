@@ -16,6 +16,7 @@ from turnwise.learner.memory import CPU_TOKENS, free_memory, plan_memory
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.packing import Pack, make_packs
+from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import is_out_of_memory
 
 _LOG = logging.getLogger("turnwise")
@@ -63,7 +64,7 @@ class Scorer:
             return self._score(self._reference, batch).log_probs
         if not has_adapters(self.model.policy):
             raise ConfigError("a KL term needs a reference model, and the learner has none")
-        with without_adapters(self.model.policy):
+        with lock_of(self.model.policy), without_adapters(self.model.policy):
             return self._score(self.model, batch).log_probs
 
     def _score(self, model: PolicyValueModel, batch: PPOBatch) -> Outputs:

@@ -19,6 +19,7 @@ from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
+from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import (
     PROBE_ERRORS,
     UnsupportedModel,
@@ -52,6 +53,7 @@ class Trunk:
         gradient_checkpointing: bool = False,
     ) -> None:
         self.model = _without_wrapper(model).eval()
+        self._lock = lock_of(self.model)
         self._configs = attention_configs(self.model)
         self._replaced = [] if is_plain("learner.gated_mlp") else lean_mlps(self.model)
         if self.model.device.type == "cuda" and not is_plain("learner.rms_norm"):
@@ -122,7 +124,7 @@ class Trunk:
         With `needed` [R] only the states of these tokens are right: after the last attention no
         token depends on another, so that the last MLP is computed for them alone.
         """
-        with self._checkpointing(), self._learner_forward():
+        with self._lock, self._checkpointing(), self._learner_forward():
             if self.layout == "padded":
                 return self._padded(ids, pack)
             with self._last_mlp_only_for(needed, len(ids)):
@@ -149,7 +151,8 @@ class Trunk:
     def _learner_forward(self) -> Iterator[None]:
         """Replace the model's attention, norms and MLPs inside the block; an engine on the same
         model has its own."""
-        with replaced_forwards(self._replaced):
+        # Also where the backward computes layers again.
+        with self._lock, replaced_forwards(self._replaced):
             if self.layout == "padded":
                 yield
                 return

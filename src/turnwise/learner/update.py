@@ -7,8 +7,8 @@ its share of the whole: how a minibatch is split into packs does not change the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -30,9 +30,9 @@ from turnwise.learner.packing import Pack
 from turnwise.learner.scoring import Scorer
 from turnwise.learner.sharding import local_shard
 from turnwise.learner.workers import SingleProcess
+from turnwise.models.model_lock import lock_of
 
 _REFERENCE = "reference."
-_NO_DROPOUT = nullcontext()
 
 
 @dataclass
@@ -87,6 +87,9 @@ class Learner(Scorer):
         self.num_updates = 0
         self.log_probs_before_update: torch.Tensor | None = None
         """[B, T], the learner's log-probs before the first step of the last update."""
+        self.exclusive: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Enters a block in which the weights change; an engine that samples from the same weights
+        pauses in it."""
         self._has_dropout = has_adapter_dropout(model)
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
@@ -231,9 +234,15 @@ class Learner(Scorer):
                 self._add_gradient(run, minibatch, pack)
         return minibatch
 
-    def _dropout(self, *names: int) -> AbstractContextManager[None]:
+    @contextmanager
+    def _dropout(self, *names: int) -> Iterator[None]:
         """Enable the adapters' dropout, if there is any, with a seed of its own for each pack."""
-        return adapter_dropout(self.model, self._seed(*names)) if self._has_dropout else _NO_DROPOUT
+        if not self._has_dropout:
+            yield
+            return
+        # An engine may compute with the same adapters.
+        with lock_of(self.model.policy), adapter_dropout(self.model, self._seed(*names)):
+            yield
 
     def _selected(
         self, batch: PPOBatch, rows: torch.Tensor, packs: list[Pack], generator: torch.Generator
@@ -297,7 +306,8 @@ class Learner(Scorer):
             return
         limit = self.options.max_grad_norm
         scale = 1.0 if limit is None or norm_value <= limit else limit / norm_value
-        self.optimizer.step(self.learning_rate, scale)
+        with self.exclusive():
+            self.optimizer.step(self.learning_rate, scale)
         self.optimizer.zero_grad()
         metrics.add_minibatch(minibatch, num_tokens)
         metrics.average("grad_norm", norm_value)

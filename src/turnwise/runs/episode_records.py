@@ -68,6 +68,8 @@ class StoredTurn:
     """The branch of the conversation that it is on, from 0."""
     follows: int | None = None
     """The turn that it follows, from 0; None at the beginning of a conversation."""
+    later_versions: list[list[int]] = field(default_factory=list)
+    """Weight updates during the turn, as in `TurnRecord`."""
 
 
 @dataclass(repr=False)
@@ -284,6 +286,7 @@ def _write_turn(turn: TurnRecord, text: str, observation: str) -> dict[str, Any]
             info=plain_json(_success_first(turn.info), _MAX_INFO),
             seconds=_rounded(turn.seconds),
             message=turn.message,
+            later_versions=[list(change) for change in turn.later_versions],
         ),
     }
 

@@ -52,6 +52,7 @@ class Turn(TypedDict):
     info: NotRequired[dict[Text, Any]]
     seconds: NotRequired[Seconds]
     message: NotRequired[Count]
+    later_versions: NotRequired[list[Annotated[list[int], Len(2, 2)]]]
 
 
 class Reward(TypedDict):

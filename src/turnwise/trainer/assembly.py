@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from turnwise.config import ConfigStore
+from turnwise.config import ConfigStore, TrainingConfig
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.episode.collector import EpisodeSource
 from turnwise.errors import ConfigError
 from turnwise.inference import BaseInferenceEngine, create_inference_engine
+from turnwise.inference.base import StaleCache
 from turnwise.learner import Learner, has_adapters, make_learner, merged_weights
 from turnwise.models import model_folder
+from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
 from turnwise.trainer.rollout import Rollout
@@ -52,6 +54,17 @@ class RunComponents:
         """Make the engine sample from the learner's current weights."""
         self.engine.update_weights(None if self.shares_weights else policy_weights(self.learner))
 
+    @contextlib.contextmanager
+    def updates_in_flight(self, stale_kv: StaleCache) -> Iterator[None]:
+        """Let the engine take new weights while it samples, inside the block."""
+        self.engine.in_flight = stale_kv
+        if self.shares_weights:
+            self.learner.exclusive = self.engine.paused
+        try:
+            yield
+        finally:
+            self.engine.in_flight, self.learner.exclusive = None, contextlib.nullcontext
+
     def close(self) -> None:
         with self.closing:
             self.engine.close()
@@ -63,6 +76,7 @@ def assemble(
     """Build everything that a run needs in this process, in the order of the dependencies."""
     check_settings(config)
     check_components(user)
+    check_resampling(config.training, user)
     algorithm = user.algorithm(config)
     closing = contextlib.ExitStack()
     source = user.episode_source(config, closing)
@@ -104,10 +118,11 @@ def make_collector(
 
 
 def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
-    """Whether the engine's log-probs equal the learner's."""
+    """Whether the engine's log-probs equal the learner's: in float32, from the same weights."""
     return (
         config.inference.backend in SHARED_MODEL_BACKENDS
         and config.inference.top_p == 1.0
+        and not config.training.max_staleness
         and learner.model.policy.dtype == torch.float32
     )
 
@@ -205,6 +220,19 @@ def _check_4bit(config: ConfigStore) -> None:
             f"model.load_in_4bit got true, which {where} does not support: 4-bit weights are not "
             "sent to other processes or engines. Set model.load_in_4bit to false, or "
             "ray.use_ray to false and inference.backend to local."
+        )
+
+
+def check_resampling(training: TrainingConfig, user: UserComponents) -> None:
+    """Raise where it is known too late which groups are to be replaced."""
+    rewards = [user.reward_fn, *(part.components.reward_fn for part in user.mix)]
+    is_of_batches = any(batch_type(reward) is not None for reward in rewards)
+    if training.max_staleness and training.resample and is_of_batches:
+        raise ConfigError(
+            f"training.resample got {training.resample} with training.max_staleness="
+            f"{training.max_staleness}, and the reward function scores whole batches: whether a "
+            "group has equal rewards is known only when its batch is trained on. Set one of the "
+            "two to 0, or write a reward function of one trajectory."
         )
 
 

@@ -182,10 +182,21 @@ def _tools(turns: Sequence[TurnRecord], num_episodes: int) -> Metrics:
 
 
 def staleness(collection: Collection, weight_version: int) -> Metrics:
-    """Return by how many updates the oldest sampling weights were behind, if they were."""
-    turns = [turn for result in collection for agent in result.agents for turn in agent.turns]
-    behind = max((weight_version - turn.weight_version for turn in turns), default=0)
-    return {"weights_behind": behind} if behind else {}
+    """Return by how many updates the sampling weights were behind, if they were.
+
+    `weights_behind` is that of the oldest token; `staleness/N` is the share of tokens that were N
+    updates behind.
+    """
+    num_tokens: Counter[int] = Counter()
+    for turn in (turn for result in collection for agent in result.agents for turn in agent.turns):
+        for version, number in turn.tokens_by_version.items():
+            num_tokens[weight_version - version] += number
+    oldest, total = max(num_tokens, default=0), num_tokens.total()
+    if oldest <= 0:
+        return {}
+    mean = sum(behind * number for behind, number in num_tokens.items()) / total
+    shares = {f"staleness/{n}": num_tokens[n] / total for n in range(oldest + 1)}
+    return {"weights_behind": oldest, "staleness/mean": mean, **shares}
 
 
 def split_seconds(collection: Collection, seconds: float) -> Metrics:

@@ -21,7 +21,8 @@ _SIGNAL_SECONDS = 0.2
 
 
 class EpisodeThread:
-    """A daemon thread that runs coroutines one after the other in one event loop.
+    """A daemon thread that runs coroutines in one event loop: one after the other, or all alongside
+    one that hosts them.
 
     Thread and loop are the same for all of them, since user code may keep objects that belong to
     one, such as a database connection or an HTTP client. A thread that user code blocks is
@@ -33,14 +34,39 @@ class EpisodeThread:
             queue.SimpleQueue()
         )
         self._thread = threading.Thread(target=self._work, name="turnwise: episodes", daemon=True)
+        self._host: asyncio.AbstractEventLoop | None = None
+        """The running loop of a host, in which other coroutines may run."""
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> EpisodeCall[T]:
-        """Run a coroutine after those before it."""
+        """Run a coroutine after those before it; alongside the host, if there is one."""
         call = EpisodeCall(coroutine)
+        if self._host is not None:
+            self._host.call_soon_threadsafe(call.run_alongside)
+            return call
         if self._thread.ident is None:
             self._thread.start()
         self._calls.put(call.run)
         return call
+
+    def host(self, coroutine: Coroutine[Any, Any, None]) -> EpisodeCall[None]:
+        """Run a coroutine that lasts until it is cancelled; others run alongside it from now on."""
+        is_running: Future[asyncio.AbstractEventLoop] = Future()
+
+        async def run() -> None:
+            is_running.set_result(asyncio.get_running_loop())
+            try:
+                await coroutine
+            finally:
+                self._host = None
+
+        call = self.submit(run())
+        self._host = is_running.result()
+        return call
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Call a function in the host's loop; does nothing if there is no host."""
+        if self._host is not None:
+            self._host.call_soon_threadsafe(function)
 
     def end(self) -> None:
         """Let the thread end after its current coroutine, without waiting for it."""
@@ -77,6 +103,18 @@ class EpisodeCall(Generic[T]):
     def run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             self.outcome.set_result(self._context.run(run_in, loop, self._run()))
+        except BaseException as error:  # raised by outcome.result()
+            self.outcome.set_exception(error)
+        self.wake()
+
+    def run_alongside(self) -> None:
+        """Start in the running loop. Called in its thread."""
+        task = asyncio.get_running_loop().create_task(self._run(), context=self._context)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[T]) -> None:
+        try:
+            self.outcome.set_result(task.result())
         except BaseException as error:  # raised by outcome.result()
             self.outcome.set_exception(error)
         self.wake()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
@@ -18,6 +19,7 @@ from turnwise.runs.choose_folder import changed_code, choose_run_folder
 from turnwise.runs.disk_errors import explained
 from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.trainer.assembly import RunComponents, assemble
+from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.epochs import Epochs, FitPlan
@@ -76,6 +78,11 @@ class RunLifecycle:
         """Finished steps of the warm start."""
         self._pending_metrics: Metrics | None = None
         """The metrics of a finished step whose evaluation is still missing."""
+        self._curriculum_lock = threading.Lock()
+        """Held while a curriculum chooses tasks or observes results."""
+        self._asynchronous: AsyncRollout | None = None
+        self._restored_unplayed: Mapping[str, Any] | None = None
+        """Groups of a checkpoint that had started and were not trained on."""
 
     @property
     def components(self) -> RunComponents:
@@ -254,9 +261,17 @@ class RunLifecycle:
             "num_imitated": self._num_imitated,
             "unwritten": self._pending_metrics,
         }
+        if (unplayed := self._unplayed_state()) is not None:
+            progress["unplayed"] = unplayed
         for prefix, curriculum in self._curricula():
             progress[f"{prefix}curriculum"] = curriculum.state_dict()
         write_state(folder, self.components.learner, self._recorded, progress)
+
+    def _unplayed_state(self) -> Mapping[str, Any] | None:
+        """Return which groups an asynchronous run has still to play; None for a synchronous one."""
+        if self._asynchronous is not None:
+            return self._asynchronous.state_dict()
+        return self._restored_unplayed
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         components = self.components
@@ -268,6 +283,7 @@ class RunLifecycle:
         self._broken_steps = BrokenSteps(int(progress["num_broken_steps"]))
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]
+        self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
         self._epochs = Epochs.from_state_dict(progress["epochs"])
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
@@ -89,16 +89,18 @@ class Rollout:
         """Play the episodes of a step, counted from 0."""
         tasks = self._tasks(step)
         self._starts = {task.group: task for task in tasks if task.member == 0}
-        collection = self._played((step, 0), tasks, stop, on_episode)
-        zero_variance = _zero_variance_groups(collection)
+        collection = run_tasks(self.collector, tasks, stop, on_episode)
+        zero_variance = zero_variance_groups(collection)
         self.num_resampled = 0
-        self.zero_variance = _shares(collection, zero_variance) if self._group_size > 1 else {}
+        self.zero_variance = {}
+        if self._group_size > 1:
+            self._measure_zero_variance(collection, set())
         for attempt in range(1, self._config.training.resample + 1):
             if not zero_variance or self._group_size == 1:
                 break
             others = self._tasks(step, attempt, groups=sorted(zero_variance))
-            replaced = self._played((step, attempt), others, stop, on_episode)
-            fresh = {r.group for r in replaced} - _zero_variance_groups(replaced)
+            replaced = run_tasks(self.collector, others, stop, on_episode)
+            fresh = {r.group for r in replaced} - zero_variance_groups(replaced)
             self._starts |= {t.group: t for t in others if t.group in fresh and t.member == 0}
             self.num_resampled += len(fresh)
             zero_variance -= fresh
@@ -114,6 +116,18 @@ class Rollout:
             )
         return collection
 
+    def _measure_zero_variance(self, collection: Collection, replaced: set[int]) -> None:
+        """Measure the share of groups with equal rewards, before others replaced them."""
+        chosen = zero_variance_groups(collection) | replaced
+        self.zero_variance = _shares(collection, chosen & {result.group for result in collection})
+
+    def step_done(self) -> None:
+        """Called when the learner has updated on the last step and published its weights."""
+
+    def idle_shares(self) -> dict[str, float]:
+        """Return the shares of the time since the last step in which something was idle."""
+        return {}
+
     def baselines(self, stop: StopRequest) -> dict[int, float] | None:
         """Play a greedy episode from each start of the last step; return its reward by group.
 
@@ -125,30 +139,20 @@ class Rollout:
         played = run_tasks(collector, list(self._starts.values()), stop)
         return {r.group: r.reward.total for r in played if r.reward is not None}
 
-    def _played(
-        self,
-        names: tuple[int, int],
-        tasks: Sequence[EpisodeTask],
-        stop: StopRequest,
-        on_episode: OnEpisode | None,
-    ) -> Collection:
-        """Play these tasks; `names` are step and attempt."""
-        collector = self.collector
-        if any(_rows_have_seeds(source.rows) for source in self._sources):
-            # These rows are played again with the same seed, in each epoch and where they replace
-            # a group. Sampling must differ then.
-            collector = collector.sampling_with(collector.setup.sampling)
-            collector.setup.seed = derive_seed(self._config.training.seed, "sampling", *names)
-        return run_tasks(collector, tasks, stop, on_episode)
-
     def _tasks(
         self, step: int, attempt: int = 0, groups: Sequence[int] | None = None
     ) -> list[EpisodeTask]:
         """Return the tasks of all members of these groups."""
         numbers = range(self._config.training.batch_size) if groups is None else groups
         starts = self._starts_of("train", step, attempt, numbers)
+        sampling_seed = None
+        if any(_rows_have_seeds(source.rows) for source in self._sources):
+            # These rows are played again with the same seed, in each epoch and where they replace
+            # a group. Sampling must differ then.
+            seed = self._config.training.seed
+            sampling_seed = derive_seed(seed, "sampling", step, attempt)
         return [
-            dataclasses.replace(start, member=member)
+            dataclasses.replace(start, member=member, sampling_seed=sampling_seed)
             for start in starts
             for member in range(self._group_size)
         ]
@@ -259,7 +263,7 @@ def _shares(results: Collection, chosen: set[int]) -> dict[str, float]:
     return found
 
 
-def _zero_variance_groups(results: Collection) -> set[int]:
+def zero_variance_groups(results: Iterable[EpisodeResult]) -> set[int]:
     """Return the groups of several episodes with equal rewards, from which nothing is learned."""
     rewards: dict[int, list[float]] = {}
     for result in results:

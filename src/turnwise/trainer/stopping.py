@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from turnwise.episode.watchdog import where_thread_is
 from turnwise.inference.openmp_threads import release_openmp_threads
-from turnwise.trainer.episode_thread import EpisodeThread
+from turnwise.trainer.episode_thread import EpisodeCall, EpisodeThread
 
 _CLEANUP_SECONDS = 2.0
 """For cancelled episodes to clean up; those that take longer are abandoned."""
@@ -200,10 +200,7 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
             call.wait()
         if call.is_over:
             return call.outcome.result()
-        call.cancel()
-        if not call.wait_until_over(_CLEANUP_SECONDS):
-            where = where_thread_is(thread.ident)
-            stop.say(f"episodes do not end when cancelled, and are abandoned: {where}")
+        end_call(call, thread, stop)
         raise Interrupted
     except (KeyboardInterrupt, SystemExit):  # of this thread: a signal that is not deferred
         call.cancel()
@@ -216,3 +213,11 @@ def run_unless_stopped(coroutine: Coroutine[Any, Any, T], stop: StopRequest) -> 
         elif not call.is_over:  # the next call must not wait for it
             thread.end()
             stop.thread = EpisodeThread()
+
+
+def end_call(call: EpisodeCall[Any], thread: EpisodeThread, stop: StopRequest) -> None:
+    """Cancel a call and give it some time to clean up; then it is abandoned."""
+    call.cancel()
+    if not call.wait_until_over(_CLEANUP_SECONDS):
+        where = where_thread_is(thread.ident)
+        stop.say(f"episodes do not end when cancelled, and are abandoned: {where}")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from turnwise.runs.run_folder import Resume, RunFolder
 from turnwise.runs.sinks import check_sinks
 from turnwise.tools import Tool, ToolRegistry
 from turnwise.trainer.agents import check_alone
+from turnwise.trainer.async_rollout import AsyncRollout
 from turnwise.trainer.components import UserComponents
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.episode_metrics import step_metrics
@@ -150,6 +152,7 @@ class Trainer(RunLifecycle):
                     with clock.timing("play"), restore_generators_if_interrupted():
                         played = self._play(rollout, stop)
                     metrics, columns, why_stop = self._learn(played, clock)
+                    rollout.step_done()
                     why_stop = played.why_stop or why_stop
                     metrics = self._count_step(metrics)
                     ends_epoch = self._epochs.num_steps >= plan.steps_per_epoch
@@ -167,11 +170,21 @@ class Trainer(RunLifecycle):
                         records.save(self.step, self._write_state)
         return self.metrics_history
 
-    def _rollout(self, plan: FitPlan | None = None) -> Rollout:
-        sources = self._user.task_sources(self._curriculum)
-        components = self.components
+    @contextlib.contextmanager
+    def _rollout(self, plan: FitPlan | None = None) -> Iterator[Rollout]:
+        """Open what chooses and plays the episodes of steps; by hand, without a plan, in turns."""
+        components, config = self.components, self.config
         estimator = components.advantages.estimator
-        return components.rollout(components.collector, self.config, sources, estimator, plan)
+        how = (components.collector, config, self._user.task_sources(self._curriculum), estimator)
+        state = self._unplayed_state()
+        if plan is None or not (config.training.max_staleness or state):
+            with components.rollout(*how, plan) as rollout:
+                yield rollout
+            return
+        lock = self._curriculum_lock
+        self._asynchronous = AsyncRollout(*how, plan, step=self.step, state=state, drawing=lock)
+        with components.updates_in_flight(config.inference.stale_kv), self._asynchronous as rollout:
+            yield rollout
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:
         return play_step(
@@ -191,7 +204,8 @@ class Trainer(RunLifecycle):
         why_stop = self._broken_steps.count(metrics)
         for prefix, curriculum in self._curricula():
             if f"{prefix}success" in metrics:
-                curriculum.observe(metrics[f"{prefix}success"], metrics[f"{prefix}reward"])
+                with self._curriculum_lock:
+                    curriculum.observe(metrics[f"{prefix}success"], metrics[f"{prefix}reward"])
         return {**metrics, **clock.metrics(step.episodes)}, columns, why_stop
 
     def _count_step(self, metrics: Metrics) -> Metrics:

@@ -55,7 +55,7 @@ def play_step(
     episodes = rollout.play(step, stop, on_episode)
     why_stop = failures.check(episodes, is_first_step=nothing_learned)
     baselines = rollout.baselines(stop) if why_stop is None else None
-    metrics = step_metrics(episodes)
+    metrics = step_metrics(episodes) | rollout.idle_shares()
     if rollout.zero_variance:
         metrics |= {
             f"{name}/zero_variance" if name else "zero_variance": share

@@ -107,7 +107,10 @@ class LocalEngine(ModelEngine):
         return await super().sample(request)
 
     def _on_new_weights(self) -> None:
-        self._schedule.forget_all()
+        if self.in_flight is None:
+            self._schedule.forget_all()
+        else:
+            self._schedule.renew(keeps_cache=self.in_flight == "keep")
         self._take_weights()
 
     def _take_weights(self) -> None:

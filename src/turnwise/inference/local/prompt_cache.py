@@ -52,6 +52,11 @@ class PromptCache:
         self._block[row] = logits
         self._known[key] = (session, row)
 
+    def clear(self) -> None:
+        """Drop all prompts."""
+        self._free += [row for _, row in self._known.values()]
+        self._known.clear()
+
     def forget(self, session: Session) -> None:
         """Drop a session whose KV cache was evicted."""
         known = self._known.get(session.prompt_key) if session.prompt_key is not None else None

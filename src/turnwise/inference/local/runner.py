@@ -18,6 +18,7 @@ from turnwise.inference.local.fast.fused_forward import FusedForward, is_support
 from turnwise.inference.local.kv_cache import KVCache, Segment
 from turnwise.inference.local.probe import LayerAttention, probe_layers, unsupported
 from turnwise.models.attention import attention_named, configs_of
+from turnwise.models.model_lock import lock_of
 from turnwise.models.probing import PROBE_ERRORS, is_out_of_memory, largest_gap, relative_gap
 from turnwise.plain_mode import is_plain
 
@@ -124,7 +125,7 @@ class Runner:
         """Compute packed tokens into the cache; return logits [rows, V] of `rows`, or of all."""
         if self._fused is not None:
             return self._fused(ids, positions, packed, rows)
-        with attention_named(self._configs, NAME):
+        with lock_of(self.model), attention_named(self._configs, NAME):
             output = self.model(
                 input_ids=ids[None],
                 position_ids=positions[None],

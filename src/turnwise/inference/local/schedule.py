@@ -202,6 +202,18 @@ class Schedule:
         for session in self._sessions.values():
             self._forget(session)
 
+    def renew(self, *, keeps_cache: bool) -> None:
+        """Prepare for new weights while turns are running.
+
+        Prompts are always computed by one version. A conversation after its prompt keeps its KV
+        cache, or computes it again.
+        """
+        self.prompt_cache.clear()
+        for session in {*self._sessions.values(), *self.running, *self.preempted}:
+            in_prompt = session.turn is not None and not session.turn.ids
+            if in_prompt or not keeps_cache:
+                self._forget(session)
+
     # -- memory -------------------------------------------------------------------------------
 
     def has_room(self, num_steps: int) -> bool:

@@ -27,6 +27,7 @@ from turnwise.scale.ray.learner_group import LearnerGroup
 from turnwise.scale.ray.one_step_off import OneStepOffRollout
 from turnwise.trainer.assembly import (
     RunComponents,
+    check_resampling,
     check_settings,
     make_collector,
     samples_exactly,
@@ -45,6 +46,13 @@ def assemble(
     """Start the workers, and build their proxies in this process."""
     check_settings(config)
     check_components(user)
+    check_resampling(config.training, user)
+    if config.training.max_staleness:
+        raise ConfigError(
+            f"training.max_staleness got {config.training.max_staleness} with ray.use_ray, which "
+            "does not work together yet. Set ray.mode to one_step_off: the next step's episodes "
+            "are played during an update."
+        )
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)

@@ -89,4 +89,4 @@ class RemoteCollector(EpisodeCollector):
         played = await self._remote.pool.play(
             list(tasks), setup.sampling, setup.seed, weights, on_result
         )
-        return await self._finish(played)
+        return await self.finish(played)

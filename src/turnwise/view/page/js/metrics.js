@@ -64,6 +64,10 @@ const GROUPS = [
   ],
   ["Does the critic help?", ["explained_variance", "value_loss"]],
   ["How are the tools used?", ["tool_calls", "tool_failures", "malformed_calls", "tool_calls/*"]],
+  [
+    "How old are the samples, and what waits?",
+    ["staleness/mean", "weights_behind", "idle/learner", "idle/engine", "idle/episodes"],
+  ],
   ["Where does the time go?", ["time", "time/step", "time/tokens_per_second", "time/memory_gib"]],
 ];
 
@@ -90,6 +94,11 @@ export const TITLES = {
   tool_calls: "tool calls per episode",
   tool_failures: "failed calls",
   malformed_calls: "malformed calls",
+  "staleness/mean": "updates behind, mean of the tokens",
+  weights_behind: "updates behind, oldest token",
+  "idle/learner": "learner waits, share of the time",
+  "idle/engine": "engine waits, share of the time",
+  "idle/episodes": "slots for episodes wait, share",
   time: "shares of a step",
   "time/step": "seconds per step",
   "time/tokens_per_second": "tokens per second",

@@ -1,0 +1,187 @@
+"""The pacer under a virtual clock: staleness is bounded, nothing is lost, twice, or deadlocked."""
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from turnwise.trainer.pacing import Draw, Pacer
+
+
+@dataclass
+class Machine:
+    """Workers that play groups and a learner that trains on them, in virtual time.
+
+    A worker plays one group at a time. `fails` says whether a worker is lost with its group, which
+    is then played again from its start.
+    """
+
+    pacer: Pacer
+    num_workers: int
+    duration: object
+    update_seconds: object
+    fails: object = lambda: False
+    now: float = 0.0
+    events: list = field(default_factory=list)
+    started: dict = field(default_factory=dict)
+    trained: list = field(default_factory=list)
+    staleness: list = field(default_factory=list)
+    num_failures: int = 0
+    is_updating: bool = False
+
+    def run(self, until=None):
+        """Runs to the end, or until so many updates are done."""
+        until = self.pacer.num_updates if until is None else until
+        while self.pacer.version < until:
+            self._start_what_may()
+            assert self.pacer.num_started <= self.pacer.batch_size * (self.pacer.max_staleness + 1)
+            assert self.events, "nothing is under way, and the run is not over: a deadlock"
+            self.now, _, event, *about = heapq.heappop(self.events)
+            event(*about)
+        return self
+
+    def _start_what_may(self):
+        while not self.is_updating and (batch := self.pacer.next_batch()) is not None:
+            self.is_updating = True
+            self.trained.append(batch)
+            self.staleness += [self.pacer.version - self.started[draw] for draw in batch]
+            self._after(self.update_seconds(), self._end_update)
+        while self._num_playing < self.num_workers and (draw := self.pacer.start()) is not None:
+            self.started[draw] = self.pacer.version
+            self._after(self.duration(draw), self._end_group, draw)
+
+    @property
+    def _num_playing(self):
+        return sum(event[2] == self._end_group for event in self.events)
+
+    def _after(self, seconds, event, *about):
+        heapq.heappush(self.events, (self.now + seconds, next(_COUNT), event, *about))
+
+    def _end_group(self, draw):
+        if self.fails():
+            self.num_failures += 1
+            self._after(self.duration(draw), self._end_group, draw)
+        else:
+            self.pacer.finish(draw)
+
+    def _end_update(self):
+        self.is_updating = False
+        self.pacer.updated()
+
+
+_COUNT = iter(range(10**9))
+
+
+def drawn(num_blocks, batch_size):
+    return [Draw(block, place) for block in range(num_blocks) for place in range(batch_size)]
+
+
+@st.composite
+def machines(draw):
+    rng = random.Random(draw(st.integers(0, 2**32)))
+    batch_size, num_updates = draw(st.integers(1, 6)), draw(st.integers(1, 9))
+    pacer = Pacer(batch_size, draw(st.integers(0, 5)), num_updates=num_updates)
+    spread, update = draw(st.sampled_from([0.0, 0.5, 2.0])), draw(st.sampled_from([0.0, 0.1, 5.0]))
+    failures = draw(st.sampled_from([0.0, 0.3]))
+    return Machine(
+        pacer,
+        num_workers=draw(st.integers(1, 12)),
+        duration=lambda _: rng.lognormvariate(0.0, spread),
+        update_seconds=lambda: update * rng.random(),
+        fails=lambda: rng.random() < failures,
+    )
+
+
+@settings(max_examples=300)
+@given(machines())
+def test_every_group_is_trained_on_once_and_in_time(machine):
+    machine.run()
+    pacer = machine.pacer
+    trained = [draw for batch in machine.trained for draw in batch]
+    assert max(machine.staleness) <= pacer.max_staleness
+    assert Counter(trained) == Counter(drawn(pacer.num_updates, pacer.batch_size))
+    assert all(len(batch) == pacer.batch_size for batch in machine.trained)
+    assert pacer.num_started == 0
+    assert not machine.events, "groups are still played after the last update"
+
+
+@settings(max_examples=100)
+@given(machines(), st.lists(st.integers(0, 8), max_size=4), st.integers(0, 5))
+def test_an_interrupted_run_plays_again_what_was_not_trained_on(machine, stops, other_staleness):
+    pacer, trained = machine.pacer, []
+    for stop in sorted(stops):
+        if stop <= pacer.version or stop >= pacer.num_updates:
+            continue
+        machine.run(until=stop)
+        trained += machine.trained
+        # Another process: what was under way or had finished is lost, with another staleness.
+        resumed = Pacer(
+            pacer.batch_size, other_staleness, version=stop, num_updates=pacer.num_updates
+        ).load_state_dict(pacer.state_dict())
+        pacer = resumed
+        machine = Machine(
+            resumed, machine.num_workers, machine.duration, machine.update_seconds, machine.fails
+        )
+    machine.run()
+    trained += machine.trained
+    assert max(machine.staleness) <= pacer.max_staleness
+    found = Counter(draw for batch in trained for draw in batch)
+    assert found == Counter(drawn(pacer.num_updates, pacer.batch_size))
+
+
+def test_without_staleness_each_update_trains_on_its_own_block():
+    rng = random.Random(0)
+    pacer = Pacer(4, 0, num_updates=6)
+    machine = Machine(pacer, 3, lambda _: rng.random(), rng.random).run()
+    assert [sorted(batch) for batch in machine.trained] == [
+        [Draw(block, place) for place in range(4)] for block in range(6)
+    ]
+
+
+def test_a_slow_group_does_not_hold_the_next_updates_back_until_it_is_due():
+    slow = Draw(0, 0)
+    pacer = Pacer(2, 3, num_updates=8)
+    machine = Machine(pacer, 99, lambda d: 10.0 if d == slow else 0.1, lambda: 0.1).run()
+    taken = next(number for number, batch in enumerate(machine.trained) if slow in batch)
+    assert taken == 3, "that is the last update that may train on it"
+    assert machine.started[slow] == 0
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+def test_slow_tasks_are_trained_on_as_often_as_they_are_drawn(k):
+    rng = random.Random(k)
+    is_slow = {draw: rng.random() < 0.2 for draw in drawn(250, 8)}
+    machine = Machine(
+        Pacer(8, k, num_updates=250),
+        16,
+        lambda draw: 5.0 if is_slow[draw] else 0.1,
+        lambda: 0.2,
+    ).run()
+    trained = [draw for batch in machine.trained for draw in batch]
+    assert len(trained) == 2000
+    assert sum(map(is_slow.get, trained)) == sum(is_slow.values())
+
+
+def test_more_staleness_is_never_slower():
+    seconds = []
+    for k in (0, 1, 4):
+        rng = random.Random(7)
+        durations = {draw: rng.lognormvariate(-2.3, 1.68) for draw in drawn(60, 8)}
+        machine = Machine(Pacer(8, k, num_updates=60), 64, durations.get, lambda: 0.05)
+        seconds.append(machine.run().now)
+    assert seconds[0] > 1.5 * seconds[2]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+def test_fast_groups_do_not_become_older_than_they_must():
+    machine = Machine(Pacer(4, 5, num_updates=50), 64, lambda _: 0.1, lambda: 1.0).run()
+    late = machine.staleness[-25 * 4 :]
+    assert sum(late) < 1.5 * len(late)  # the learner is the bottleneck
+
+
+def test_groups_that_no_update_would_train_on_do_not_start():
+    pacer = Pacer(2, 9, num_updates=2)
+    assert len([draw for _ in range(9) if (draw := pacer.start()) is not None]) == 4
