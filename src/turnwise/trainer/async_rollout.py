@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -56,7 +56,7 @@ class IdleClock:
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
         self._engine_before = 0.0
 
     @contextlib.contextmanager
@@ -72,7 +72,7 @@ class IdleClock:
         """Return the shares since the last call; `engine_seconds` is the engine's own count."""
         now = time.monotonic()
         passed, self._started = max(now - self._started, 1e-9), now
-        seconds, self._seconds = self._seconds, Counter()
+        seconds, self._seconds = self._seconds, defaultdict(float)
         shares = {
             "idle/learner": seconds["learner"] / passed,
             "idle/episodes": seconds["episodes"] / (passed * num_slots),
