@@ -8,6 +8,7 @@ from turnwise.runs.named_files import NAMES, names_of, rewrite_names
 
 NO_FILES = {
     *("model.device", "system_prompt", "inference.summary_prompt"),
+    *("inference.options", "inference.url"),
     *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.best_metric"),
     *("dataset.split", "dataset.prompt_key", "dataset.columns", "eval_dataset.split"),
     *("eval_dataset.prompt_key", "eval_dataset.columns", "environment.params"),
