@@ -31,7 +31,7 @@ MAY_CHANGE = frozenset(
         *("training.weight_decay", "training.update_epochs", "training.mini_batch_size"),
         *("training.micro_batch_tokens", "training.gradient_checkpointing"),
         *("training.max_log_prob_gap", "training.lora_dropout", "training.offload_optimizer"),
-        *("training.max_staleness", "inference.stale_kv"),
+        *("training.max_staleness", "inference.stale_kv", "inference.options", "inference.url"),
         *("parser", "eval_dataset.path", "eval_dataset.split", "eval_dataset.prompt_key"),
         *("eval_dataset.columns", "eval_dataset.max_rows", "limits.max_turns"),
         *("limits.max_tokens_per_turn", "limits.max_tokens", "limits.max_tool_calls"),

@@ -120,7 +120,8 @@ class LocalEngine(ModelEngine):
 
     def free_memory(self) -> None:
         def free() -> None:
-            if not self._active_turns() and self._runner.free_merged():
+            is_free = self.in_flight is None and not self._active_turns()
+            if is_free and self._runner.free_merged():
                 self._is_freed, self._graphs = True, None
 
         with contextlib.suppress(TimeoutError):  # a busy engine frees nothing
