@@ -76,8 +76,6 @@ OTHER_VALUES: dict[str, Any] = {
     "training.max_log_prob_gap": 0.1,
     "training.max_staleness": 2,
     "inference.stale_kv": "recompute",
-    "inference.options": {"max_model_len": 99},
-    "inference.url": "http://localhost:8000",
     "training.critic": "separate",
     "training.value_coef": 0.9,
     "training.max_grad_norm": 0.5,
