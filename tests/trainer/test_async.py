@@ -147,6 +147,15 @@ def test_a_second_fit_continues_with_what_is_left(tmp_path):
         assert len(trainer.metrics_history) == 6
 
 
+def test_an_engine_cannot_sleep_while_episodes_go_on(tmp_path):
+    settings = (*AHEAD, "inference.backend=vllm", "inference.options={sleep: true}")
+    with (
+        small_trainer(tmp_path, Uneven, *settings, reporter=None) as trainer,
+        pytest.raises(ConfigError, match="sleep"),
+    ):
+        trainer.fit()
+
+
 class Breaks(Several):
     """Fails in its second step."""
 

@@ -179,6 +179,12 @@ def check_settings(config: ConfigStore) -> None:
             "to learn from. Set it to 1.0."
         )
 
+    if config.training.max_staleness and config.inference.options.get("sleep"):
+        raise ConfigError(
+            f"inference.options.sleep got true with training.max_staleness="
+            f"{config.training.max_staleness}: episodes are played during updates, so the engine "
+            "cannot sleep in them. Set one of the two to its default."
+        )
     warm_start = config.training.warm_start
     if warm_start not in (None, "expert", "random") and not Path(str(warm_start)).is_file():
         raise ConfigError(

@@ -78,7 +78,8 @@ def learn_from(
     columns: Mapping[str, torch.Tensor] = {}
     if rows:
         batch = make_batch(rows)
-        components.engine.sleep()  # until its weights are published below
+        if components.engine.in_flight is None:
+            components.engine.sleep()  # until its weights are published below
         with clock.timing("log_probs"):
             metrics |= components.advantages.fill(batch, rows, step.baselines)
         with clock.timing("update"):
