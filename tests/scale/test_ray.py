@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,31 @@ def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path
             assert stopping.outcome == "interrupted"
         assert stopping.first_step == step - 1
     assert_same_training(run, expected)
+
+
+def seeds_of(folder):
+    return Counter(e["seed"] for key, played in episodes(folder).items() for e in played)
+
+
+def test_asynchronous_training_loses_no_episode_also_when_workers_die(tmp_path):
+    more = ("training.num_epochs=2", "training.eval_episodes=2")
+    _, _, alone = train(tmp_path / "alone", Memory, *more)
+    fuses = tmp_path / "fuses"
+    fuses.mkdir()
+    lay_fuses(fuses, "episode0", 1)
+    lay_fuses(fuses, "episode2", 1)
+    armed = f"environment.params.fuses={fuses}"
+    stale = (*ON_RAY, *more, "training.max_staleness=2", armed)
+    history, weights, folder = train(tmp_path / "run", Deadly, *stale)
+    assert not list(fuses.iterdir())
+    assert seeds_of(folder) == seeds_of(alone)  # each task once, as in turns
+    behind = [metrics.get("weights_behind", 0) for metrics in history]
+    assert behind[0] == 0
+    assert 1 <= max(behind) <= 2
+    assert all(m["num_episodes"] == 6 and m["num_steps"] and not m["errors"] for m in history)
+    assert all(bool(x.isfinite().all()) for x in weights.values())
+    log = (folder / "log.txt").read_text()
+    assert len(re.findall(r"WARNING episode worker \d was lost and is replaced: ", log)) == 2
 
 
 AHEAD = ("ray.use_ray=true", "ray.mode=one_step_off", "training.num_epochs=2")

@@ -47,12 +47,6 @@ def assemble(
     check_settings(config)
     check_components(user)
     check_resampling(config.training, user)
-    if config.training.max_staleness:
-        raise ConfigError(
-            f"training.max_staleness got {config.training.max_staleness} with ray.use_ray, which "
-            "does not work together yet. Set ray.mode to one_step_off: the next step's episodes "
-            "are played during an update."
-        )
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,6 +17,7 @@ from turnwise.scale.ray.episode_pool import EpisodePool
 from turnwise.scale.ray.episode_worker import Weights
 
 ray = import_extra("ray", "ray")
+T = TypeVar("T")
 
 
 class RemoteEngine(BaseInferenceEngine):
@@ -34,11 +35,12 @@ class RemoteEngine(BaseInferenceEngine):
         self._close: Callable[[], None] = pool.close
         self._objects: tuple[Any, ...] = newest()
         self._context_length = pool.context_length()
+        self._num_updates = 0
 
     @property
     def weights(self) -> Weights:
         """The weights to sample from."""
-        return Weights(self.weight_version, self._objects)
+        return Weights(self.weight_version, self._objects, self._num_updates)
 
     @property
     def context_length(self) -> int:
@@ -56,6 +58,9 @@ class RemoteEngine(BaseInferenceEngine):
         """Sample from these weights; None: from the learners' newest, which skip this process."""
         self._objects = self._newest() if weights is None else (ray.put(to_arrays(weights)),)
         self.weight_version += 1
+        self._num_updates += 1
+        if self.in_flight is not None:
+            self.pool.push(self.weights)
         return self.weight_version
 
     def on_close(self, close: Callable[[], None]) -> None:
@@ -90,3 +95,18 @@ class RemoteCollector(EpisodeCollector):
             list(tasks), setup.sampling, setup.seed, weights, on_result
         )
         return await self.finish(played)
+
+    async def play_from(
+        self,
+        next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
+        on_result: Callable[[T, EpisodeResult], None],
+        num_tasks: int,
+    ) -> None:
+        setup, pool = self.setup, self._remote.pool
+        num_slots = min(self.options.max_concurrency, -(-num_tasks // pool.num_workers))
+        how = (setup.sampling, setup.seed)
+        await pool.play_from(next_task, on_result, num_slots, how, lambda: self._remote.weights)
+
+    async def finish(self, played: list[EpisodeResult]) -> Collection:
+        self._remote.pool.failures.reset()
+        return await super().finish(played)

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import itertools
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from turnwise.episode import EpisodeResult
 from turnwise.episode.collector import together
@@ -25,10 +25,11 @@ from turnwise.scale.ray.failures import (
     is_loss,
     own_error,
 )
-from turnwise.scale.ray.worker_log import log_for
+from turnwise.scale.ray.worker_log import Lines, log_for
 
 ray = import_extra("ray", "ray")
 
+T = TypeVar("T")
 OnResult = Callable[[EpisodeResult], None]
 
 
@@ -40,7 +41,7 @@ class EpisodePool:
     ) -> None:
         self._cluster = cluster
         self._spec = ray.put(spec)
-        self._failures = failures
+        self.failures = failures
         self._lock = threading.Lock()
         self._actors: list[Any] = []
         self._prepared: list[Any] = []
@@ -91,7 +92,6 @@ class EpisodePool:
                 self._play_share(number, places, tasks, how, results, keep)
                 for number, places in enumerate(shares)
             )
-        self._failures.reset()
         return [results[place] for place in range(len(tasks))]
 
     async def _play_share(
@@ -121,11 +121,85 @@ class EpisodePool:
             except Exception as error:
                 if not is_loss(error):
                     raise own_error(error) from None
-                self._failures.record(f"episode worker {number}", error)
-                ray.kill(actor)
-                self._actors[number], self._prepared[number] = self._started(number)
+                self._replace(number, error)
             finally:
                 watch.cancel()
+
+    @property
+    def num_workers(self) -> int:
+        return len(self._actors)
+
+    def push(self, weights: Weights) -> None:
+        """Send newer weights to all workers, without waiting for them."""
+        for actor in self._actors:
+            actor.take.remote(weights)
+
+    async def play_from(
+        self,
+        next_task: Callable[[], Awaitable[tuple[T, EpisodeTask] | None]],
+        on_result: Callable[[T, EpisodeResult], None],
+        num_slots: int,
+        how: tuple[SamplingParams, int],
+        newest: Callable[[], Weights],
+    ) -> None:
+        """Play tasks as they come, `num_slots` at once on each worker, until there are no more.
+
+        Each episode starts with the newest weights of that moment.
+        """
+
+        async def work(number: int) -> None:
+            while (found := await next_task()) is not None:
+                key, task = found
+                on_result(key, await self._play_one(number, task, how, newest))
+
+        watches = [asyncio.create_task(self._watch(number)) for number in range(self.num_workers)]
+        try:
+            await together(
+                work(number) for _ in range(num_slots) for number in range(self.num_workers)
+            )
+        finally:
+            for watch in watches:
+                watch.cancel()
+            for actor in self._actors:
+                actor.stop.remote()
+
+    async def _play_one(
+        self,
+        number: int,
+        task: EpisodeTask,
+        how: tuple[SamplingParams, int],
+        newest: Callable[[], Weights],
+    ) -> EpisodeResult:
+        """Play one episode; if its worker is lost, the worker's successor plays it again."""
+        while True:
+            actor = self._actors[number]
+            try:
+                await self._prepared[number]
+                played: tuple[EpisodeResult, Lines] = await actor.play_one.remote(
+                    task, *how, newest()
+                )
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                if not is_loss(error):
+                    raise own_error(error) from None
+                if self._actors[number] is actor:  # the first of its episodes to notice
+                    self._replace(number, error)
+                continue
+            result, lines = played
+            log_for(f"episode worker {number}", lines)
+            return result
+
+    async def _watch(self, number: int) -> None:
+        while True:
+            await _check_liveness(self._actors[number])
+            await asyncio.sleep(SECONDS_BETWEEN_CALLS)
+
+    def _replace(self, number: int, error: Exception) -> None:
+        """Start a successor of a worker that was lost."""
+        self.failures.record(f"episode worker {number}", error)
+        ray.kill(self._actors[number])
+        self._actors[number], self._prepared[number] = self._started(number)
 
     async def call_first(self, method: str, *arguments: Any) -> Any:
         """Call a method of the first worker."""

@@ -36,6 +36,8 @@ class Weights:
 
     version: int
     objects: tuple[Any, ...]
+    number: int = 0
+    """Which ones are newer: versions start again from a checkpoint's."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,9 @@ class EpisodeWorker:
         self._number = number
         self._objects: tuple[Any, ...] = ()
         self._playing: asyncio.Task[Any] | None = None
+        self._stream: EpisodeStream | None = None
+        self._loading = asyncio.Lock()
+        self._newest = 0
 
     async def ping(self) -> int:
         """Return the process id."""
@@ -88,6 +93,8 @@ class EpisodeWorker:
         shares = spec.source.config.inference.backend in SHARED_MODEL_BACKENDS
         model = spec.source.load() if shares else None
         self._engine = make_engine(spec.source.config, model, spec.tokenizer)
+        if spec.source.config.training.max_staleness:
+            self._engine.in_flight = spec.source.config.inference.stale_kv
         # Groups may be spread over workers: the driver, which sees all of them, drops groups.
         self._collector = make_collector(
             EpisodeCollector, self._engine, spec.origin, spec.options, spec.kinds
@@ -128,12 +135,29 @@ class EpisodeWorker:
         finally:
             playing.cancel()
 
+    async def play_one(
+        self, task: EpisodeTask, sampling: SamplingParams, seed: int, weights: Weights
+    ) -> tuple[EpisodeResult, Lines]:
+        """Play one episode with these weights or newer ones, alongside others."""
+        await self._fetch(weights)
+        if self._stream is None or self._stream.is_over:
+            collector = self._collector.sampling_with(sampling)
+            collector.setup.seed = seed
+            self._stream = EpisodeStream(collector)
+        return await self._stream.play(task), self._log.take()
+
+    async def take(self, weights: Weights) -> None:
+        """Load newer weights, also in the middle of episodes."""
+        await self._fetch(weights)
+
     async def stop(self) -> None:
         """Cancel the running episodes."""
-        if self._playing is not None:
-            self._playing.cancel()
-            with contextlib.suppress(BaseException):
-                await self._playing
+        stream, self._stream = self._stream, None
+        for playing in (self._playing, None if stream is None else stream.playing):
+            if playing is not None:
+                playing.cancel()
+                with contextlib.suppress(BaseException):
+                    await playing
 
     async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
         await self._fetch(weights)
@@ -144,11 +168,46 @@ class EpisodeWorker:
         return await self._engine.score(ids, start)
 
     async def _fetch(self, weights: Weights) -> None:
-        if weights.objects != self._objects:
-            shards = await asyncio.gather(*weights.objects)
-            await asyncio.to_thread(self._load, shards)
-            self._objects = weights.objects
-        self._engine.weight_version = weights.version
+        async with self._loading:
+            if self._engine.in_flight is not None and weights.number < self._newest:
+                return  # the call was sent before the newest weights arrived
+            self._newest = weights.number
+            if weights.objects != self._objects:
+                shards = await asyncio.gather(*weights.objects)
+                await asyncio.to_thread(self._load, shards, weights.version)
+                self._objects = weights.objects
+            self._engine.weight_version = weights.version
 
-    def _load(self, shards: Sequence[Arrays]) -> None:
-        self._engine.update_weights(join_shards([from_arrays(shard) for shard in shards]))
+    def _load(self, shards: Sequence[Arrays], version: int) -> None:
+        self._engine.load_version(join_shards([from_arrays(shard) for shard in shards]), version)
+
+
+class EpisodeStream:
+    """Plays episodes as they come, at most as many at once as the collector allows."""
+
+    def __init__(self, collector: EpisodeCollector) -> None:
+        self._tasks = asyncio.Queue[tuple[asyncio.Future[EpisodeResult], EpisodeTask]]()
+        most = collector.options.max_concurrency
+        self.playing = asyncio.create_task(
+            collector.play_from(self._tasks.get, _set_result, num_tasks=most)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was cancelled, or has failed with one of its episodes."""
+        return self.playing.done()
+
+    async def play(self, task: EpisodeTask) -> EpisodeResult:
+        """Play an episode; raises the error that ended the stream, if it fails."""
+        future: asyncio.Future[EpisodeResult] = asyncio.get_running_loop().create_future()
+        self._tasks.put_nowait((future, task))
+        awaited: list[asyncio.Future[Any]] = [future, self.playing]
+        await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            await self.playing
+        return await future
+
+
+def _set_result(future: asyncio.Future[EpisodeResult], result: EpisodeResult) -> None:
+    if not future.done():
+        future.set_result(result)
