@@ -79,7 +79,7 @@ def test_a_model_is_served_until_an_interrupt():
         body = {"model": "tiny", "input": "Hello", "max_output_tokens": 5}
         assert ask(llm, "/responses", body)[0] == 200
         body = {"model": "tiny", "max_tokens": 5, "messages": [{"role": "user", "content": "Hi"}]}
-        assert ask(llm, "/messages", body)[1]["usage"]["output_tokens"] == 5
+        assert 1 <= ask(llm, "/messages", body)[1]["usage"]["output_tokens"] <= 5
         process.send_signal(signal.SIGINT)
         _, logged = process.communicate(timeout=60)
         assert process.returncode == 0

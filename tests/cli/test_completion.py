@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer.main
 
 import turnwise as package
+from cli.conftest import get_command
 from turnwise.cli import completion
 
 
@@ -81,6 +83,7 @@ def test_the_shell_is_answered():
 def test_it_can_be_installed(turnwise, monkeypatch):
     assert "--install-completion" in turnwise("--help").out
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(typer.main, "get_command", get_command.__wrapped__)  # it reads that
     shown = turnwise("--show-completion", "bash")
     assert shown.code == 0, shown.err
     assert "_TURNWISE_COMPLETE=complete_bash" in shown.out or "complete_bash" in shown.out

@@ -334,7 +334,7 @@ def test_a_sliding_window_is_kept():
 def test_a_model_that_does_not_fit_is_refused():
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = Gemma2Config(**shape, num_attention_heads=4, num_key_value_heads=2, head_dim=8)
-    with pytest.raises(UnsupportedModel, match="softcap"):
+    with pytest.raises(UnsupportedModel, match="soft-capped"):
         LocalEngine(AutoModelForCausalLM.from_config(config))
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from contention import wait_until
+from inference.test_sglang_in_process import ServerArgs
 from turnwise.errors import DeadlineExceeded
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.inference.vllm import VLLMServerEngine
@@ -30,9 +31,11 @@ def test_sglang_and_its_processes_are_ended(monkeypatch, tmp_path):
             child.wait()
             raise EOFError("a scheduler has died")
 
-    module = ModuleType("sglang")
-    module.Engine = Engine
+    module, arguments = ModuleType("sglang"), ModuleType("sglang.srt.server_args")
+    module.Engine, arguments.ServerArgs = Engine, ServerArgs
     monkeypatch.setitem(sys.modules, "sglang", module)
+    monkeypatch.setitem(sys.modules, "sglang.srt", ModuleType("sglang.srt"))
+    monkeypatch.setitem(sys.modules, "sglang.srt.server_args", arguments)
     (tmp_path / "config.json").write_text("{}")
     variables = dict(os.environ)
     with pytest.raises(DeadlineExceeded, match=r"starting SGLang took longer .* start_timeout="):

@@ -19,7 +19,7 @@ from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
-from turnwise.models.model_lock import lock_of
+from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
     PROBE_ERRORS,
     UnsupportedModel,
@@ -53,7 +53,6 @@ class Trunk:
         gradient_checkpointing: bool = False,
     ) -> None:
         self.model = _without_wrapper(model).eval()
-        self._lock = lock_of(self.model)
         self._configs = attention_configs(self.model)
         self._replaced = [] if is_plain("learner.gated_mlp") else lean_mlps(self.model)
         if self.model.device.type == "cuda" and not is_plain("learner.rms_norm"):
@@ -93,6 +92,10 @@ class Trunk:
         raise UnsupportedModel(
             f"the learner cannot compute with {type(self.model).__name__}: {problem}"
         ) from problem
+
+    @property
+    def _lock(self) -> ModelLock:
+        return lock_of(self.model)  # not kept: a copy of this has a model and a lock of its own
 
     @property
     def head(self) -> Head:

@@ -112,6 +112,14 @@ class UserComponents:
         found: Rows = self.dataset if held_out is None else held_out
         return found
 
+    def without_held_out(self) -> UserComponents:
+        """Return these components with all rows to train on."""
+        mix = tuple(
+            dataclasses.replace(part, components=part.components.without_held_out())
+            for part in self.mix
+        )
+        return dataclasses.replace(self, eval_fraction=None, mix=mix)
+
     @property
     def holds_rows_out(self) -> bool:
         """Whether there are rows that are not trained on."""

@@ -119,6 +119,16 @@ class RunLifecycle:
         training, rows = self.config.training, self._user.train_rows
         return training.steps_per_epoch if rows is None else -(-len(rows) // training.batch_size)
 
+    def _train_on_all_rows(self) -> None:
+        """Hold no rows out, since the weights of a checkpoint were trained on all of them."""
+        before, self._user = self._user, self._user.without_held_out()
+        if before.evaluates_on != self._user.evaluates_on:
+            self._reporter.say(
+                "this run began with all rows of its dataset as training rows, and continues so: "
+                "its evaluations are on training rows. A new run holds rows out "
+                "(training.eval_fraction)."
+            )
+
     @functools.cached_property
     def _record(self) -> RunRecord:
         """What the run folder records about the start of the run.
@@ -284,6 +294,8 @@ class RunLifecycle:
         self._num_imitated = int(progress["num_imitated"])
         self._pending_metrics = progress["unwritten"]
         self._asynchronous, self._restored_unplayed = None, progress.get("unplayed")
+        if checkpoint_settings(checkpoint).training.eval_fraction is None:
+            self._train_on_all_rows()
         self._epochs = Epochs.from_state_dict(progress["epochs"])
         for prefix, curriculum in self._curricula():
             if f"{prefix}curriculum" in progress:
