@@ -155,14 +155,19 @@ def folder(tmp_path):
     return str(tmp_path)
 
 
-@pytest.fixture
-def engine(monkeypatch, folder):
+def stand_in_for_sglang(monkeypatch):
+    """The package needs a GPU; the model in its stand-in is real."""
     for name in ("", ".srt", ".srt.managers", ".srt.managers.io_struct", ".srt.server_args"):
         monkeypatch.setitem(sys.modules, f"sglang{name}", ModuleType(f"sglang{name}"))
     sys.modules["sglang.srt.server_args"].ServerArgs = ServerArgs
     sys.modules["sglang"].Engine = Engine
     for kind in (UpdateWeightFromDiskReqInput, UpdateWeightsFromTensorReqInput):
         setattr(sys.modules["sglang.srt.managers.io_struct"], kind.__name__, kind)
+
+
+@pytest.fixture
+def engine(monkeypatch, folder):
+    stand_in_for_sglang(monkeypatch)
     with SGLangInferenceEngine(folder, tensor_parallel_size=2, mem_fraction_static=0.4) as engine:
         yield engine
 

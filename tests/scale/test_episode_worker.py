@@ -1,14 +1,12 @@
 """What runs inside an episode worker, here in this process: engines that load their own model."""
 
 import asyncio
-import sys
 from importlib.util import find_spec
-from types import ModuleType
 
 import pytest
 
 from inference.sglang_cases import GREEDY, TOKENIZER, gap, make_model
-from inference.test_sglang_in_process import Engine, UpdateWeightFromDiskReqInput
+from inference.test_sglang_in_process import stand_in_for_sglang
 from trainer.worlds import Memory
 from turnwise.config import ConfigStore
 from turnwise.errors import ConfigError, MissingExtraError
@@ -35,12 +33,7 @@ def spec_for(folder, *overrides):
 
 @pytest.fixture
 def sglang(monkeypatch):
-    """A stand-in for the package, which needs a GPU; the model in it is real."""
-    for name in ("sglang", "sglang.srt", "sglang.srt.managers", "sglang.srt.managers.io_struct"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(sys.modules["sglang"], "Engine", Engine, raising=False)
-    io_struct = sys.modules["sglang.srt.managers.io_struct"]
-    io_struct.UpdateWeightFromDiskReqInput = UpdateWeightFromDiskReqInput
+    stand_in_for_sglang(monkeypatch)
 
 
 async def arrived(part):
