@@ -53,7 +53,7 @@ def test_workers_die_in_every_step_and_the_run_is_the_same(tmp_path):
 
     def watch(trainer):
         before(trainer)
-        lost.append(trainer.components.engine.pool._failures)
+        lost.append(trainer.components.engine.pool.failures)
 
     run = train(
         tmp_path / "run",
