@@ -35,7 +35,7 @@ test:  ## install, then run the tests
 	export PYTHONDONTWRITEBYTECODE=
 	$$py -m compileall -q src
 	# Two processes with one thread each: with two each they would compete for the cores.
-	OMP_NUM_THREADS=1 $$py -m pytest tests --ignore=tests/beside_agents --ignore=tests/beside_verl \
+	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests --ignore=tests/beside_agents --ignore=tests/beside_verl \
 		--ignore=tests/beside_vllm --ignore=tests/browser --ignore=tests/examples --ignore=tests/faults \
 		--ignore=tests/scale \
 		$(addprefix --ignore=,$(LENGTHY)) \
@@ -44,18 +44,18 @@ test:  ## install, then run the tests
 .PHONY: test-ray
 test-ray:  ## episode workers and learners on a real Ray cluster, and sharded learners
 	@py=$(call env,dev)
-	OMP_NUM_THREADS=1 $$py -m pytest tests/scale -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/scale -n 2 --dist loadfile
 
 .PHONY: test-examples
 test-examples:  ## examples/ in quick mode, the docs, a notebook, SmolLM2, runs the doctor diagnoses
 	@py=$(call env,dev)
 	export TURNWISE_THOROUGH=1 OMP_NUM_THREADS=1
-	$$py -m pytest tests/examples $(LENGTHY) -n 2
+	scripts/pytest_twice.sh $$py tests/examples $(LENGTHY) -n 2
 
 .PHONY: test-faults
 test-faults:  ## kill training runs and workers on Ray with kill -9; TURNWISE_THOROUGH=1: more often
 	@py=$(call env,dev)
-	OMP_NUM_THREADS=1 $$py -m pytest tests/faults -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/faults -n 2 --dist loadfile
 
 .PHONY: test-view
 test-view:  ## the run viewer in a real browser; installs Debian's chromium as root
@@ -68,22 +68,21 @@ test-view:  ## the run viewer in a real browser; installs Debian's chromium as r
 	    exit 1
 	  fi
 	fi
-	# A browser may time out on a loaded machine: failed tests run once more.
-	$$py -m pytest tests/browser || $$py -m pytest tests/browser --last-failed
+	scripts/pytest_twice.sh $$py tests/browser
 
 .PHONY: test-agents
 test-agents:  ## real clients of the gateway: SDKs, agent frameworks and a coding agent from npm
 	@py=$(call env,agents)
 	# The warnings are those of the clients.
-	OMP_NUM_THREADS=1 $$py -m pytest tests/beside_agents --disable-warnings --durations 5
+	OMP_NUM_THREADS=1 scripts/pytest_twice.sh $$py tests/beside_agents --disable-warnings --durations 5
 
 test-verl:  ## with VERL installed: its functions, its configuration and its own trainers
 	@py=$(call env,verl)
-	$$py -m pytest tests/beside_verl
+	scripts/pytest_twice.sh $$py tests/beside_verl
 
 test-vllm:  ## real vLLM, CPU build, in its own environment
 	@py=$(call env,vllm)
-	$$py -m pytest tests/beside_vllm
+	scripts/pytest_twice.sh $$py tests/beside_vllm
 
 check:  ## lint, format and strict types; the viewer's JavaScript where there is npm
 	@py=$(call env,dev)

@@ -11,6 +11,7 @@ import pytest
 
 from turnwise.deadlines import call_with_deadline, is_async, run_sync
 from turnwise.errors import DeadlineExceeded
+from virtual_time import QuickClock, run_in_virtual_time
 
 
 def call(function, *args, timeout=60.0, **kwargs):
@@ -51,6 +52,23 @@ class AsyncAdder:
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_sync_and_async_callables_give_their_value(function, timeout):
     assert call(function, 2, b=3, timeout=timeout) == 5
+
+
+def test_a_call_that_ended_while_the_loop_was_blocked_is_in_time():
+    clock, is_blocked = QuickClock(), threading.Event()
+
+    def block():
+        is_blocked.set()
+        for thread in threading.enumerate():
+            if thread.name == "turnwise: the test":
+                thread.join(60)
+        clock.now += 10.0
+
+    async def main():
+        asyncio.get_running_loop().call_soon(block)
+        return await call_with_deadline(is_blocked.wait, 60, timeout=1.0, waiting_for="the test")
+
+    assert run_in_virtual_time(main(), clock)
 
 
 def test_async_callables_are_recognised_in_every_form():

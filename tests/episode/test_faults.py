@@ -16,10 +16,12 @@ import pytest
 from episode.worlds import Counting, Recording
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, tool
 from turnwise.tools import JSONActionParser, ToolCall
+from virtual_time import Clock, QuickClock, run_in_virtual_time
 
 NUM_EPISODES = 150
 SHARE = 0.2
 RELEASE = threading.Event()
+hanging = set()
 HUGE = 2_000_000
 LIMITS = EpisodeLimits(
     reset_timeout=0.7,
@@ -31,11 +33,24 @@ LIMITS = EpisodeLimits(
 )
 
 
+class HangClock(Clock):
+    """Time passes only while every call that is under way hangs, up to the next limit."""
+
+    def select(self, timeout=None):
+        calls = {t for t in threading.enumerate() if t.name.startswith("turnwise")}
+        is_idle = all(t in hanging or "watchdog" in t.name for t in calls)
+        events = super().select(timeout if timeout == 0 or not is_idle else 0)
+        if is_idle and not events:
+            self.now += timeout or 0.0
+        return events
+
+
 def raises():
     raise ValueError("injected")
 
 
 def hangs():
+    hanging.add(threading.current_thread())
     RELEASE.wait(60)
 
 
@@ -159,6 +174,7 @@ def wait_until(condition):
 @pytest.mark.parametrize("policy", ["retry", "drop_group"])
 def test_the_run_ends_and_nothing_is_left(policy):
     RELEASE.clear()
+    hanging.clear()
     faults = Faults(policy)
     engine = make_engine()
     wait_until(lambda: not any(t.name.startswith("turnwise") for t in threading.enumerate()))
@@ -180,7 +196,7 @@ def test_the_run_ends_and_nothing_is_left(policy):
         assert len(asyncio.all_tasks()) == 1
         return collection
 
-    collection = asyncio.run(main())
+    collection = run_in_virtual_time(main(), HangClock())
     RELEASE.set()
     summary = collection.summary
     assert len(collection) + len(collection.dropped) == NUM_EPISODES == summary.num_episodes
@@ -231,7 +247,7 @@ def test_async_environments_cannot_end_the_loop():
         assert len(asyncio.all_tasks()) == 1
         return collection.summary
 
-    summary = asyncio.run(main())
+    summary = run_in_virtual_time(main(), QuickClock())
     statuses = {EpisodeStatus.DONE, EpisodeStatus.ENVIRONMENT_ERROR}
     assert set(summary.statuses) == statuses
     assert summary.statuses.total() == 40

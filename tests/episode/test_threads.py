@@ -22,7 +22,7 @@ from episode.worlds import (
 from turnwise import EpisodeCollector, EpisodeLimits, EpisodeStatus, LocalEngine, Trajectory
 from turnwise.deadlines import call_with_deadline
 from turnwise.episode import watchdog
-from turnwise.episode.watchdog import EngineSilence
+from turnwise.episode.watchdog import EngineSilence, Waits, Watchdog
 from turnwise.errors import ConfigError, DeadlineExceeded, EngineStalled
 from turnwise.reward import compute
 from turnwise.reward.compute import score_trajectories
@@ -290,6 +290,20 @@ class TestSilentEngine:
         clock.now = 2000.0
         silence.begin()
         assert silence.seconds == 0.0
+
+    def test_a_loop_without_episodes_is_no_stall(self, clock, caplog, monkeypatch):
+        monkeypatch.setattr(watchdog, "_BEAT_SECONDS", 60.0)
+        waits = Waits()
+
+        async def main():
+            with Watchdog(waits, report_after=0.01, stall_timeout=None):
+                await clock.wait(100)
+                assert not caplog.records
+                waits.begin("a tool")
+                await clock.wait(100)
+
+        asyncio.run(main())
+        assert "Nothing has moved for 100 s. Waiting: 1 for a tool." in caplog.text
 
     def test_a_blocked_loop_is_told(self, monkeypatch):
         monkeypatch.setattr(watchdog, "_BEAT_SECONDS", 0.05)

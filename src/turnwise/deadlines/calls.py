@@ -30,15 +30,33 @@ async def call_with_deadline(
 
     Whatever it raises arrives as an `Exception`. `limit_name` is the setting that holds the limit.
     """
+
+    def overrun() -> DeadlineExceeded:
+        fix = f"raise {limit_name}" if limit_name else "give it more time"
+        return DeadlineExceeded(
+            f"{waiting_for} took longer than {timeout:g} s. Make it faster, or {fix}."
+        )
+
+    now = asyncio.get_running_loop().time()
+    limit = asyncio.timeout_at(None if timeout is None else now + timeout)
     try:
-        async with asyncio.timeout(timeout) as limit:
-            if is_async(function):
-                result = function(*args, **kwargs)
-            else:
-                result = await _in_thread(lambda: function(*args, **kwargs), waiting_for)
-            if inspect.isawaitable(result):
-                coroutine = result if inspect.iscoroutine(result) else _wait(result)
-                result = await Abandonable(coroutine, waiting_for, limit)
+        if is_async(function):
+            result = function(*args, **kwargs)
+        else:
+            call = _in_thread(lambda: function(*args, **kwargs), waiting_for)
+            # A loop that was blocked is late itself: a call that has ended by now is in time.
+            try:
+                await asyncio.wait({call}, timeout=timeout)
+                if not call.done():
+                    raise overrun()
+                result = call.result()
+            finally:
+                call.cancel()  # what it raises too late is nobody's
+        if not inspect.isawaitable(result):
+            return result
+        async with limit:
+            coroutine = result if inspect.iscoroutine(result) else _wait(result)
+            result = await Abandonable(coroutine, waiting_for, limit)
     except TimeoutError:
         if not limit.expired():
             raise  # the function's own, such as a socket's
@@ -50,10 +68,7 @@ async def call_with_deadline(
         # A bare `except:` in the function can swallow the cancellation and still return.
         if not limit.expired():
             return result
-    raise DeadlineExceeded(
-        f"{waiting_for} took longer than {timeout:g} s. "
-        f"Make it faster, or {f'raise {limit_name}' if limit_name else 'give it more time'}."
-    )
+    raise overrun()
 
 
 async def _wait(result: Awaitable[T]) -> T:
@@ -82,7 +97,8 @@ def is_async(function: Callable[..., Any]) -> bool:
     )
 
 
-async def _in_thread(function: Callable[[], Any], name: str) -> Any:
+def _in_thread(function: Callable[[], Any], name: str) -> asyncio.Future[Any]:
+    """Call a function in a thread of its own; the future is the running loop's."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -110,4 +126,4 @@ async def _in_thread(function: Callable[[], Any], name: str) -> Any:
     threading.Thread(
         target=context.run, args=(work,), name=f"turnwise: {name}", daemon=True
     ).start()
-    return await future
+    return future

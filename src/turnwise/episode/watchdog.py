@@ -89,7 +89,7 @@ class Waits:
         """Returns how many wait for what, the most common first."""
         counts = Counter(self.counts.copy())  # another thread may be counting
         waiting = [(what, number) for what, number in counts.most_common() if number > 0]
-        return ", ".join(f"{number} for {what}" for what, number in waiting) or "0 for anything"
+        return ", ".join(f"{number} for {what}" for what, number in waiting)
 
 
 class Watchdog:
@@ -151,8 +151,11 @@ class Watchdog:
         return max(min(limits) / 4, 0.01)
 
     def _report(self, quiet: float) -> None:
-        text = f"Nothing has moved for {quiet:.0f} s. Waiting: {self._waits.report()}."
-        if self._is_blocked():
+        waiting, is_blocked = self._waits.report(), self._is_blocked()
+        if not waiting and not is_blocked:
+            return  # no episode is under way: an asynchronous run may have to wait for its learner
+        text = f"Nothing has moved for {quiet:.0f} s. Waiting: {waiting or 'nothing'}."
+        if is_blocked:
             where = where_thread_is(self._loop_thread)
             text += f" The event loop is blocked by code that should be quick or awaited: {where}"
         _LOG.warning("%s", text)
