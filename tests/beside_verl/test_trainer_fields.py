@@ -1,4 +1,4 @@
-"""Every field of our config, one by one: it reaches its target in VERL's, or is refused."""
+"""Every field of our config, one by one: it reaches VERL's config, or is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from turnwise.config import EnvironmentItem
 from turnwise.models import model_folder
 from turnwise.scale.verl.resources import find_resources
 from turnwise.scale.verl.settings import to_verl_config
-from turnwise.scale.verl.targets import OWN_SECTION, TARGETS
+from turnwise.scale.verl.targets import UNSUPPORTED
 
 
 def all_fields() -> list[str]:
@@ -22,7 +22,7 @@ def all_fields() -> list[str]:
 
 
 # A value for every setting that is not its default. A setting that is new fails the tests here
-# until it has one, and a target or a refusal.
+# until it has one, and reaches VERL's config or is refused.
 OTHER_VALUES: dict[str, Any] = {
     "model.model_name": "smollm2-135m",
     "model.local_path": "here",
@@ -147,13 +147,24 @@ OTHER_VALUES: dict[str, Any] = {
         )
     },
 }  # fmt: skip
-# What VERL does in any case: a critic is a model of its own, and a worker has a GPU of its own.
-ALWAYS = {"training.critic", "ray.gpus_per_worker"}
+# What VERL does in any case: a critic is a model of its own, a worker has a GPU of its own, it runs
+# on Ray and keeps no episodes.
+ALWAYS = {"training.critic", "ray.gpus_per_worker", "ray.use_ray", "logging.episodes_gb"}
 # What comes to VERL by way of the machine, not of the settings alone.
 BY_MACHINE = {
     "model.model_name", "model.local_path", "model.device",
     "checkpoint.output_dir", "checkpoint.run_name",
 }  # fmt: skip
+
+# What the trainer or the episodes use themselves, inside VERL's processes.
+BY_US = {
+    "training.on_error", "training.eval_fraction", "logging.level",
+    "reward", "tools", "parser", "system_prompt",
+    *(name for name in all_fields() if name.startswith(("environment.", "dataset.", "eval_"))),
+    *(name for name in all_fields() if name.startswith("limits.") and name.endswith("_timeout")),
+    "limits.max_tool_calls", "limits.max_seconds", "limits.max_observation",
+}  # fmt: skip
+REFUSED_FIRST = {"agent", "environments"}
 
 
 def test_there_is_another_value_for_every_setting() -> None:
@@ -161,17 +172,15 @@ def test_there_is_another_value_for_every_setting() -> None:
 
 
 @pytest.mark.parametrize("name", all_fields())
-def test_every_setting_reaches_its_target_or_is_refused(name: str) -> None:
+def test_every_setting_reaches_verl_or_is_refused(name: str) -> None:
     other = {name.replace(".", "__"): OTHER_VALUES[name]}
-    if name not in TARGETS:
+    base = {"training__lora_rank": 4} if "lora_" in name and name not in UNSUPPORTED else {}
+    if name in UNSUPPORTED | REFUSED_FIRST:
         with pytest.raises(ConfigError, match=rf"{name} is .*(no such setting|inside VERL)"):
             mapped(ROOMY, **other)
-    elif TARGETS[name] == OWN_SECTION or name in ALWAYS | BY_MACHINE:
-        assert mapped(ROOMY, **other) == mapped(ROOMY)
     else:
-        target = TARGETS[name]
-        base = {"training__lora_rank": 4} if "lora_" in name else {}
-        assert mapped(ROOMY, **base | other)[target] != mapped(ROOMY, **base).get(target)
+        is_same = mapped(ROOMY, **base | other) == mapped(ROOMY, **base)
+        assert is_same == (name in ALWAYS | BY_MACHINE | BY_US)
 
 
 def test_the_machine_brings_the_model_the_device_and_the_folder(tmp_path: Path) -> None:
@@ -190,5 +199,5 @@ def test_the_machine_brings_the_model_the_device_and_the_folder(tmp_path: Path) 
     assert found["trainer.experiment_name"] == "two"
 
 
-def test_no_target_is_of_a_setting_that_does_not_exist() -> None:
-    assert set(TARGETS) <= set(all_fields())
+def test_what_is_refused_or_used_by_us_exists() -> None:
+    assert set(all_fields()) >= UNSUPPORTED | REFUSED_FIRST | ALWAYS | BY_MACHINE | BY_US

@@ -23,7 +23,7 @@ from turnwise.scale.verl.targets import (
     POLICY_LOSSES,
     REF,
     ROLLOUT,
-    TARGETS,
+    UNSUPPORTED,
 )
 from turnwise.trainer.rollout import group_size, limits_of
 
@@ -84,7 +84,7 @@ def _refuse_what_verl_lacks(config: ConfigStore) -> None:
     refuse_mix(config)
     defaults = dict(ConfigStore().settings())
     for name, value in config.settings():
-        if name not in TARGETS and value != defaults[name]:
+        if name in UNSUPPORTED and value != defaults[name]:
             raise ConfigError(
                 f"{name} is {value!r}, and VERL has no such setting. Leave it at "
                 f"{defaults[name]!r}, or train with engine='local'."

@@ -1,4 +1,4 @@
-"""Names in VERL's config and registries: where each setting goes, what VERL calls an algorithm.
+"""Names in VERL's config and registries: what VERL calls a setting or an algorithm, or lacks.
 
 Importing this imports nothing of VERL.
 """
@@ -54,71 +54,17 @@ COPIED: dict[str, str] = {
 }
 """Settings whose values VERL takes as they are, and where they go."""
 
-# Where each setting goes; those that are missing must have their defaults.
-TARGETS: dict[str, str] = COPIED | {
-    "model.model_name": f"{MODEL}.path",
-    "model.local_path": f"{MODEL}.path",
-    "model.dtype": f"{ROLLOUT}.dtype",
-    "model.device": "trainer.device",
-    "model.trust_remote_code": f"{MODEL}.trust_remote_code",
-    "inference.backend": f"{ROLLOUT}.name",
-    "inference.max_tokens": "data.max_response_length",
-    "inference.multi_turn": f"{ROLLOUT}.multi_turn.max_assistant_turns",
-    "inference.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
-    "training.adv_estimator": "algorithm.adv_estimator",
-    "training.learning_rate": f"{ACTOR}.optim.lr",
-    "training.clip_ratio_low": f"{ACTOR}.clip_ratio_low",
-    "training.clip_ratio_high": f"{ACTOR}.clip_ratio_high",
-    "training.num_epochs": "trainer.total_training_steps",
-    "training.steps_per_epoch": "trainer.total_training_steps",
-    "training.group_size": f"{ROLLOUT}.n",
-    "training.on_error": OWN_SECTION,
-    "training.kl_target": "algorithm.kl_ctrl.target_kl",
-    "training.mini_batch_size": f"{ACTOR}.ppo_mini_batch_size",
-    "training.micro_batch_tokens": f"{ACTOR}.ppo_max_token_len_per_gpu",
-    "training.policy_loss": f"{ACTOR}.policy_loss.loss_mode",
-    "training.loss_agg_mode": f"{ACTOR}.loss_agg_mode",
-    "training.critic": "critic.model.path",  # in VERL always a separate model
-    "training.max_grad_norm": f"{ACTOR}.optim.clip_grad",
-    "training.weight_decay": f"{ACTOR}.optim.weight_decay",
-    "training.warmup_steps": f"{ACTOR}.optim.lr_warmup_steps",
-    "training.lr_schedule": f"{ACTOR}.optim.lr_scheduler_type",
-    "training.lora_rank": f"{MODEL}.lora_rank",
-    "training.lora_alpha": f"{MODEL}.lora_alpha",
-    "training.lora_target_modules": f"{MODEL}.target_modules",
-    "training.gradient_checkpointing": f"{MODEL}.enable_gradient_checkpointing",
-    "training.eval_episodes": "trainer.test_freq",
-    "checkpoint.output_dir": "trainer.default_local_dir",
-    "checkpoint.run_name": "trainer.experiment_name",
-    "checkpoint.save_interval": "trainer.save_freq",
-    "checkpoint.keep_last_n": "trainer.max_actor_ckpt_to_keep",
-    "environment.name": OWN_SECTION,
-    "environment.max_steps": OWN_SECTION,
-    "environment.params": OWN_SECTION,
-    "environment.reward": OWN_SECTION,
-    "ray.use_ray": OWN_SECTION,  # VERL is always on Ray
-    "ray.num_learners": "trainer.n_gpus_per_node",
-    "ray.gpus_per_worker": "trainer.n_gpus_per_node",
-    "ray.address": "ray_kwargs.ray_init.address",
-    "training.eval_fraction": OWN_SECTION,
-    "logging.level": OWN_SECTION,
-    "logging.sinks": "trainer.logger",
-    "logging.episodes_gb": OWN_SECTION,  # VERL keeps no episodes
-    "reward": OWN_SECTION,
-    "tools": OWN_SECTION,
-    "parser": OWN_SECTION,
-    "system_prompt": OWN_SECTION,
-    "limits.max_turns": f"{ROLLOUT}.multi_turn.max_assistant_turns",
-    "limits.max_tokens_per_turn": "data.max_response_length",
-    "limits.max_tokens": "data.max_response_length",
-} | {
-    f"{section}.{name}": OWN_SECTION
-    for section in ("dataset", "eval_dataset")
-    for name in ("path", "split", "prompt_key", "columns", "max_rows")
-} | {
-    f"limits.{name}": OWN_SECTION
-    for name in (
-        "max_tool_calls", "max_seconds", "max_observation", "reset_timeout", "step_timeout",
-        "tool_timeout", "generation_timeout", "reward_timeout", "close_timeout",
-    )
-}  # fmt: skip
+UNSUPPORTED = frozenset((
+    "expert", "model.load_in_4bit", "checkpoint.best_metric", "ray.mode", "ray.max_failures",
+    "inference.enable_thinking", "inference.options", "inference.stale_kv",
+    "inference.stall_timeout", "inference.start_timeout", "inference.summary_prompt",
+    "inference.thoughts", "inference.url", "limits.max_context_tokens",
+    "limits.max_thinking_tokens", "training.adam_betas", "training.adam_epsilon",
+    "training.adv_options", "training.importance_bounds", "training.importance_level",
+    "training.kl_loss_type", "training.lora_dropout", "training.max_log_prob_gap",
+    "training.max_staleness", "training.offload_optimizer", "training.policy_loss_options",
+    "training.resample", "training.target_kl", "training.use_rslora", "training.value_clip",
+    "training.value_coef", "training.warm_start", "training.warm_start_learning_rate",
+    "training.warm_start_steps",
+))  # fmt: skip
+"""Settings that VERL does not have: they must have their defaults."""
