@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from turnwise.view.exported_pages import render
 
 _WIDTH, _HEIGHT = 340, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 8, 8, 20
@@ -80,43 +81,27 @@ def _points(steps: Sequence[Any], values: Sequence[Any]) -> list[tuple[float, fl
 
 def _figure(title: str, curves: Sequence[Curve]) -> str:
     every = [point for curve in curves for point in curve.points]
-    x_range = _range([x for x, _ in every], 0.0)
-    y_range = _range([y for _, y in every], 0.06)
-    parts = [
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{html.escape(title)}</title>'
-    ]
-    for value in _ticks(*y_range):
-        y = _place(value, y_range, _HEIGHT - _BOTTOM, _TOP)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 3.5}" class="end">{value:.4g}</text>')
-    for value, anchor in zip(x_range, ("", "end"), strict=True):
-        x = _place(value, x_range, _LEFT, _WIDTH - _RIGHT)
-        text = f"step {value:.0f}" if not anchor else f"{value:.0f}"
-        parts.append(f'<text x="{x}" y="{_HEIGHT - 5}" class="{anchor}">{text}</text>')
-    parts += [_line(curve, x_range, y_range) for curve in curves]
-    parts.append("</svg>")
-    last = "".join(
-        f'<span class="{curve.style}">{html.escape(curve.label)} <b>{curve.points[-1][1]:.4g}</b>'
-        "</span>"
-        for curve in curves
-    )
-    caption = f"<figcaption><b>{html.escape(title)}</b><span>{last}</span></figcaption>"
-    return f"<figure>{caption}{''.join(parts)}</figure>"
+    steps = _range([x for x, _ in every], 0.0)
+    values = _range([y for _, y in every], 0.06)
 
-
-def _line(curve: Curve, x_range: tuple[float, float], y_range: tuple[float, float]) -> str:
-    places = [
-        (
-            _place(x, x_range, _LEFT, _WIDTH - _RIGHT),
-            _place(y, y_range, _HEIGHT - _BOTTOM, _TOP),
+    def place(step: float, value: float) -> tuple[float, float]:
+        return (
+            _place(step, steps, _LEFT, _WIDTH - _RIGHT),
+            _place(value, values, _HEIGHT - _BOTTOM, _TOP),
         )
-        for x, y in curve.points
-    ]
-    drawn = f'<polyline class="{curve.style}" points="{" ".join(f"{x},{y}" for x, y in places)}"/>'
-    if len(places) <= 40:
-        dots = (f'<circle class="{curve.style}" cx="{x}" cy="{y}" r="2"/>' for x, y in places)
-        drawn += "".join(dots)
-    return drawn
+
+    return render(
+        "figure.html",
+        title=title,
+        curves=curves,
+        lines=[(curve.style, [place(*point) for point in curve.points]) for curve in curves],
+        steps=steps,
+        ticks=[(place(steps[0], value)[1], value) for value in _ticks(*values)],
+        width=_WIDTH,
+        height=_HEIGHT,
+        left=_LEFT,
+        right=_WIDTH - _RIGHT,
+    )
 
 
 def _range(values: Sequence[float], margin: float) -> tuple[float, float]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from turnwise.view.export import conversation
+from turnwise.view.exported_pages import render
 from turnwise.view.index import Connection
-from turnwise.view.legible import visible_attribute, visible_html
 from turnwise.view.payloads import episode_payload
 from turnwise.view.query import EpisodeQuery
 from turnwise.view.runs import ViewedRun
@@ -72,59 +71,13 @@ def spread(steps: Sequence[int], number: int) -> list[int]:
     return [steps[place] for place in places]
 
 
-def table(rows: Sequence[Mapping[str, Any]], whole: set[str], reports: bool) -> Iterator[str]:
-    """Yield a row for each episode, with a link to its conversation where there is one."""
-    has_parts = any(row["part"] for row in rows)
-    heads = ["episode", *(["environment"] if has_parts else []), "task", "answer"]
-    heads += [*(["success"] if reports else []), "reward", "status", "turns", "tokens"]
-    yield '<div class="wide"><table><thead><tr>'
-    yield "".join(f"<th>{head}</th>" for head in heads)
-    yield "</tr></thead><tbody>"
-    for row in rows:
-        name = row["id"]
-        cells = [f'<a href="#{name}">{name}</a>' if name in whole else name]
-        cells += [visible_html(row["part"])] if has_parts else []
-        cells += [_cut(row["task"], 90), _cut(row["answer"], 90)]
-        cells += [_success(row)] if reports else []
-        reward = "–" if row["reward"] is None else f"{row['reward']:.4g}"
-        status = row["status"].replace("_", " ")
-        cells += [reward, status, str(row["turns"]), str(row["tokens"])]
-        bad = ' class="bad"' if row["status"].endswith("_error") else ""
-        yield f"<tr{bad}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    yield "</tbody></table></div>"
-
-
-def _success(row: Mapping[str, Any]) -> str:
-    if row["status"].endswith("_error"):
-        return "–"
-    return "yes" if row["success"] else "no"
-
-
-def _cut(text: str, length: int) -> str:
-    if len(text) <= length:
-        return visible_html(text)
-    return f'<span title="{visible_attribute(text)}">{visible_html(text[:length])}…</span>'
-
-
 def whole_episode(run: ViewedRun, chosen: Chosen) -> str:
     """Return an episode's conversation with its tool calls, rewards and reports."""
     key, place, episode = run.episode(chosen.episode["id"])
     payload = episode_payload(*key, place, episode)
     reward = chosen.episode["reward"]
-    facts = [chosen.why, f"status {payload['status'].replace('_', ' ')}"]
-    facts += [] if reward is None else [f"reward {reward:.6g}"]
-    facts += [f"environment {payload['part']}"] if payload["part"] else []
-    facts.append(f"seed {payload['seed']}")
-    parts = [
-        f'<article class="episode" id="{payload["id"]}"><h3>{payload["id"]}</h3>',
-        f'<p class="legend">{visible_html(" · ".join(facts))}</p>',
-    ]
-    if payload["error"]:
-        told = "\n".join(filter(None, (str(payload["error"]), episode.traceback)))
-        parts.append(f'<pre class="bad">{visible_html(told)}</pre>')
-    for number, agent in enumerate(payload["agents"]):
-        if len(payload["agents"]) > 1:
-            parts.append(f"<h4>Agent {visible_html(str(agent['name']))}</h4>")
-        parts += conversation(agent, f"{payload['id']}-{number}-")
-    parts.append("</article>")
-    return "\n".join(parts)
+    about = [chosen.why, f"status {payload['status'].replace('_', ' ')}"]
+    about += [] if reward is None else [f"reward {reward:.6g}"]
+    about += [f"environment {payload['part']}"] if payload["part"] else []
+    about.append(f"seed {payload['seed']}")
+    return render("article.html", about=about, **payload)
