@@ -79,7 +79,8 @@ def joined(chunks):
             delta = choice["delta"]
             message["content"] += delta.get("content") or ""
             if delta.get("reasoning_content"):
-                message["reasoning_content"] = delta["reasoning_content"]
+                thought = message.get("reasoning_content", "")
+                message["reasoning_content"] = thought + delta["reasoning_content"]
             for call in delta.get("tool_calls", ()):
                 calls = message.setdefault("tool_calls", [])
                 if call["index"] == len(calls):

@@ -25,11 +25,11 @@ def make_model():
 
 
 @contextmanager
-def sglang(model):
+def sglang(model, **options):
     """A server that follows SGLang's wire format, and the engine on it."""
     with tempfile.TemporaryDirectory() as folder:
         model.config.save_pretrained(folder)
-        runtime = TinySGLang(model, TOKENIZER, folder)
+        runtime = TinySGLang(model, TOKENIZER, folder, **options)
         with (
             SGLangServer(runtime) as server,
             SGLangServerEngine(server.url, tokenizer=TOKENIZER) as engine,

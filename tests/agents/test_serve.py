@@ -1,18 +1,15 @@
 """`turnwise serve`: a model over HTTP outside training, and the conversations that it keeps."""
 
 import asyncio
-import contextlib
-import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from agents.serve_command import CHAT, check_served, say, served
 from agents.serving import ask, make_session
+from agents.test_engines import TOKENIZER, make_model, sglang
 from turnwise import ConfigError
 from turnwise.agents.gateway import LLM
 from turnwise.agents.requests import ChatRequest
@@ -22,40 +19,6 @@ from turnwise.cli.run_settings import source_of
 from turnwise.episode import CollectorOptions
 from turnwise.episode.setup import make_setup
 from turnwise.inference.scripted import ScriptedEngine
-
-SOURCE = Path(__file__).parents[2] / "src"
-CHAT = "/chat/completions"
-
-
-@contextlib.contextmanager
-def served(*options):
-    """`turnwise serve tiny` in a process of its own: its LLM and the process."""
-    command = [sys.executable, "-c", "from turnwise.cli import main; main()", "serve", "tiny"]
-    process = subprocess.Popen(
-        [*command, "--port", "0", *options],
-        env={**os.environ, "PYTHONPATH": str(SOURCE)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        printed = ""
-        while "curl" not in printed:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            printed += line
-        found = re.search(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", printed)
-        yield LLM(found[1], found[2], "tiny"), process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def say(llm, *texts, **more):
-    roles = ("user", "assistant")
-    messages = [{"role": roles[i % 2], "content": text} for i, text in enumerate(texts)]
-    body = {"model": llm.model, "max_tokens": 5, "messages": messages, **more}
-    return ask(llm, CHAT, body)
 
 
 def test_a_model_is_served_until_an_interrupt():
@@ -85,6 +48,23 @@ def test_a_model_is_served_until_an_interrupt():
         assert process.returncode == 0
         assert re.search(r"POST /v1/chat/completions  200  \d+ \+ 5 tokens  \d+ ms", logged)
         assert re.search(r"POST /v1/chat/completions  401  \d+ ms", logged)
+
+
+def test_transformers_can_serve():
+    with served("--backend", "transformers") as (llm, _):
+        check_served(llm)
+
+
+def test_a_server_of_sglang_can_be_served(tmp_path):
+    model = make_model()
+    TOKENIZER.save_pretrained(tmp_path)
+    model.config.save_pretrained(tmp_path)
+    with sglang(model, deterministic=True) as (_, server, _):  # it only has seeds so
+        options = ("--backend", "sglang", "--tokenizer", str(tmp_path), "--name", "mine")
+        with served(*options, model=server.url) as (llm, _):
+            assert llm.model == "mine"
+            check_served(llm)
+            assert len(server.asked("/generate")) == 9
 
 
 def test_what_cannot_be_served_is_said(capsys):

@@ -1,6 +1,7 @@
 """The gateway on a real vLLM: exact tokens, the KV cache of what branches share, aborts."""
 
 from agents.every_engine import Held, check_exact, check_hang_up, converse, recorded
+from agents.serve_command import check_served, served
 
 BLOCK = 32
 """Tokens of a block of vLLM's KV cache, which shares whole blocks."""
@@ -41,3 +42,8 @@ def test_the_request_of_a_client_that_hangs_up_is_aborted(engine, monkeypatch):
     with recorded(engine, max_tokens=1000) as (recorder, session, llm):
         check_hang_up(recorder, session, llm, Held(engine._vllm, "step"))
     assert engine.num_unfinished == 0
+
+
+def test_turnwise_serves_with_it(first):
+    with served("--backend", "vllm", "--name", "first", model=str(first.folder)) as (llm, _):
+        check_served(llm)

@@ -17,7 +17,7 @@ from turnwise.agents.openai_chat import (
     stop_strings,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
 from turnwise.chat import Message
 
 PATH = "/messages"
@@ -166,36 +166,88 @@ def message(model: str, replies: Sequence[ChatReply]) -> dict[str, Any]:
     }
 
 
-def events(whole: Mapping[str, Any]) -> Iterator[str]:
-    """A response as server-sent events."""
+class Events:
+    """A response as server-sent events, which can begin before the reply has ended."""
 
-    def event(kind: str, **data: Any) -> str:
-        found = json.dumps({"type": kind, **data}, ensure_ascii=False)
-        return f"event: {kind}\ndata: {found}\n\n"
+    def __init__(self, model: str) -> None:
+        self._begun = message(model, [ChatReply({}, "stop", 0, 0)])
+        self._sent: Sent | None = None
+        self._blocks: list[str] = []
+        """The types of the blocks that have begun; the last one is open."""
 
-    begun = {**whole, "content": [], "stop_reason": None}
-    begun["usage"] = {**whole["usage"], "output_tokens": 0}
-    yield event("message_start", message=begun)
-    for index, block in enumerate(whole["content"]):
-        empty, name, kind, text = _parts(block)
-        yield event("content_block_start", index=index, content_block=empty)
+    def delta(self, delta: Delta) -> Iterator[str]:
+        yield from self._begin(delta.num_prompt_tokens)
+        if self._sent is not None:
+            self._sent.add(delta)
+        yield from self._add({"type": "thinking", "thinking": "", "signature": ""}, delta.thought)
+        yield from self._add({"type": "text", "text": ""}, delta.text)
+
+    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
+        (reply,) = replies
+        yield from self._begin(reply.num_prompt_tokens)
+        sent = self._sent or Sent()
+        rests = dict(zip(("thinking", "text"), sent.rest_of(reply), strict=True))
+        whole = message(self._begun["model"], replies)
+        for block in whole["content"]:
+            empty, text = _emptied(block)
+            yield from self._add(empty, rests.get(block["type"], text), is_whole=True)
+        if self._blocks:
+            yield self._stop()
+        ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        usage = {"output_tokens": whole["usage"]["output_tokens"]}
+        yield _event("message_delta", delta=ended, usage=usage)
+        yield _event("message_stop")
+
+    def failed(self, error: ApiError) -> Iterator[str]:
+        yield _event("error", error=error_body(error)["error"])
+
+    def _begin(self, num_prompt_tokens: int) -> Iterator[str]:
+        if self._sent is None:
+            self._sent = Sent()
+            usage = {**self._begun["usage"], "input_tokens": num_prompt_tokens}
+            begun = {**self._begun, "content": [], "stop_reason": None, "usage": usage}
+            yield _event("message_start", message=begun)
+
+    def _add(self, empty: Mapping[str, Any], text: str, is_whole: bool = False) -> Iterator[str]:
+        """Continue the block of this type, or begin one; only a whole block may be empty."""
+        kind = empty["type"]
+        if not text and not (is_whole and kind not in self._blocks):
+            return
+        if kind == "tool_use" or kind not in self._blocks:
+            if self._blocks:
+                yield self._stop()
+            self._blocks.append(kind)
+            index = len(self._blocks) - 1
+            yield _event("content_block_start", index=index, content_block=empty)
+        if kind != self._blocks[-1]:  # a block that has ended: a second thought after a text
+            return
+        name, delta = _DELTAS[kind]
         for piece in pieces(text):
-            yield event("content_block_delta", index=index, delta={"type": kind, name: piece})
-        yield event("content_block_stop", index=index)
-    ended = {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-    usage = {"output_tokens": whole["usage"]["output_tokens"]}
-    yield event("message_delta", delta=ended, usage=usage)
-    yield event("message_stop")
+            index = len(self._blocks) - 1
+            yield _event("content_block_delta", index=index, delta={"type": delta, name: piece})
+
+    def _stop(self) -> str:
+        return _event("content_block_stop", index=len(self._blocks) - 1)
 
 
-def _parts(block: Mapping[str, Any]) -> tuple[dict[str, Any], str, str, str]:
-    """A block as it begins, and the field, type and text of its deltas."""
-    if block["type"] == "text":
-        return {**block, "text": ""}, "text", "text_delta", block["text"]
-    if block["type"] == "thinking":
-        return {**block, "thinking": ""}, "thinking", "thinking_delta", block["thinking"]
-    text = json.dumps(block["input"], ensure_ascii=False)
-    return {**block, "input": {}}, "partial_json", "input_json_delta", text
+_DELTAS = {
+    "text": ("text", "text_delta"),
+    "thinking": ("thinking", "thinking_delta"),
+    "tool_use": ("partial_json", "input_json_delta"),
+}
+"""The field and the type of the deltas of a block."""
+
+
+def _event(kind: str, **data: Any) -> str:
+    found = json.dumps({"type": kind, **data}, ensure_ascii=False)
+    return f"event: {kind}\ndata: {found}\n\n"
+
+
+def _emptied(block: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """A block as it begins, and what its deltas bring."""
+    if block["type"] == "tool_use":
+        return {**block, "input": {}}, json.dumps(block["input"], ensure_ascii=False)
+    return {**block, block["type"]: ""}, block[block["type"]]
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from turnwise.agents.live import LiveText
 from turnwise.agents.requests import ApiError, ChatRequest
 from turnwise.agents.session import AgentSession
 from turnwise.chat.tree import TreePrompt
@@ -35,7 +36,12 @@ class ExpertSession(AgentSession):
         self._expert = expert
 
     async def _sample(
-        self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
+        self,
+        request: ChatRequest,
+        prompt: TreePrompt,
+        session: EngineSession,
+        seed: int,
+        live: LiveText | None,
     ) -> TurnTokens:
         try:
             reply = await call_with_deadline(

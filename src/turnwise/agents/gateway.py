@@ -15,29 +15,26 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from turnwise.agents import anthropic_messages, openai_chat, openai_responses
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, ServedRequest
+from turnwise.agents.live import EventStream, EventWriter, ReplyStream
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, ServedRequest
 from turnwise.agents.session import AgentSession
-from turnwise.agents.wire import event_stream, read_json, unless_disconnected
-from turnwise.errors import ConfigError, describe_error
+from turnwise.agents.wire import answering, read_json, unless_disconnected
+from turnwise.errors import ConfigError
 
 HOST = "127.0.0.1"
 _LOG = logging.getLogger("turnwise")
 _START_SECONDS = 30.0
-
-
-_Handler: TypeAlias = Callable[["Gateway", Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
@@ -73,33 +70,6 @@ class _Episode:
     session: AgentSession
     key: str | None
     """None: no key is asked for."""
-
-
-def _answering(write: Callable[[ApiError], Mapping[str, Any]]) -> Callable[[_Handler], _Handler]:
-    """Turn what a handler raises into an error of the API; `write` gives its body."""
-
-    def wrapped(handler: _Handler) -> _Handler:
-        @functools.wraps(handler)
-        async def answer(gateway: Gateway, request: Request) -> Response:
-            started = time.monotonic()
-            try:
-                response = await handler(gateway, request)
-                gateway.report(request, response.status_code, time.monotonic() - started)
-                return response
-            except ApiError as refused:
-                error = refused
-            except ClientDisconnect:
-                error = ApiError("the client hung up", status=499)
-            except Exception as raised:
-                _LOG.exception("The gateway could not serve a request.")
-                error = ApiError(describe_error(raised), status=500, code="server_error")
-            gateway.report(request, error.status, time.monotonic() - started)
-            # Both SDKs try again after 429 and 500 unless this header says not to.
-            return JSONResponse(write(error), error.status, {"x-should-retry": "false"})
-
-        return answer
-
-    return wrapped
 
 
 class Gateway:
@@ -270,12 +240,33 @@ class Gateway:
     async def _replies(
         self, request: Request, session: AgentSession, asked: ChatRequest
     ) -> list[ChatReply]:
-        replies: list[ChatReply] = await unless_disconnected(request, session.complete(asked))
+        work = self._complete(request, session, asked, None)
+        replies: list[ChatReply] = await unless_disconnected(request, work)
+        return replies
+
+    async def _stream(
+        self, request: Request, session: AgentSession, asked: ChatRequest, writer: EventWriter
+    ) -> Response:
+        """Answer with events; a request that is refused is an error as any other."""
+        started = time.monotonic()
+        complete = functools.partial(self._complete, request, session, asked)
+        stream = ReplyStream(complete, writer)
+        await unless_disconnected(request, stream.begin())
+        return EventStream(stream, lambda: self.report(request, 200, time.monotonic() - started))
+
+    async def _complete(
+        self,
+        request: Request,
+        session: AgentSession,
+        asked: ChatRequest,
+        on_delta: Callable[[Delta], None] | None,
+    ) -> list[ChatReply]:
+        replies = await session.complete(asked, on_delta)
         num_sampled = sum(reply.num_sampled_tokens for reply in replies)
         request.state.num_tokens = (replies[0].num_prompt_tokens, num_sampled)
         return replies
 
-    @_answering(openai_chat.error_body)
+    @answering(openai_chat.error_body)
     async def _models(self, request: Request) -> Response:
         self._session_of(request)
         asked = request.path_params.get("model")
@@ -284,50 +275,55 @@ class Gateway:
             self._check_model(asked)
         return JSONResponse(entry if asked else {"object": "list", "data": [entry]})
 
-    @_answering(openai_chat.error_body)
+    @answering(openai_chat.error_body)
     async def _chat(self, request: Request) -> Response:
         session = self._session_of(request)
         fields, asked = openai_chat.parse(await read_json(request))
         self._check_model(fields.model)
-        replies = await self._replies(request, session, asked)
         if fields.stream:
-            events = openai_chat.events(self.model, replies, fields)
-            return event_stream(events)
+            writer = openai_chat.Events(self.model, fields)
+            return await self._stream(request, session, asked, writer)
+        replies = await self._replies(request, session, asked)
         return JSONResponse(openai_chat.completion(self.model, replies))
 
-    @_answering(openai_chat.error_body)
+    @answering(openai_chat.error_body)
     async def _responses(self, request: Request) -> Response:
         session = self._session_of(request)
         fields, asked = openai_responses.parse(await read_json(request), session.responses)
         self._check_model(fields.model)
+
+        def remember(name: str, reply: ChatReply) -> None:
+            before = asked.messages[1:] if fields.instructions else asked.messages
+            session.remember_response(name, [*before, reply.message])
+
+        if fields.stream:
+            writer = openai_responses.Events(self.model, fields, remember)
+            return await self._stream(request, session, asked, writer)
         replies = await self._replies(request, session, asked)
         whole = openai_responses.response(self.model, replies, fields)
-        told = asked.messages[1:] if fields.instructions else asked.messages
-        session.remember_response(whole["id"], [*told, replies[0].message])
-        if fields.stream:
-            return event_stream(openai_responses.events(whole))
+        remember(whole["id"], replies[0])
         return JSONResponse(whole)
 
-    @_answering(anthropic_messages.error_body)
+    @answering(anthropic_messages.error_body)
     async def _messages(self, request: Request) -> Response:
         session = self._session_of(request)
         fields, asked = anthropic_messages.parse(await read_json(request))
         self._check_model(fields.model)
         if fields.max_tokens is None:
             raise ApiError("max_tokens: Field required", param="max_tokens")
-        replies = await self._replies(request, session, asked)
-        whole = anthropic_messages.message(self.model, replies)
         if fields.stream:
-            return event_stream(anthropic_messages.events(whole))
-        return JSONResponse(whole)
+            writer = anthropic_messages.Events(self.model)
+            return await self._stream(request, session, asked, writer)
+        replies = await self._replies(request, session, asked)
+        return JSONResponse(anthropic_messages.message(self.model, replies))
 
-    @_answering(anthropic_messages.error_body)
+    @answering(anthropic_messages.error_body)
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session_of(request)
         _, asked = anthropic_messages.parse(await read_json(request))
         return JSONResponse({"input_tokens": session.count_tokens(asked)})
 
-    @_answering(openai_chat.error_body)
+    @answering(openai_chat.error_body)
     async def _unknown(self, request: Request) -> Response:
         raise ApiError(
             f"Invalid URL ({request.method} {request.url.path})", status=404, code="unknown_url"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
 from turnwise.chat import Message
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -136,35 +136,54 @@ def completion(model: str, replies: Sequence[ChatReply]) -> dict[str, Any]:
     }
 
 
-def events(model: str, replies: Sequence[ChatReply], fields: ChatCompletionBody) -> Iterator[str]:
-    """The same as server-sent events."""
-    whole = completion(model, replies)
-    head = {
-        **{name: whole[name] for name in ("id", "created", "model", "system_fingerprint")},
-        "object": "chat.completion.chunk",
-    }
-    has_usage = bool((fields.stream_options or {}).get("include_usage"))
-    for index, reply in enumerate(replies):
-        deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-        if reply.thought:
-            deltas.append({"reasoning_content": reply.thought})
-        deltas += [{"content": piece} for piece in pieces(reply.content)]
-        for number, call in enumerate(reply.calls):
-            function = call["function"]
-            named = {**call, "index": number, "function": {**function, "arguments": ""}}
-            deltas.append({"tool_calls": [named]})
-            written = {"index": number, "function": {"arguments": function["arguments"]}}
-            deltas.append({"tool_calls": [written]})
-        log_probs = _log_probs(reply)
-        for delta in deltas:
-            choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": log_probs}
-            log_probs = None
-            yield _event({**head, "choices": [choice], **({"usage": None} if has_usage else {})})
-        choice = {"index": index, "delta": {}, "finish_reason": reply.finish_reason}
-        yield _event({**head, "choices": [choice], **({"usage": None} if has_usage else {})})
-    if has_usage:
-        yield _event({**head, "choices": [], "usage": whole["usage"]})
-    yield "data: [DONE]\n\n"
+class Events:
+    """The same as server-sent events, which can begin before the reply has ended."""
+
+    def __init__(self, model: str, fields: ChatCompletionBody) -> None:
+        whole = completion(model, ())
+        names = ("id", "created", "model", "system_fingerprint")
+        self._head = {**{n: whole[n] for n in names}, "object": "chat.completion.chunk"}
+        self._has_usage = bool((fields.stream_options or {}).get("include_usage"))
+        self._sent: Sent | None = None
+
+    def delta(self, delta: Delta) -> Iterator[str]:
+        if self._sent is None:
+            self._sent = Sent()
+            yield self._choice(0, {"role": "assistant", "content": ""})
+        self._sent.add(delta)
+        yield from self._texts(0, delta.thought, delta.text)
+
+    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
+        for index, reply in enumerate(replies):
+            if self._sent is None or index > 0:
+                first = {"role": "assistant", "content": ""}
+                yield self._choice(index, first, logprobs=_log_probs(reply))
+            sent = self._sent if self._sent is not None and index == 0 else Sent()
+            yield from self._texts(index, *sent.rest_of(reply))
+            for number, call in enumerate(reply.calls):
+                function = call["function"]
+                named = {**call, "index": number, "function": {**function, "arguments": ""}}
+                yield self._choice(index, {"tool_calls": [named]})
+                written = {"index": number, "function": {"arguments": function["arguments"]}}
+                yield self._choice(index, {"tool_calls": [written]})
+            yield self._choice(index, {}, finish_reason=reply.finish_reason)
+        if self._has_usage:
+            yield _event({**self._head, "choices": [], "usage": usage(replies)})
+        yield "data: [DONE]\n\n"
+
+    def failed(self, error: ApiError) -> Iterator[str]:
+        yield _event(error_body(error))
+
+    def _texts(self, index: int, thought: str, text: str) -> Iterator[str]:
+        if thought:
+            yield self._choice(index, {"reasoning_content": thought})
+        for piece in pieces(text):
+            yield self._choice(index, {"content": piece})
+
+    def _choice(self, index: int, delta: Mapping[str, Any], **more: Any) -> str:
+        choice = {"index": index, "delta": delta, "finish_reason": None, "logprobs": None, **more}
+        no_usage = {"usage": None} if self._has_usage else {}
+        return _event({**self._head, "choices": [choice], **no_usage})
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

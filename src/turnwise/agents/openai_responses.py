@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -18,7 +19,7 @@ from turnwise.agents.openai_chat import (
     text_of,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
 from turnwise.chat import Message
 
 PATH = "/responses"
@@ -186,66 +187,142 @@ def response(model: str, replies: Sequence[ChatReply], fields: ResponsesBody) ->
 def _output(reply: ChatReply) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if reply.thought:
-        text = {"type": "reasoning_text", "text": reply.thought}
-        items.append(_item("rs", {"type": "reasoning", "summary": [], "content": [text]}))
+        items.append(_text_item("reasoning", reply.thought))
     if reply.content or not reply.calls:
-        part = {"type": "output_text", "text": reply.content, "annotations": [], "logprobs": []}
-        message = {"type": "message", "role": "assistant", "content": [part]}
-        items.append(_item("msg", {**message, "status": "completed"}))
+        items.append(_text_item("message", reply.content))
     for call in reply.calls:
         written = {"type": "function_call", "call_id": call["id"], **call["function"]}
-        items.append(_item("fc", {**written, "status": "completed"}))
+        items.append({"id": f"fc_{secrets.token_hex(12)}", **written, "status": "completed"})
     return items
 
 
-def _item(prefix: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": f"{prefix}_{secrets.token_hex(12)}", **fields}
+def _text_item(kind: str, text: str, name: str | None = None) -> dict[str, Any]:
+    """An item of type `reasoning` or `message`; `name` is its id."""
+    name = name or f"{'rs' if kind == 'reasoning' else 'msg'}_{secrets.token_hex(12)}"
+    if kind == "reasoning":
+        part: dict[str, Any] = {"type": "reasoning_text", "text": text}
+        return {"id": name, "type": kind, "summary": [], "content": [part]}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    message = {"id": name, "type": kind, "role": "assistant", "content": [part]}
+    return {**message, "status": "completed"}
 
 
-def events(whole: Mapping[str, Any]) -> Iterator[str]:
-    """A response as server-sent events."""
-    numbers = iter(range(10**9))
+class Events:
+    """A response as server-sent events, which can begin before the reply has ended.
 
-    def event(kind: str, **data: Any) -> str:
-        found = {"type": kind, "sequence_number": next(numbers), **data}
+    `on_end` gets the id of the response and its reply.
+    """
+
+    def __init__(
+        self, model: str, fields: ResponsesBody, on_end: Callable[[str, ChatReply], None]
+    ) -> None:
+        self._model, self._fields, self._on_end = model, fields, on_end
+        self._head = response(model, [ChatReply({}, "stop", 0, 0)], fields)
+        self._num_events = 0
+        self._sent: Sent | None = None
+        self._items: dict[str, str] = {}
+        """The ids of the items with texts that have begun, by their types."""
+        self._open: _OpenItem | None = None
+
+    def delta(self, delta: Delta) -> Iterator[str]:
+        yield from self._begin()
+        if self._sent is not None:
+            self._sent.add(delta)
+        yield from self._add_text("reasoning", delta.thought)
+        yield from self._add_text("message", delta.text)
+
+    def end(self, replies: Sequence[ChatReply]) -> Iterator[str]:
+        (reply,) = replies
+        yield from self._begin()
+        sent = self._sent or Sent()
+        whole = response(self._model, replies, self._fields)
+        whole |= {name: self._head[name] for name in ("id", "created_at")}
+        rests = dict(zip(("reasoning", "message"), sent.rest_of(reply), strict=True))
+        for index, item in enumerate(whole["output"]):
+            if item["type"] == "function_call":
+                yield from self._close()
+                yield from self._call(index, item)
+            else:
+                yield from self._add_text(item["type"], rests[item["type"]], is_whole=True)
+                item["id"] = self._items[item["type"]]
+        yield from self._close()
+        self._on_end(whole["id"], reply)
+        is_cut = whole["status"] == "incomplete"
+        yield self._event("response.incomplete" if is_cut else "response.completed", response=whole)
+
+    def failed(self, error: ApiError) -> Iterator[str]:
+        found = {"code": error.code or "server_error", "message": error.message}
+        failed = {**self._head, "status": "failed", "output": [], "error": found}
+        yield self._event("response.failed", response=failed)
+
+    def _event(self, kind: str, **data: Any) -> str:
+        found = {"type": kind, "sequence_number": self._num_events, **data}
+        self._num_events += 1
         return f"event: {kind}\ndata: {json.dumps(found, ensure_ascii=False)}\n\n"
 
-    begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
-    for index, item in enumerate(whole["output"]):
+    def _begin(self) -> Iterator[str]:
+        if self._sent is None:
+            self._sent = Sent()
+            begun = {**self._head, "status": "in_progress", "output": [], "usage": None}
+            yield self._event("response.created", response=begun)
+            yield self._event("response.in_progress", response=begun)
+
+    def _add_text(self, kind: str, text: str, is_whole: bool = False) -> Iterator[str]:
+        """Continue the item of this type, or begin one; only a whole item may be empty."""
+        if kind not in self._items and (text or is_whole):
+            yield from self._close()
+            item = _text_item(kind, "")
+            self._open = _OpenItem(item, len(self._items))
+            self._items[kind] = item["id"]
+            begun = {**item, "status": "in_progress", "content": []}
+            yield self._event(
+                "response.output_item.added", output_index=self._open.index, item=begun
+            )
+            place, part = self._open.place, item["content"][0]
+            yield self._event("response.content_part.added", **place, part=part)
+        # A thought may go on after its item has ended, which is in the whole response only.
+        if self._open is not None and self._open.item["type"] == kind:
+            self._open.text += text
+            for piece in pieces(text):
+                yield self._text_event("delta", delta=piece)
+
+    def _close(self) -> Iterator[str]:
+        """End the item that is open."""
+        if self._open is None:
+            return
+        item = _text_item(self._open.item["type"], self._open.text, self._open.item["id"])
+        yield self._text_event("done", text=self._open.text)
+        part = item["content"][0]
+        yield self._event("response.content_part.done", **self._open.place, part=part)
+        yield self._event("response.output_item.done", output_index=self._open.index, item=item)
+        self._open = None
+
+    def _text_event(self, name: str, **data: Any) -> str:
+        assert self._open is not None
+        if self._open.item["type"] == "reasoning":
+            return self._event(f"response.reasoning_text.{name}", **self._open.place, **data)
+        found = {**self._open.place, **data, "logprobs": []}
+        return self._event(f"response.output_text.{name}", **found)
+
+    def _call(self, index: int, item: Mapping[str, Any]) -> Iterator[str]:
         at = {"output_index": index, "item_id": item["id"]}
-        empty = {**item, "status": "in_progress"}
-        if item["type"] == "function_call":
-            yield event(
-                "response.output_item.added", output_index=index, item={**empty, "arguments": ""}
-            )
-            for piece in pieces(item["arguments"]):
-                yield event("response.function_call_arguments.delta", **at, delta=piece)
-            yield event(
-                "response.function_call_arguments.done",
-                **at,
-                name=item["name"],
-                arguments=item["arguments"],
-            )
-        else:
-            yield event(
-                "response.output_item.added", output_index=index, item={**empty, "content": []}
-            )
-            yield from _text_events(event, item, at)
-        yield event("response.output_item.done", output_index=index, item=item)
-    kind = "response.incomplete" if whole["status"] == "incomplete" else "response.completed"
-    yield event(kind, response=whole)
+        begun = {**item, "status": "in_progress", "arguments": ""}
+        yield self._event("response.output_item.added", output_index=index, item=begun)
+        for piece in pieces(item["arguments"]):
+            yield self._event("response.function_call_arguments.delta", **at, delta=piece)
+        written = {"name": item["name"], "arguments": item["arguments"]}
+        yield self._event("response.function_call_arguments.done", **at, **written)
+        yield self._event("response.output_item.done", output_index=index, item=item)
 
 
-def _text_events(event: Any, item: Mapping[str, Any], at: Mapping[str, Any]) -> Iterator[str]:
-    part = item["content"][0]
-    is_reasoning = item["type"] == "reasoning"
-    name = "response.reasoning_text" if is_reasoning else "response.output_text"
-    more: dict[str, Any] = {} if is_reasoning else {"logprobs": []}
-    place = {**at, "content_index": 0}
-    yield event("response.content_part.added", **place, part={**part, "text": ""})
-    for piece in pieces(part["text"]):
-        yield event(f"{name}.delta", **place, delta=piece, **more)
-    yield event(f"{name}.done", **place, text=part["text"], **more)
-    yield event("response.content_part.done", **place, part=part)
+@dataclass
+class _OpenItem:
+    """An item whose text is being written."""
+
+    item: Mapping[str, Any]
+    index: int
+    text: str = ""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        return {"output_index": self.index, "item_id": self.item["id"], "content_index": 0}

@@ -105,6 +105,35 @@ class ChatReply:
 
 
 @dataclass(frozen=True)
+class Delta:
+    """What is new of a reply that is being sampled."""
+
+    thought: str
+    text: str
+    num_prompt_tokens: int
+
+
+@dataclass
+class Sent:
+    """What of a reply was sent while it was sampled."""
+
+    thought: str = ""
+    text: str = ""
+
+    def add(self, delta: Delta) -> None:
+        self.thought += delta.thought
+        self.text += delta.text
+
+    def rest_of(self, reply: ChatReply) -> tuple[str, str]:
+        """The thought and the text that are still to be sent."""
+        thought, text = reply.thought, reply.content
+        return (
+            thought[len(self.thought) :] if thought.startswith(self.thought) else "",
+            text[len(self.text) :] if text.startswith(self.text) else "",
+        )
+
+
+@dataclass(frozen=True)
 class ServedRequest:
     """A request that was answered, for a log."""
 

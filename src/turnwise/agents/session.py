@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import json
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, check_message
+from turnwise.agents.live import LiveText
+from turnwise.agents.replies import TurnFacts, make_reply, read_message
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, check_message
 from turnwise.chat import ChatFormat, ConversationTree, Message
 from turnwise.chat.tree import MessageWriter, SampledTurn, ThoughtPolicy, TreePrompt
 from turnwise.episode.engine_sessions import EngineSession, EngineSessions
@@ -23,28 +22,10 @@ from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import thought_of
+from turnwise.tools import get_parser
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
-
-
-@dataclass
-class TurnFacts:
-    """What is known of a sampled turn besides its tokens."""
-
-    text: str
-    """What the tokens say, thoughts and calls included."""
-    in_thought: bool
-    calls: Sequence[ToolCall]
-    finish_reason: FinishReason
-    weight_version: int
-    started: float
-    """Seconds after the session's beginning."""
-    seconds: float
-    later_versions: tuple[tuple[int, int], ...] = ()
-    """As in `TurnRecord`."""
 
 
 class AgentSession:
@@ -87,14 +68,22 @@ class AgentSession:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    async def complete(self, request: ChatRequest) -> list[ChatReply]:
+    async def complete(
+        self, request: ChatRequest, on_delta: Callable[[Delta], None] | None = None
+    ) -> list[ChatReply]:
         """Sample the replies to a request. Cancelling it leaves no trace in the tree.
+
+        When serving, `on_delta` gets the text of a single reply while it is sampled. In training a
+        reply is sampled whole before any of it is sent: otherwise it would depend on time whether
+        the turn of a client that hangs up is part of the episode.
 
         Raises ApiError for a request that cannot be served, as the APIs do.
         """
         self._check(request)
+        if not self._honours_sampling or request.num_replies > 1 or request.wants_log_probs:
+            on_delta = None
         tasks = [
-            asyncio.ensure_future(self._reply(request, number))
+            asyncio.ensure_future(self._reply(request, number, on_delta))
             for number in range(request.num_replies)
         ]
         self._tasks.update(tasks)
@@ -158,7 +147,9 @@ class AgentSession:
                 code="insufficient_quota",
             )
 
-    async def _reply(self, request: ChatRequest, number: int) -> ChatReply:
+    async def _reply(
+        self, request: ChatRequest, number: int, on_delta: Callable[[Delta], None] | None
+    ) -> ChatReply:
         """Sample one reply; `number` tells it from the others of the same request."""
         started = self._timer.seconds
         try:
@@ -173,14 +164,16 @@ class AgentSession:
             session = self.engine_sessions.open(prompt.parent)
             undo.callback(self.engine_sessions.release, session)
             seed = self._seed(request, prompt, number)
-            result = await self._sample(request, prompt, session, seed)
+            live = on_delta and self._live_text(request, prompt, on_delta)
+            result = await self._sample(request, prompt, session, seed, live)
             undo.pop_all()
         facts = self._read(prompt, result, started)
-        reply = self._message(prompt, request, facts)
+        reply = read_message(request, facts, self._parser, prompt.key)
         turn = self.tree.add(prompt, result.ids, result.log_probs, reply, result.inserted)
         self.facts[turn] = facts
         self._forget(self.engine_sessions.add(session, turn))
-        return self._to_reply(request, prompt, result, reply)
+        texts = self._token_texts(result) if request.wants_log_probs else []
+        return make_reply(reply, len(prompt.ids), result, texts)
 
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
         """What writes the messages of a request; raises ConfigError if the template cannot."""
@@ -198,6 +191,10 @@ class AgentSession:
         self._writers[enable_thinking] = writer
         return writer
 
+    def _token_texts(self, result: TurnTokens) -> list[str]:
+        decode = self._setup.chat.tokenizer.decode
+        return [str(decode([token], skip_special_tokens=False)) for token in result.sampled_ids]
+
     def _forget(self, turns: Sequence[SampledTurn]) -> None:
         if turns:
             self.tree.forget(turns)
@@ -212,7 +209,12 @@ class AgentSession:
         return derive_seed(request.seed, number)
 
     async def _sample(
-        self, request: ChatRequest, prompt: TreePrompt, session: EngineSession, seed: int
+        self,
+        request: ChatRequest,
+        prompt: TreePrompt,
+        session: EngineSession,
+        seed: int,
+        live: LiveText | None,
     ) -> TurnTokens:
         setup, limits = self._setup, self._setup.limits
         length = setup.engine.context_length
@@ -240,6 +242,7 @@ class AgentSession:
             timeout=self._timer.within(limits.generation_timeout),
             session=session.name,
             branch_of=session.branch_of,
+            on_tokens=None if live is None else live.add,
         )
         return await sample_turn(setup, generation, self._ask_engine)
 
@@ -259,6 +262,18 @@ class AgentSession:
             raise ApiError(str(self.failure), status=500, code="server_error")
         return result
 
+    def _live_text(
+        self, request: ChatRequest, prompt: TreePrompt, send: Callable[[Delta], None]
+    ) -> LiveText:
+        return LiveText(
+            lambda ids: self._setup.chat.decode(ids, self._marks),
+            send,
+            num_prompt_tokens=len(prompt.ids),
+            in_thought=self._setup.begins_in_thought(prompt.ids),
+            may_call=bool(request.tools) and request.may_call_tools,
+            stops=request.stop,
+        )
+
     @property
     def _marks(self) -> tuple[str, ...]:
         """Special tokens that the text of a turn keeps: those of calls and thoughts."""
@@ -276,58 +291,3 @@ class AgentSession:
             self._timer.seconds - started,
             result.later_versions,
         )
-
-    def _message(self, prompt: TreePrompt, request: ChatRequest, facts: TurnFacts) -> Message:
-        """The turn as a message: its thoughts, its text and its calls apart from each other."""
-        text, in_thought = facts.text, facts.in_thought
-        for stop in request.stop:
-            text = text.partition(stop)[0]
-        content = answer_of(text, in_thought=in_thought)
-        calls: list[dict[str, Any]] = []
-        if request.tools and request.may_call_tools and content:
-            parsed = self._parser.parse(text)
-            found = parsed.calls if request.parallel_tool_calls else parsed.calls[:1]
-            if found:
-                facts.calls = found
-                content = answer_of(parsed.text, in_thought=in_thought)
-                calls = [_openai_call(call, prompt, i) for i, call in enumerate(found)]
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        thought = thought_of(text, in_thought=in_thought)
-        if thought:
-            message["reasoning_content"] = thought
-        if calls:
-            message["tool_calls"] = calls
-        return message
-
-    def _to_reply(
-        self, request: ChatRequest, prompt: TreePrompt, result: TurnTokens, message: Message
-    ) -> ChatReply:
-        reason = "stop"
-        if message.get("tool_calls"):
-            reason = "tool_calls"
-        elif result.finish_reason in (FinishReason.LENGTH, FinishReason.CONTEXT):
-            reason = "length"
-        return ChatReply(
-            message,
-            reason,
-            len(prompt.ids),
-            len(result.log_probs),
-            [
-                str(self._setup.chat.tokenizer.decode([i], skip_special_tokens=False))
-                for i in result.sampled_ids
-            ]
-            if request.wants_log_probs
-            else [],
-            list(result.log_probs),
-        )
-
-
-def _openai_call(call: ToolCall, prompt: TreePrompt, number: int) -> dict[str, Any]:
-    """A call in OpenAI's form; its id is the same in a run that is repeated."""
-    name = hashlib.blake2b(f"{prompt.key}/{number}".encode(), digest_size=12).hexdigest()
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {
-        "id": f"call_{name}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }

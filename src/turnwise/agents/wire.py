@@ -1,18 +1,64 @@
-"""Bodies, event streams and disconnected clients, whichever API a request speaks."""
+"""Bodies, errors and disconnected clients, whichever API a request speaks."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
-from collections.abc import Iterator
-from typing import Any
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
+from turnwise.agents.live import EventStream
 from turnwise.agents.requests import ApiError
+from turnwise.errors import describe_error
 
 MAX_BODY_BYTES = 32 * 2**20
+_LOG = logging.getLogger("turnwise")
+
+
+class Reporter(Protocol):
+    """A server that is informed of each answered request."""
+
+    def report(self, request: Request, status: int, seconds: float) -> None: ...
+
+
+Server = TypeVar("Server", bound=Reporter)
+_Handler: TypeAlias = Callable[[Server, Request], Awaitable[Response]]
+
+
+def answering(
+    write: Callable[[ApiError], Mapping[str, Any]],
+) -> Callable[[_Handler[Server]], _Handler[Server]]:
+    """Turn what a handler raises into an error of the API; `write` gives its body."""
+
+    def wrapped(handler: _Handler[Server]) -> _Handler[Server]:
+        @functools.wraps(handler)
+        async def answer(server: Server, request: Request) -> Response:
+            started = time.monotonic()
+            try:
+                response = await handler(server, request)
+                if not isinstance(response, EventStream):  # which reports at its end
+                    server.report(request, response.status_code, time.monotonic() - started)
+                return response
+            except ApiError as refused:
+                error = refused
+            except ClientDisconnect:
+                error = ApiError("the client hung up", status=499)
+            except Exception as raised:
+                _LOG.exception("The gateway could not serve a request.")
+                error = ApiError(describe_error(raised), status=500, code="server_error")
+            server.report(request, error.status, time.monotonic() - started)
+            # Both SDKs try again after 429 and 500 unless this header says not to.
+            return JSONResponse(write(error), error.status, {"x-should-retry": "false"})
+
+        return answer
+
+    return wrapped
 
 
 async def read_json(request: Request) -> Any:
@@ -61,9 +107,3 @@ async def unless_disconnected(request: Request, work: Any) -> Any:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def event_stream(events: Iterator[str]) -> StreamingResponse:
-    return StreamingResponse(
-        events, media_type="text/event-stream", headers={"cache-control": "no-cache"}
-    )

@@ -36,8 +36,8 @@ def serve(
         str,
         argument(
             "RUN_OR_MODEL",
-            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, or a Hugging Face "
-            "id.",
+            "The folder of a run, a checkpoint or a model; tiny, smollm2-135m, a Hugging Face id, "
+            "or the URL of a server of vLLM or SGLang.",
             completion.runs_and_models,
         ),
     ],
@@ -73,6 +73,9 @@ def serve(
             metavar="NAME", help="Chat template, as of chat.", show_default="the tokenizer's own"
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Tokenizer for a server's URL.")
+    ] = None,
     max_conversations: Annotated[
         int,
         typer.Option(
@@ -89,13 +92,15 @@ def serve(
 
     A conversation that a request continues keeps its exact tokens and its KV cache. The model of a
     run is served with the run's parser of tool calls, and sampled with its temperature unless a
-    request has its own. Ctrl-C ends the server.
+    request has its own. Replies differ from call to call unless a request has a seed. Ctrl-C ends
+    the server.
 
     [bold]Examples[/bold]
 
     turnwise serve runs/mine
     turnwise serve runs/mine --checkpoint best --port 8001
     turnwise serve smollm2-135m --port 0
+    turnwise serve http://localhost:30000 --backend sglang --tokenizer models/mine --name mine
     TURNWISE_API_KEY=secret turnwise serve models/mine --host 0.0.0.0 --backend vllm
     """
     for package in ("starlette", "uvicorn"):
@@ -117,9 +122,9 @@ def serve(
             if source is None:
                 given = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code}
                 options = {k: v for k, v in given.items() if v not in ("auto", False)}
-                setup = ChatSetup.of_model(model, backend.value, options, None, supplied)
+                setup = ChatSetup.of_model(model, backend.value, options, tokenizer, supplied)
             else:
-                check_run_options("serve", model, backend, dtype, device, None)
+                check_run_options("serve", model, backend, dtype, device, tokenizer)
                 setup = ChatSetup.of_run(
                     source, checkpoint, backend.value, supplied, trust_remote_code, has_tools=False
                 )

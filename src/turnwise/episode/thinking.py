@@ -70,6 +70,7 @@ async def sample_turn(
             seed=derive_seed(request.seed, "after the thought"),
             timeout=timeout,
             branch_of=None,
+            on_tokens=request.on_tokens and _after(ids, request.on_tokens),
         )
     )
     changes = [(0, rest.weight_version), *rest.later_versions]
@@ -82,6 +83,12 @@ async def sample_turn(
         (len(first.ids), len(ids)) if inserted else None,
         _changes(first.weight_version, versions),
     )
+
+
+def _after(
+    ids: Sequence[int], on_tokens: Callable[[Sequence[int]], None]
+) -> Callable[[Sequence[int]], None]:
+    return lambda new: on_tokens([*ids, *new])
 
 
 def _changes(first: int, versions: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

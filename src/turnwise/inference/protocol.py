@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -54,6 +54,9 @@ class GenerationRequest:
     branch_of: tuple[Hashable, int] | None = None
     """A session, and how many of its first tokens this prompt starts with. An engine may copy their
     KV cache when it sees the new session for the first time."""
+    on_tokens: Callable[[Sequence[int]], None] | None = None
+    """Called in the event loop with all tokens so far while the turn is sampled. `local`,
+    `transformers`, and `vllm` in this process do so; other engines may not call it."""
 
     def __post_init__(self) -> None:
         if not self.prompt_ids:

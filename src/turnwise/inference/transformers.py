@@ -138,6 +138,7 @@ class TransformersEngine(ModelEngine):
                     turns[i].ids.append(token)
                     turns[i].log_probs.append(log_prob)
                     reasons[i] = self._end(turns[i])
+                    turns[i].report()
             forward.append(chosen)
 
     def _end(self, turn: EngineTurn) -> FinishReason | None:

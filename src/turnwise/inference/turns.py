@@ -36,6 +36,7 @@ class EngineTurn:
         # A token is at least a byte, so a stop string lies within as many tokens as it has bytes;
         # twice that, since a token may also be part of a character, or of no text at all.
         self._tail = 2 * max((len(s.encode()) for s in stops), default=0) + 8
+        self._num_reported = 0
 
     @property
     def deadline(self) -> float:
@@ -83,6 +84,15 @@ class EngineTurn:
         if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
             self.versions.pop()
         self.versions.append((len(self.ids), now))
+
+    def report(self) -> None:
+        """Report new tokens, if the request asks for that. Called in the engine's thread."""
+        on_tokens = self.request.on_tokens
+        if on_tokens is None or len(self.ids) == self._num_reported:
+            return
+        self._num_reported = len(self.ids)
+        with contextlib.suppress(RuntimeError):  # as in `deliver`
+            self.future.get_loop().call_soon_threadsafe(on_tokens, list(self.ids))
 
     def finish(self, reason: FinishReason, weight_version: int) -> None:
         self.deliver(self.result(reason, weight_version))

@@ -122,6 +122,8 @@ class WorkerEngine(BaseInferenceEngine):
                     task = self._tasks.popleft()
                     resolve_future(task.future, task.function)
                 self._advance(may_admit=not self._tasks)
+                for turn in self._active_turns():
+                    turn.report()
         except BaseException as error:  # otherwise every caller would wait for ever
             failure = RuntimeError(f"the engine broke down: {describe_error(error)}")
             failure.__cause__ = error

@@ -11,7 +11,7 @@ import re
 
 _TAGS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 _CHANNEL = "<|channel|>"
-_HARMONY = ("<|start|>", _CHANNEL, "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
+HARMONY_MARKS = ("<|start|>", _CHANNEL, "<|constrain|>", "<|message|>", "<|end|>", "<|return|>")
 # A message of harmony: its channel, and its text up to the token that ends it.
 _MESSAGE = re.compile(
     r"<\|channel\|>\s*+(\w*+)[^<]*+(?:<\|constrain\|>[^<]*+)?+<\|message\|>"
@@ -20,7 +20,7 @@ _MESSAGE = re.compile(
 
 _CLOSES = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}
 
-THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *_HARMONY)
+THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *HARMONY_MARKS)
 """Decoding must keep these, or thoughts cannot be told from answers."""
 
 
@@ -51,13 +51,13 @@ def thought_of(text: str, *, in_thought: bool = False) -> str:
     >>> thought_of("<think>Should I attack? No.</think>\\n\\nwait")
     'Should I attack? No.'
     """
-    answer = answer_of(text, in_thought=in_thought)
-    if answer == text:
-        return ""
-    rest = text.replace(answer, "") if answer else text
-    for mark in THOUGHT_MARKS:
-        rest = rest.replace(mark, " ")
-    return rest.strip()
+    if _CHANNEL in text:
+        said = [said.strip() for channel, said in _MESSAGE.findall(text) if channel == "analysis"]
+        return "\n\n".join(said)
+    for start, end in _TAGS:
+        if end in text or (start in text and not in_thought):
+            return _inside(text, start, end)
+    return _without_tags(text).strip() if in_thought else ""
 
 
 def _outside(text: str, start: str, end: str) -> str:
@@ -69,6 +69,24 @@ def _outside(text: str, start: str, end: str) -> str:
         kept.append(before)
         _, _, rest = inside.partition(end)
     return "".join(kept)
+
+
+def _inside(text: str, start: str, end: str) -> str:
+    """Returns what `_outside` leaves out, without the tags."""
+    first, closed, rest = text.partition(end)
+    thoughts = [_without_tags(first)] if closed else []
+    rest = rest if closed else text
+    while rest:
+        _, _, inside = rest.partition(start)
+        thought, _, rest = inside.partition(end)
+        thoughts.append(thought)
+    return "\n\n".join(thought.strip() for thought in thoughts if thought.strip())
+
+
+def _without_tags(text: str) -> str:
+    for start, _ in _TAGS:
+        text = text.replace(start, "")
+    return text
 
 
 def close_of(text: str, *, in_thought: bool = False) -> str | None:

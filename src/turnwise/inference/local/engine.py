@@ -288,6 +288,10 @@ class LocalEngine(ModelEngine):
         return not is_over
 
 
+_STREAMED_STEPS = 4
+"""Decode steps at once on a CPU while someone reads along."""
+
+
 def _prefill_tokens(model: Any) -> int:
     """Return the prefill tokens of one step: a large batch that decoding turns can wait for."""
     if model.device.type == "cuda":
@@ -300,7 +304,9 @@ def _quiet_steps(turns: Sequence[EngineTurn]) -> int:
     """Return how many steps no turn can reach its token limit or a stop string."""
     if any(turn.request.stop_strings for turn in turns):
         return 1  # only the text after each token tells
-    return min(min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns)
+    left = min(min(turn.request.max_tokens, turn.context_left) - len(turn.ids) for turn in turns)
+    is_streamed = any(turn.request.on_tokens is not None for turn in turns)
+    return min(left, _STREAMED_STEPS) if is_streamed else left
 
 
 def _burst_length(turns: Sequence[EngineTurn]) -> int:

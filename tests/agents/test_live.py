@@ -1,0 +1,230 @@
+"""Replies that are sent while they are sampled: the same message, piece by piece."""
+
+import asyncio
+import http.client
+import json
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import given, strategies as st
+
+from agents.serving import CALL, QUESTION, TOOL, ask, joined, serving
+from chat.families import make_format
+from turnwise.agents.live import LiveText
+from turnwise.agents.requests import ChatReply, Sent
+from turnwise.agents.session import AgentSession
+from turnwise.episode import CollectorOptions
+from turnwise.episode.setup import make_setup
+from turnwise.inference.scripted import ScriptedEngine
+from turnwise.tools import answer_of
+from turnwise.tools.thoughts import thought_of
+
+CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"
+THOUGHT = "<think>\nWater or wait? Wait.\n</think>\n\n"
+ANSWER = "Wait 🌧️ for the rain, naïvely.  "
+
+
+class TokenByToken(ScriptedEngine):
+    """Reports every token of its script; after the first few it may wait or fail."""
+
+    def __init__(self, tokenizer, policy):
+        super().__init__(tokenizer, policy)
+        self.release, self.error = threading.Event(), None
+        self.release.set()
+        self.was_cancelled = threading.Event()
+
+    async def sample(self, request):
+        result = await super().sample(request)
+        for number in range(1, len(result.ids)):
+            if request.on_tokens is not None:
+                request.on_tokens(result.ids[:number])
+            await asyncio.sleep(0)
+            if number == len(result.ids) // 2:
+                await self._half_way()
+        return result
+
+    async def _half_way(self):
+        if self.error is not None:
+            raise self.error
+        try:
+            while not self.release.is_set():
+                await asyncio.sleep(0.001)
+        except asyncio.CancelledError:
+            self.was_cancelled.set()
+            raise
+
+
+def live(text, **options):
+    chat = make_format("hermes")
+    engine = TokenByToken(chat.tokenizer, text)
+    setup = make_setup(engine, CollectorOptions(chat_format=chat, parser="hermes"))
+    options = {"honours_sampling": True, "max_conversations": 8, **options}
+    return engine, serving(AgentSession(setup, **options))
+
+
+def asked(**more):
+    return {"model": "policy", "messages": QUESTION, **more}
+
+
+def deltas(events):
+    return [event["choices"][0]["delta"] for event in events if event.get("choices")]
+
+
+@pytest.mark.parametrize("text", [ANSWER, THOUGHT + ANSWER, "  \n" + ANSWER, THOUGHT, "<thin"])
+def test_the_pieces_are_the_message(text):
+    _, server = live(text)
+    with server as (_, session, llm):
+        _, whole = ask(llm, CHAT, asked())
+        status, events = ask(llm, CHAT, asked(stream=True))
+        message, expected = joined(events), whole["choices"][0]["message"]
+        assert status == 200
+        assert message["content"] == (expected["content"] or "")
+        assert message.get("reasoning_content") == expected.get("reasoning_content")
+        assert not any("\ufffd" in str(delta) for delta in deltas(events))
+        if len(text) > 10:
+            assert len(deltas(events)) > 10
+        assert len(session.tree.turns) == 2
+
+
+def test_a_text_that_may_be_a_call_comes_at_its_end_and_thoughts_at_once():
+    _, server = live(THOUGHT + "Wait. " + CALL)
+    with server as (_, _, llm):
+        _, events = ask(llm, CHAT, asked(stream=True, tools=[TOOL]))
+        found = deltas(events)
+        assert sum("reasoning_content" in delta for delta in found) > 3
+        assert [delta["content"] for delta in found if delta.get("content")] == ["Wait."]
+        assert joined(events)["tool_calls"][0]["function"]["name"] == "look"
+        _, events = ask(llm, CHAT, asked(stream=True, tools=[TOOL], tool_choice="none"))
+        assert joined(events)["content"] == "Wait. " + CALL
+
+
+def test_stop_strings_are_not_sent():
+    _, server = live("One, two, three.")
+    with server as (_, _, llm):
+        _, events = ask(llm, CHAT, asked(stream=True, stop=[", th"]))
+        assert joined(events)["content"] == "One, two"
+
+
+def test_the_events_of_responses_and_messages():
+    _, server = live(THOUGHT + ANSWER)
+    with server as (_, _, llm):
+        body = {"model": "policy", "input": "What is x?", "stream": True}
+        _, events = ask(llm, RESPONSES, body)
+        completed = events[-1]["response"]
+        for index, kind in enumerate(("reasoning_text", "output_text")):
+            pieces = [e["delta"] for e in events if e["type"] == f"response.{kind}.delta"]
+            done = next(e for e in events if e["type"] == f"response.{kind}.done")
+            item = completed["output"][index]
+            assert len(pieces) > 3
+            assert "".join(pieces) == done["text"] == item["content"][0]["text"]
+            assert (done["item_id"], done["output_index"]) == (item["id"], index)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        later = {"previous_response_id": completed["id"], "input": "And y?"}
+        assert ask(llm, RESPONSES, {"model": "policy", **later})[0] == 200
+
+        _, events = ask(llm, MESSAGES, asked(stream=True, max_tokens=100))
+        _, whole = ask(llm, MESSAGES, asked(max_tokens=100))
+        for index, block in enumerate(whole["content"]):
+            pieces = [
+                event["delta"][block["type"]]
+                for event in events
+                if event["type"] == "content_block_delta" and event["index"] == index
+            ]
+            assert len(pieces) > 3
+            assert "".join(pieces) == block[block["type"]]
+        assert events[0]["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+        ended = [event["index"] for event in events if event["type"] == "content_block_stop"]
+        assert ended == [0, 1]
+
+
+def open_stream(llm, body, path=CHAT):
+    """A connection whose answer has begun."""
+    address = urlsplit(llm.base_url)
+    connection = http.client.HTTPConnection(address.netloc, timeout=60)
+    headers = {"authorization": f"Bearer {llm.api_key}"}
+    connection.request("POST", address.path + path, json.dumps(body), headers)
+    answer = connection.getresponse()
+    assert answer.status == 200
+    return connection, answer
+
+
+def test_the_first_words_come_before_the_last_are_sampled():
+    engine, server = live(ANSWER)
+    with server as (_, session, llm):
+        engine.release.clear()
+        connection, answer = open_stream(llm, asked(stream=True))
+        assert b"assistant" in answer.readline()
+        assert not session.tree.turns
+        engine.release.set()
+        assert b"[DONE]" in answer.read()
+        connection.close()
+        assert len(session.tree.turns) == 1
+
+
+def test_a_client_that_hangs_up_in_mid_stream_aborts_the_turn():
+    engine, server = live(ANSWER)
+    with server as (_, session, llm):
+        engine.release.clear()
+        connection, answer = open_stream(llm, asked(stream=True))
+        answer.readline()
+        answer.close()
+        connection.close()
+        assert engine.was_cancelled.wait(60)
+        engine.release.set()
+        assert ask(llm, CHAT, asked(stream=True))[0] == 200
+        assert len(session.tree.turns) == len(session.engine_sessions) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_an_engine_that_fails_in_mid_stream_is_an_error_of_the_api(path):
+    engine, server = live(ANSWER)
+    with server as (_, session, llm):
+        engine.error = RuntimeError("the GPU is gone")
+        body = {"model": "policy", "input": "Hi"} if path == RESPONSES else asked(max_tokens=99)
+        status, events = ask(llm, path, {**body, "stream": True})
+        assert status == 200
+        last = events[-1]
+        assert "the GPU is gone" in (last.get("response") or last)["error"]["message"]
+        assert not session.tree.turns
+        assert not len(session.engine_sessions)
+
+
+def test_in_training_a_reply_is_sampled_whole():
+    _, server = live(ANSWER, honours_sampling=False, max_conversations=None)
+    with server as (_, _, llm):
+        _, events = ask(llm, CHAT, asked(stream=True))
+        assert joined(events)["content"] == ANSWER
+        assert len(deltas(events)) == 3
+
+
+TAGS = ["<think>", "</think>", "[THINK]"]
+PIECES = [*TAGS, "<th", "ink>", "wait", " ", "\n", "é", "STOP", "ST", "<|"]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12), st.booleans(), st.booleans())
+def test_nothing_that_was_sent_changes(pieces, in_thought, may_call):
+    sent, stops = Sent(), ("STOP",)
+    text = LiveText(
+        "".join,
+        sent.add,
+        num_prompt_tokens=1,
+        in_thought=in_thought,
+        may_call=may_call,
+        stops=stops,
+    )
+    for number in range(1, len(pieces) + 1):
+        text.add(pieces[:number])
+    final = "".join(pieces).partition("STOP")[0]
+    content, thought = (
+        answer_of(final, in_thought=in_thought),
+        thought_of(final, in_thought=in_thought),
+    )
+    reply = ChatReply({"content": content, "reasoning_content": thought}, "stop", 1, 1)
+    rest = sent.rest_of(reply)
+    is_plain = final.lstrip().startswith(("<think>", "[THINK]")) or in_thought
+    num_tags = sum(final.count(tag) for tag in TAGS)
+    if num_tags == 0 or (num_tags <= 2 and is_plain and final.count("[THINK]") == 0):
+        assert (sent.thought + rest[0], sent.text + rest[1]) == (thought, content)
+    if may_call:
+        assert not sent.text
