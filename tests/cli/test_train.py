@@ -267,3 +267,20 @@ def test_ctrl_c_on_a_terminal_saves_and_the_same_command_goes_on(turnwise, small
     assert f"resuming from step {done} " in again.out
     assert f"step {done + 1}/{done + 1}  reward" in again.out
     assert [m["step"] for m in metrics_of(tmp_path / "runs/long")] == list(range(1, done + 2))
+
+
+def test_a_run_is_replayed_and_compared(turnwise, small, tmp_path):
+    assert turnwise("train", small, "training.max_staleness=1", "--name", "first").code == 0
+    ran = turnwise("train", "--replay", "runs/first")
+    assert ran.code == 0, ran.err
+    assert "replayed 2 steps: all metrics are exactly those recorded" in ran.out
+    assert "bit for bit those of the checkpoints step-00000001, step-00000002" in ran.out
+    assert (tmp_path / "runs/first-replay/checkpoints/step-00000002").is_dir()
+    other = turnwise("train", "--replay", "runs/first", "training.learning_rate=1", "--output", "o")
+    assert other.code == 1
+    assert "diverges from runs/first in step 1: learning_rate 1 (was 0.0001)" in other.err
+    for more, problem in [([small], "the configuration small.yaml"), (["--fresh"], "--fresh")]:
+        ran = turnwise("train", "--replay", "runs/first", *more)
+        assert ran.code == 2
+        assert problem in ran.err
+    assert "there is no run runs/none" in turnwise("train", "--replay", "runs/none").err

@@ -204,12 +204,22 @@ class TestOtherSettings:
         folder = RunFolder(tmp_path)
         before, now = small_config(tmp_path), small_config(tmp_path, LOWER)
         (change,) = changes_between(before, now)
-        folder.write_changes(3, [change])
-        folder.write_changes(5, [change])
-        folder.write_changes(5, [change])
+        folder.write_changes(3, [change], now)
+        folder.write_changes(5, [change], now)
+        folder.write_changes(5, [change], now)
         assert [entry["step"] for entry in folder.changes] == [3, 5]
-        folder.write_changes(4, [])
+        folder.write_changes(4, [], now)
         assert [entry["step"] for entry in folder.changes] == [3]
+
+    def test_a_record_stays_if_the_run_is_resumed_again_before_the_next_step(self, tmp_path):
+        folder = RunFolder(tmp_path)
+        before, now = small_config(tmp_path), small_config(tmp_path, LOWER)
+        folder.write_changes(3, changes_between(before, now), now)
+        kept = folder.changes
+        folder.write_changes(3, [], now)
+        assert folder.changes == kept
+        folder.write_changes(3, [], before)
+        assert folder.changes == []
 
     def test_the_weight_of_the_kl_penalty_takes_effect(self, tmp_path):
         penalty = ("training.use_kl_in_reward=true", "checkpoint.run_name=mine")

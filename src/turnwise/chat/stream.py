@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
-from typing import overload
+from typing import Self, overload
 
 from turnwise.errors import ConfigError
 
@@ -64,6 +64,25 @@ class TokenStream:
     _sampled: list[float] = field(default_factory=list)
     """Log-probs of all turns, concatenated. Mask and full log-probs are computed on demand: objects
     per token would slow Python's garbage collector with many episodes at once."""
+
+    @classmethod
+    def restored(
+        cls,
+        ids: Sequence[int],
+        mask: Sequence[bool],
+        log_probs: Sequence[float],
+        turns: Sequence[tuple[int, int]],
+        branches: Sequence[tuple[int, int]] = (),
+    ) -> Self:
+        """Return the stream that recorded these; `log_probs` are those of the sampled tokens.
+
+        >>> TokenStream.restored([5, 6, 7], [False, True, True], [-0.1, -0.2], [(1, 3)]).log_probs
+        [nan, -0.1, -0.2]
+        """
+        inserted = [
+            (place, place + 1) for turn in turns for place in range(*turn) if not mask[place]
+        ]
+        return cls(list(ids), list(turns), list(branches), inserted, list(log_probs))
 
     def add_context(self, ids: Sequence[int]) -> None:
         """Append tokens that the policy did not sample: prompts, observations, tool results."""

@@ -49,6 +49,14 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start a new run, even if one could be resumed.")
     ] = False,
+    replayed: Annotated[
+        str | None,
+        typer.Option(
+            "--replay",
+            metavar="RUN",
+            help="Train again on the recorded episodes of a run, and compare with its metrics.",
+        ),
+    ] = None,
     estimate: Annotated[
         bool,
         typer.Option("--estimate", help="Measure two steps and estimate the whole run."),
@@ -93,6 +101,7 @@ def train(
     turnwise train my.yaml --estimate
     turnwise train runs/mine --resume
     turnwise train my.yaml --json > metrics.jsonl
+    turnwise train --replay runs/mine
     turnwise train my.yaml --engine verl trainer.nnodes=2 --dry-run
     """
     if resume and fresh:
@@ -104,6 +113,12 @@ def train(
 
     words, verl_words = split_settings(arguments or [], engine)
     file, overrides = split_arguments(words, config_path, config_name)
+    if replayed is not None:
+        from turnwise.cli.replay import replayed_run
+
+        others = {"--resume": resume, "--fresh": fresh, "--estimate": estimate, "--dry-run": dry}
+        others["--engine"] = engine is not None
+        file = replayed_run(replayed, file, others)
     for word in overrides:  # the user typed these, so they are trusted
         name_code(word.partition("=")[2])
     run = _run_of(file)
@@ -111,10 +126,18 @@ def train(
         config = _config(file, overrides)
         if engine in (Engine.LOCAL, Engine.RAY):
             config.ray.use_ray = engine is Engine.RAY
-        if name is not None:
-            config.checkpoint.run_name = name
         if output is not None:
             config.checkpoint.output_dir = output
+        if replayed is not None and file is not None:
+            from turnwise.cli.replay import free_name, replay
+
+            place = Path(config.checkpoint.output_dir).expanduser()
+            config.checkpoint.run_name = name or free_name(file, place)
+            _find_code(config, file, overrides)
+            replay(file, config, lines or plain, as_json)
+            return
+        if name is not None:
+            config.checkpoint.run_name = name
         if dry and engine is not Engine.VERL and run is not None:
             print_file(config.to_yaml())  # read only: nothing that the run names is imported
             return

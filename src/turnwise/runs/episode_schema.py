@@ -109,6 +109,7 @@ class EpisodesText(TypedDict):
     format: int
     episodes: list[Episode]
     phases: NotRequired[list[Annotated[tuple[Text, Number, Number], Strict(False)]]]
+    baselines: NotRequired[dict[Text, Number]]
 
 
 def check_text(data: Any, place: str) -> dict[str, Any]:

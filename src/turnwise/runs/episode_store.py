@@ -61,12 +61,14 @@ class EpisodeStore:
         *,
         began: float | None = None,
         phases: Sequence[Phase] = (),
+        baselines: Mapping[int, float] | None = None,
     ) -> None:
         """Write the episodes of a step.
 
         `columns` are [rows, tokens], with one row per agent of each episode in order, padded on the
         right: `log_probs` (the learner's), `values`, `advantages`, `returns` or any other.
         `began` is the start of the step in seconds since 1970; episode times are relative to it.
+        `baselines` are the rewards of greedy episodes by group, for estimators that need them.
         """
         if self.budget_bytes <= 0 or self._is_full:
             return
@@ -76,7 +78,7 @@ class EpisodeStore:
         try:
             # An `info` is the environment's own object: even its `repr` may raise.
             episodes = [write_episode(result, began) for result in results]
-            data = _encode(pack(streams, columns or {}), episodes, phases)
+            data = _encode(pack(streams, columns or {}), episodes, phases, baselines)
             if self._fits(path, len(data)):
                 _write(path, data)
         except Exception as error:
@@ -121,6 +123,12 @@ class EpisodeStore:
         """Return the phases of a step; empty if they were not recorded."""
         _, text = self._load(step, kind, lambda name: False)
         return [tuple(phase) for phase in text.get("phases", ())]
+
+    def baselines(self, step: int) -> dict[int, float] | None:
+        """Return the rewards of a step's greedy episodes by group; None if there were none."""
+        _, text = self._load(step, "train", lambda name: False)
+        found = text.get("baselines")
+        return None if found is None else {int(group): reward for group, reward in found.items()}
 
     def _load(
         self, step: int, kind: str, wants: Callable[[str], bool]
@@ -203,7 +211,10 @@ def _prefix(kind: str) -> str:
 
 
 def _encode(
-    arrays: Mapping[str, Array], episodes: list[dict[str, Any]], phases: Sequence[Phase]
+    arrays: Mapping[str, Array],
+    episodes: list[dict[str, Any]],
+    phases: Sequence[Phase],
+    baselines: Mapping[int, float] | None,
 ) -> bytes:
     """Return a zip file as `numpy.savez_compressed` writes it, with the JSON as another member."""
     buffer = io.BytesIO()
@@ -215,6 +226,8 @@ def _encode(
         text: dict[str, Any] = {"format": FORMAT, "episodes": episodes}
         if phases:
             text["phases"] = [[name, round(a, 6), round(b, 6)] for name, a, b in phases]
+        if baselines is not None:
+            text["baselines"] = {str(group): reward for group, reward in baselines.items()}
         archive.writestr(_member(_TEXT), _json(text))
     return buffer.getvalue()
 

@@ -84,14 +84,21 @@ class RunFolder:
         with explained(self.status_file):
             write_whole(self.status_file, f"{json.dumps(status, indent=1)}\n".encode())
 
-    def write_changes(self, step: int, changes: Sequence[Change]) -> None:
-        """Record the settings that differ from this step on.
+    def write_changes(self, step: int, changes: Sequence[Change], now: ConfigStore) -> None:
+        """Record the settings that differ from this step on; `now` are those of the run.
 
-        Records of this step and later ones are replaced, since the run was rewound to it.
+        Records of later steps are removed, since the run was rewound to this one. A record of the
+        same step stays: a run may be resumed twice without a step in between.
         """
-        kept = [entry for entry in self.changes if entry["step"] < step]
-        if changes:
-            settings = {change.name: [change.before, change.now] for change in changes}
+        entries, values = self.changes, dict(now.settings())
+        kept = [entry for entry in entries if entry["step"] < step]
+        settings = {change.name: [change.before, change.now] for change in changes}
+        for entry in entries:
+            if entry["step"] == step:
+                first = {name: pair[0] for name, pair in entry["settings"].items()}
+                settings |= {name: [first[name], values[name]] for name in first if name in values}
+        settings = {name: pair for name, pair in settings.items() if not _are_equal(*pair)}
+        if settings:
             kept.append({"step": step, "settings": settings})
         if kept or self.changes_file.exists():
             lines = "".join(json.dumps(entry, default=str) + "\n" for entry in kept)
@@ -183,3 +190,8 @@ class RunFolder:
             for other in others:
                 other.removeFilter(is_for_others)
             handler.close()
+
+
+def _are_equal(before: Any, now: Any) -> bool:
+    """Whether two values are the same in JSON, where one of them may come from."""
+    return json.dumps(before, default=str) == json.dumps(now, default=str)

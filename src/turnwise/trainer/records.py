@@ -108,7 +108,7 @@ class Records:
         """Record and return the settings that differ from `before`, from this step on."""
         changes = [] if before is None else changes_between(before, self._config)
         changes = [change for change in changes if change.makes_another_run]
-        self._folder.write_changes(step, changes)
+        self._folder.write_changes(step, changes, self._config)
         for change in changes:
             self._reporter.say(f"from step {step + 1} on: {change}")
         return changes
@@ -151,11 +151,13 @@ class Records:
         played: Collection,
         columns: Mapping[str, torch.Tensor],
         clock: Stopwatch,
+        baselines: Mapping[int, float] | None = None,
     ) -> None:
         """Write the episodes of a step, dropped ones too, with the columns of their tokens."""
         started = time.perf_counter()
         episodes = [*played, *played.dropped]
-        self._episodes.write(step, episodes, columns, began=clock.began, phases=clock.phases)
+        when: dict[str, Any] = {"began": clock.began, "phases": clock.phases}
+        self._episodes.write(step, episodes, columns, **when, baselines=baselines)
         self._seconds["time/log"] = time.perf_counter() - started
 
     def keep(self, metrics: Metrics) -> None:

@@ -190,6 +190,14 @@ def trained_parameters(model: PolicyValueModel) -> dict[str, torch.nn.Parameter]
     }
 
 
+def has_same_weights(checkpoint: Checkpoint, model: PolicyValueModel) -> bool:
+    """Return whether all trained parameters are bit for bit those of a checkpoint."""
+    own, saved = trained_parameters(model), load_file(checkpoint.file(_WEIGHTS))
+    return own.keys() == saved.keys() and all(
+        torch.equal(own[name].detach().cpu(), tensor) for name, tensor in saved.items()
+    )
+
+
 @torch.no_grad()
 def _load_weights(
     model: PolicyValueModel, weights: Mapping[str, torch.Tensor], checkpoint: Checkpoint

@@ -156,7 +156,8 @@ class Trainer(RunLifecycle):
                     why_stop = played.why_stop or why_stop
                     metrics = self._count_step(metrics)
                     ends_epoch = self._epochs.num_steps >= plan.steps_per_epoch
-                    records.keep_episodes(self.step, played.episodes, columns, clock)
+                    kept = (played.episodes, columns, clock, played.baselines)
+                    records.keep_episodes(self.step, *kept)
                     self._pending_metrics = metrics
                 if ends_epoch and why_stop is None:
                     self._pending_metrics |= self._evaluator().after_epoch(self.step, records, stop)
