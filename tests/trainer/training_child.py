@@ -93,7 +93,16 @@ class InExecutor(Memory):
         return super().step(action)
 
 
+class Uneven(Memory):
+    """Its steps take a varying time, so that an asynchronous run overlaps."""
+
+    async def step(self, action):
+        await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
+        return super().step(action)
+
+
 WORLDS = {
+    "uneven": Uneven,
     "thread": Blocking,
     "quick": BlockingQuick,
     "async": BlockingAsync,
@@ -173,13 +182,22 @@ def delay_saves(until):
     stopping._REMINDER_SECONDS = 0.2 if until == "reminded" else BLOCKED_SECONDS
 
 
-def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=None, wait_at=None):
+def train(
+    folder,
+    die_at_save=None,
+    slow_at=None,
+    world="thread",
+    slow_save=None,
+    wait_at=None,
+    settings=(),
+):
     """Train in `folder`, and say on standard output how far it is.
 
     `die_at_save=(2, 7)`: killed, as by kill -9, before the 7th change that its 2nd save makes on
     the disk. `slow_at`: where steps of the environment block, "warm start" or "step 2"; `world` is
-    how. `slow_save`: how long the save of a run that is to stop takes, until it is "reminded" or
-    for "ever". `wait_at`: where it waits until it is to stop, such as "episodes 2".
+    how, or "uneven" for steps of varying length. `slow_save`: how long the save of a run that is to
+    stop takes, until it is "reminded" or for "ever". `wait_at`: where it waits until it is to stop,
+    such as "episodes 2". `settings` are settings in addition to `SMALL`.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -189,8 +207,8 @@ def train(folder, die_at_save=None, slow_at=None, world="thread", slow_save=None
     if slow_save:
         delay_saves(slow_save)
     now["slow"], now["wait_at"] = slow_at, wait_at
-    environment = Memory if slow_at is None else WORLDS[world]
-    with small_trainer(folder, environment, *SMALL, reporter=Teller()) as trainer:
+    environment = Memory if slow_at is None and world != "uneven" else WORLDS[world]
+    with small_trainer(folder, environment, *SMALL, *settings, reporter=Teller()) as trainer:
         trainer.fit()
 
 
@@ -236,9 +254,9 @@ class Child:
         return 128 - code if code < 0 else code
 
 
-def finish(folder):
+def finish(folder, **kwargs):
     """Start it without any disturbance; what it said."""
-    child = Child(folder)
+    child = Child(folder, **kwargs)
     assert child.end() == 0, "\n".join(child.lines)
     assert child.lines[-1] == "finished"
     return child.lines
