@@ -14,13 +14,14 @@ LONG = (
 )
 
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ModuleNotFoundError:  # the environments of VERL and vLLM do without it
     pass
 else:
-    # No deadline: how long an example takes says more about the machine than about the code.
-    settings.register_profile("same", derandomize=True, database=None, deadline=None)
-    settings.register_profile("search", derandomize=False, deadline=None)
+    # No time limits: how long an example takes says more about the machine than about the code.
+    timeless = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile("same", timeless, derandomize=True, database=None)
+    settings.register_profile("search", timeless, derandomize=False)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -73,11 +73,11 @@ class TestSeveralThreads:
         async def one(number):
             kind = number % 4
             if kind == 0:
-                return await call(lambda: number, 20.0)
+                return await call(lambda: number, 60.0)
             if kind == 1:
-                return await call(asyncio.sleep, 20.0, 0, number)
+                return await call(asyncio.sleep, 60.0, 0, number)
             with pytest.raises(DeadlineExceeded):
-                await call(release.wait if kind == 2 else asyncio.sleep, 0.01, 20)
+                await call(release.wait if kind == 2 else asyncio.sleep, 0.01, 60)
             return number
 
         async def call(function, timeout, *args):
@@ -177,12 +177,16 @@ class TestHungRewards:
 class Silent(Recording):
     """Answers a number of turns, and then nobody any more."""
 
-    def __init__(self, num_answers):
+    def __init__(self, num_answers, on_silence=lambda num_waiting: None):
         super().__init__()
         self.num_answers = num_answers
+        self.num_waiting = 0
+        self.on_silence = on_silence
 
     async def sample(self, request):
         if len(self.given) >= self.num_answers:
+            self.num_waiting += 1
+            self.on_silence(self.num_waiting)
             await asyncio.Event().wait()
         return await super().sample(request)
 
@@ -213,14 +217,21 @@ def clock(monkeypatch):
 
 
 class TestSilentEngine:
-    def test_it_is_told_and_the_collection_ends(self, caplog):
+    def test_it_is_told_and_the_collection_ends(self, caplog, clock):
         closed = []
 
+        def pass_time(num_waiting):
+            clock.now += 101.0 * (num_waiting == 16)  # all of them wait for the engine
+
         class Watched(Counting):
+            length = 50  # none ends before the silence
+
             def close(self):
                 closed.append(self)
 
-        collector = EpisodeCollector(Silent(20), Watched, stall_timeout=0.2)
+        collector = EpisodeCollector(
+            Silent(20, pass_time), Watched, stall_timeout=100, report_after=0.01
+        )
 
         async def main():
             with pytest.raises(EngineStalled, match=r"Waiting: \d+ for the engine"):

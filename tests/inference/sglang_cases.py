@@ -60,12 +60,20 @@ def gap(model, request, result):
 
 def start_clock_after(engine, runtime, num_tokens):
     """The engine's time stands still until a turn has so many tokens: it is never too short."""
+
+    def has_tokens():
+        return any(len(run.output) >= num_tokens for run in list(runtime._runs.values()))
+
+    start_clock_when(engine, has_tokens)
+
+
+def start_clock_when(engine, condition):
+    """The engine's time stands still until then."""
     loop = engine._thread.loop
     now, begin, started = loop.time, loop.time(), []
 
     def time():
-        runs = list(runtime._runs.values())
-        if not started and any(len(run.output) >= num_tokens for run in runs):
+        if not started and condition():
             started.append(now())
         return begin + (now() - started[0] if started else 0.0)
 

@@ -99,7 +99,7 @@ def test_calls_from_many_threads_while_it_closes_are_answered_or_refused():
         asking = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
         for one in asking:
             one.start()
-        thread.close(nothing, 1.0)
+        thread.close(nothing, 60.0)
         for one in asking:
             one.join(60)
         assert len(refused) == 3

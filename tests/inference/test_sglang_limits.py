@@ -14,6 +14,7 @@ from inference.sglang_cases import (
     sample,
     serving,
     start_clock_after,
+    start_clock_when,
     until,
 )
 from inference.sglang_runtime import TinySGLang
@@ -51,8 +52,16 @@ def test_with_a_stream_what_came_until_the_deadline_is_there_even_then():
     with serving(stream=True) as (runtime, _, engine):
         engine.abort_grace = 0.3
         runtime.freeze_after = 4
-        start_clock_after(engine, runtime, 4)
-        result = sample(engine, GenerationRequest([5, 6], 20, GREEDY, timeout=1.0))
+        received, responses = [], engine._responses
+
+        async def receive(body):
+            async for response in responses(body):
+                received.append(response)
+                yield response
+
+        engine._responses = receive
+        start_clock_when(engine, lambda: len(received) == 3)
+        result = sample(engine, GenerationRequest([5, 6], 20, GREEDY, timeout=0.1))
         assert result.finish_reason is FinishReason.DEADLINE
         assert len(result.ids) == 3  # the fourth was sampled and not sent
 

@@ -11,7 +11,9 @@ import pytest
 
 from contention import wait_until
 from inference.test_sglang_in_process import ServerArgs
+from turnwise.deadlines import result_within
 from turnwise.errors import DeadlineExceeded
+from turnwise.inference import loop_thread
 from turnwise.inference.sglang import SGLangInferenceEngine, SGLangServerEngine
 from turnwise.inference.vllm import VLLMServerEngine
 from turnwise.models.tiny import make_tiny_tokenizer
@@ -21,13 +23,14 @@ SERVER = "sleep 3600 & echo ready; sleep 3600"
 
 def test_sglang_and_its_processes_are_ended(monkeypatch, tmp_path):
     """As `sglang.Engine` starts: processes of its own, and a wait until they are ready."""
-    children = []
+    children, is_there = [], threading.Event()
 
     class Engine:
         def __init__(self, **options):
             child = subprocess.Popen(["sh", "-c", SERVER], stdout=subprocess.PIPE)
             child.stdout.readline()  # the grandchild is there
             children.append(child)
+            is_there.set()
             child.wait()
             raise EOFError("a scheduler has died")
 
@@ -38,8 +41,14 @@ def test_sglang_and_its_processes_are_ended(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "sglang.srt.server_args", arguments)
     (tmp_path / "config.json").write_text("{}")
     variables = dict(os.environ)
+
+    def begin_to_wait(future, *limit):
+        assert is_there.wait(60)
+        return result_within(future, *limit)
+
+    monkeypatch.setattr(loop_thread, "result_within", begin_to_wait)
     with pytest.raises(DeadlineExceeded, match=r"starting SGLang took longer .* start_timeout="):
-        SGLangInferenceEngine(str(tmp_path), tokenizer=make_tiny_tokenizer(), start_timeout=3.0)
+        SGLangInferenceEngine(str(tmp_path), tokenizer=make_tiny_tokenizer(), start_timeout=0.1)
     assert dict(os.environ) == variables
     (child,) = children
     assert child.stdout.read() == b""  # also the grandchild, which held the pipe, has ended

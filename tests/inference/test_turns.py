@@ -114,17 +114,18 @@ def test_a_task_that_nobody_waits_for_any_more_breaks_nothing():
 
 def test_an_engine_that_is_stuck_can_be_closed(monkeypatch, caplog):
     monkeypatch.setattr(worker, "_CLOSING_SECONDS", 0.05)
-    release = threading.Event()
+    is_stuck, release = threading.Event(), threading.Event()
 
     class Stuck(Crowd):
         def _advance(self, *, may_admit):
+            is_stuck.set()
             release.wait(120)
 
     engine = Stuck()
 
     async def ask_and_close():
         turn = asyncio.ensure_future(engine.sample(GenerationRequest([1], 5)))
-        await asyncio.sleep(0.01)
+        await asyncio.to_thread(is_stuck.wait, 60)
         engine.close()
         result = await asyncio.wait_for(turn, 60)
         assert result.finish_reason is FinishReason.ABORTED

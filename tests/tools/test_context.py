@@ -10,6 +10,7 @@ import pytest
 
 from turnwise.env import GuessNumberEnvironment
 from turnwise.tools import Tool, ToolCall, ToolContext, ToolRegistry, tool
+from virtual_time import Clock, run_in_virtual_time
 
 
 @tool
@@ -125,15 +126,16 @@ def test_what_fails_to_close_is_logged(caplog: pytest.LogCaptureFixture) -> None
 
 def test_what_hangs_while_closing_is_left(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
-    release = threading.Event()
+    clock, release = Clock(), threading.Event()
 
     class Hangs:
         def close(self) -> None:
+            clock.now += 1.0
             release.wait(60)
 
     context = ToolContext()
     context.store |= {"first": Closable(log, "first"), "slow": Hangs()}
-    asyncio.run(context.aclose(timeout=0.05))
+    run_in_virtual_time(context.aclose(timeout=0.5), clock)
     release.set()
     assert log == ["first"]
     assert "closing slow took longer" in caplog.text

@@ -182,7 +182,7 @@ def test_a_servers_own_children_end_with_it(end: str, monkeypatch: pytest.Monkey
         if end == "dead":
             call(source, "die")
     try:
-        assert [is_running(pid) for pid in pids] == [False] * 3
+        wait_until(lambda: not any(map(is_running, pids)))
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -209,7 +209,7 @@ def test_a_program_that_exits_without_closing_leaves_no_server() -> None:
     pids = [int(pid) for pid in done.stdout.split()]
     try:
         assert len(pids) == 3, done.stderr
-        assert [is_running(pid) for pid in pids] == [False] * 3
+        wait_until(lambda: not any(map(is_running, pids)))
     finally:
         kill_all(pids)
 
@@ -232,7 +232,10 @@ def test_closing_in_the_middle_of_a_call_ends_the_call() -> None:
         ([sys.executable, "-c", "raise SystemExit('out of order')"], "It wrote: out of order"),
     ],
 )
-def test_a_server_that_does_not_start_says_why(command: list[str], told: str) -> None:
+def test_a_server_that_does_not_start_says_why(
+    command: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mcp_source, "_LOG_SECONDS", 60.0)
     source = MCPTools.stdio(command[0], command[1:])
     with pytest.raises(ToolError, match=told):
         source.open()

@@ -6,12 +6,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from contention import wait_until
 from turnwise.errors import ConfigError, ToolError
 from turnwise.tools import ToolCall, ToolFailure, ToolRegistry, ToolResult
 from turnwise.tools.python_code import (
@@ -32,7 +34,7 @@ needs_isolation = pytest.mark.skipif(
 
 
 def execute(code: str, **limits: Any) -> ToolResult:
-    registry = ToolRegistry([PythonCodeTool(CodeLimits(**{"seconds": 20.0, **limits}))])
+    registry = ToolRegistry([PythonCodeTool(CodeLimits(**{"seconds": 60.0, **limits}))])
     return registry.execute(ToolCall("python", {"code": code}))
 
 
@@ -124,15 +126,14 @@ def test_other_ends_are_told_too(code: str, told: str) -> None:
     assert told in result.text
 
 
-@needs_isolation
-def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def stall_at_output(monkeypatch: pytest.MonkeyPatch, until: Callable[[], bool]) -> None:
+    """When something is printed, it takes that long and 100 seconds until the next look."""
     printed = threading.Event()
     add = runner.OutputKeeper.add
 
     def hear(keeper: runner.OutputKeeper, data: bytes) -> None:
         add(keeper, data)
+        wait_until(until)
         printed.set()
 
     def monotonic() -> float:
@@ -140,9 +141,24 @@ def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
 
     monkeypatch.setattr(runner.OutputKeeper, "add", hear)
     monkeypatch.setattr(runner, "time", SimpleNamespace(monotonic=monotonic))
+
+
+@needs_isolation
+def test_a_program_that_takes_too_long_is_stopped_and_keeps_what_it_printed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stall_at_output(monkeypatch, lambda: True)
     result = execute("print('started', flush=True)\nwhile True: pass", seconds=60)
     assert result.failure is ToolFailure.REFUSED
     assert result.text == "started\nThe program was stopped after 60 seconds."
+
+
+@needs_isolation
+def test_a_program_that_ended_while_we_stalled_was_not_too_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stall_at_output(monkeypatch, lambda: not _our_processes())
+    assert execute("print('done')", seconds=60).text == "done\n"
 
 
 @needs_isolation
@@ -246,7 +262,7 @@ def test_where_it_cannot_be_isolated_it_refuses(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_risk_can_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tool_module, "why_not_isolated", lambda: "the kernel is too old.")
-    tool = PythonCodeTool(CodeLimits(seconds=20.0, memory_mb=256), allow_unsafe=True)
+    tool = PythonCodeTool(CodeLimits(seconds=60.0, memory_mb=256), allow_unsafe=True)
     assert not tool.isolated
     registry = ToolRegistry([tool])
     code = "import os\nopen('file', 'w').close()\nprint(os.listdir(), 'HOME' in os.environ)"

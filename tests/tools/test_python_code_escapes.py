@@ -57,7 +57,7 @@ def test_the_same_attempts_work_where_nothing_is_isolated(secret: Path) -> None:
         if os.getppid() != 0:
             print("ESCAPED: a parent")
     """
-    result = run_code(program(code), CodeLimits(seconds=20.0), isolated=False)
+    result = run_code(program(code), CodeLimits(seconds=60.0), isolated=False)
     names = [line.split()[1] for line in result.output.splitlines()]
     assert names == [
         "read",

@@ -81,7 +81,7 @@ def test_page_tables_count_as_memory() -> None:
             if place in (None, (1 << 64) - 1):
                 break
             ctypes.c_char.from_address(place).value = b"x"
-        time.sleep(10)
+        time.sleep(50)
         print("ESCAPED:", n)
         """,
         memory_mb=64,

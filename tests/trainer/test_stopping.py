@@ -191,7 +191,8 @@ class TestKilled:
 
 
 class TestRequest:
-    def test_what_is_under_way_is_called_off(self):
+    def test_what_is_under_way_is_called_off(self, monkeypatch):
+        monkeypatch.setattr(stopping, "_CLEANUP_SECONDS", 60.0)
         stop = StopRequest(lambda text: None)
         cleaned = []
 

@@ -179,7 +179,6 @@ def delay_saves(until):
         return rename(*args, **kwargs)
 
     whole_folders.os.rename = slowly
-    stopping._REMINDER_SECONDS = 0.2 if until == "reminded" else BLOCKED_SECONDS
 
 
 def train(
@@ -204,6 +203,7 @@ def train(
     torch.set_num_threads(1)
     if die_at_save is not None:
         die_in_a_save(*die_at_save)
+    stopping._REMINDER_SECONDS = 0.2 if slow_save == "reminded" else BLOCKED_SECONDS
     if slow_save:
         delay_saves(slow_save)
     now["slow"], now["wait_at"] = slow_at, wait_at

@@ -26,6 +26,8 @@ from turnwise.tools.types import ToolDefinition
 
 _START_SECONDS = 60.0
 _CLOSE_SECONDS = 20.0
+_LOG_SECONDS = 1.0
+"""For reading the last output of a server; its children may keep the pipe open."""
 _SHOWN_LOG = 300
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_./-]")
 
@@ -50,7 +52,7 @@ class _ServerLog:
 
     def last_output(self) -> str:
         """Returns the last output of a server that has ended."""
-        self._thread.join(1.0)
+        self._thread.join(_LOG_SECONDS)
         words = " ".join(self._tail.decode(errors="replace").split())
         return f" It wrote: {words}" if words else ""
 

@@ -51,12 +51,12 @@ class ServerProcesses:
         deadline = time.monotonic() + seconds
         signalled: set[int] = set()
         while pids := self._find():
-            if time.monotonic() > deadline:
-                return False
             for pid in pids - signalled:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
             signalled |= pids
+            if time.monotonic() > deadline:
+                return False
             time.sleep(0.01)
         return True
 

@@ -79,8 +79,9 @@ def check_env(
     `env` is what a trainer takes: a class, a factory, an instance (copies of it are checked) or
     a name. `dataset` has the tasks of its episodes (`self.task`), if it needs any; `tools` and
     `parser` are those of the agent besides the environment's own. `slow_after` is the mean time in
-    seconds above which steps count as slow, `timeout` the time after which a call counts as
-    hanging. With `raise_on_error`, errors are raised as one `EnvironmentFault`.
+    seconds, without the slowest call, above which steps count as slow, `timeout` the time after
+    which a call counts as hanging. With `raise_on_error`, errors are raised as one
+    `EnvironmentFault`.
 
     >>> from turnwise.env import BaseEnvironment
     >>> class Door(BaseEnvironment):

@@ -33,6 +33,8 @@ _FLAGS = ("-s", "-S", "-P", "-X", "utf8")
 _START_SECONDS = 60.0
 _END_SECONDS = 5.0
 _GLANCE_SECONDS = 0.1
+_LAST_READS = 2
+"""Of the output and of its end, at the time limit: a program may have ended while we stalled."""
 _MAX_PRINTED = 1 << 24
 _CHUNK = 1 << 16
 _MEGABYTE = 1 << 20
@@ -225,13 +227,14 @@ class _Watch:
 
     def follow(self, process: subprocess.Popen[bytes], status: int) -> None:
         assert process.stdout is not None
-        deadline = time.monotonic() + _START_SECONDS
+        deadline, num_late = time.monotonic() + _START_SECONDS, 0
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ, self._output.add)
             selector.register(status, selectors.EVENT_READ, self._read_status)
             while selector.get_map() and not self._stop.is_set() and not self._flooded:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                left = max(0.0, deadline - time.monotonic())
+                num_late += left == 0.0
+                if num_late > _LAST_READS:
                     self._timed_out = bool(self._started)
                     break
                 for key, _ in selector.select(min(left, _GLANCE_SECONDS)):
