@@ -9,15 +9,22 @@ import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from turnwise.bounded_files import parse_array, parse_json, read_archive
 from turnwise.errors import ConfigError
 from turnwise.runs.episode_columns import Array, Columns, check_columns, pack, unpack
-from turnwise.runs.episode_records import StoredEpisode, read_episode, write_episode
-from turnwise.runs.episode_schema import FORMAT, check_text
+from turnwise.runs.episode_records import write_episode
+from turnwise.runs.episode_schema import (
+    FORMAT,
+    Phase as Phase,
+    StoredEpisode,
+    StoredText,
+    check_text,
+    complete,
+)
 
 if TYPE_CHECKING:
     from turnwise.episode import EpisodeResult
@@ -30,9 +37,6 @@ MAX_FILE_BYTES = 2**33
 """The limit of one file, unpacked."""
 _TEXT_SHARE = 4
 """The text may be this fraction of the limit: parsed, it takes many times as much."""
-
-Phase: TypeAlias = tuple[str, float, float]
-"""A phase of a step: its name, and its start and end in seconds since the step began."""
 
 
 class EpisodeStore:
@@ -93,47 +97,43 @@ class EpisodeStore:
 
     def read(self, step: int, kind: str = "train") -> list[StoredEpisode]:
         """Return the episodes of a step in the order in which they were written."""
-        arrays, text = self._load(step, kind, lambda name: True)
+        arrays, data, text = self._load(step, kind, lambda name: True)
         place = str(self._path(step, kind))
         rows = unpack(arrays, place)
-        num_agents = sum(len(episode["agents"]) for episode in text["episodes"])
-        if len(rows) != num_agents:
+        agents = [agent for episode in text.episodes for agent in episode.agents]
+        written = [agent for episode in data["episodes"] for agent in episode["agents"]]
+        if len(rows) != len(agents):
             raise ConfigError(
-                f"{place} has the tokens of {len(rows)} agents, expected those of {num_agents}"
+                f"{place} has the tokens of {len(rows)} agents, expected those of {len(agents)}"
             )
-        each = iter(rows)
-        return [
-            read_episode(episode, [next(each) for _ in episode["agents"]], place)
-            for episode in text["episodes"]
-        ]
+        for agent, its_data, row in zip(agents, written, rows, strict=True):
+            complete(agent, its_data, row, place)
+        return text.episodes
 
     def read_text(self, step: int, kind: str = "train") -> tuple[list[dict[str, Any]], list[int]]:
         """Return the JSON of a step's episodes without tokens, which is faster, and the number of
         tokens of each agent."""
-        arrays, text = self._load(step, kind, lambda name: name == "offsets")
+        arrays, data, text = self._load(step, kind, lambda name: name == "offsets")
         offsets = arrays.get("offsets")
-        num_agents = sum(len(episode["agents"]) for episode in text["episodes"])
+        num_agents = sum(len(episode.agents) for episode in text.episodes)
         if offsets is None or offsets.shape != (num_agents + 1,):
             raise ConfigError(
                 f"{self._path(step, kind)} has no offsets for the tokens of {num_agents} agents"
             )
-        return text["episodes"], np.diff(offsets).tolist()
+        return data["episodes"], np.diff(offsets).tolist()
 
     def phases(self, step: int, kind: str = "train") -> list[Phase]:
         """Return the phases of a step; empty if they were not recorded."""
-        _, text = self._load(step, kind, lambda name: False)
-        return [tuple(phase) for phase in text.get("phases", ())]
+        return self._load(step, kind, lambda name: False)[2].phases
 
     def baselines(self, step: int) -> dict[int, float] | None:
         """Return the rewards of a step's greedy episodes by group; None if there were none."""
-        _, text = self._load(step, "train", lambda name: False)
-        found = text.get("baselines")
-        return None if found is None else {int(group): reward for group, reward in found.items()}
+        return self._load(step, "train", lambda name: False)[2].baselines
 
     def _load(
         self, step: int, kind: str, wants: Callable[[str], bool]
-    ) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return the requested arrays, and the JSON."""
+    ) -> tuple[dict[str, Array], dict[str, Any], StoredText]:
+        """Return the requested arrays, the JSON, and its checked content."""
         path = self._path(step, kind)
         try:
             members = read_archive(
@@ -148,18 +148,19 @@ class EpisodeStore:
             ) from None
         if _TEXT not in members:
             raise ConfigError(f"{path} is no file of episodes: it has no {_TEXT}")
-        data, place = members.pop(_TEXT), f"{path}: {_TEXT}"
-        if len(data) > self._max_file_bytes // _TEXT_SHARE:
+        written, place = members.pop(_TEXT), f"{path}: {_TEXT}"
+        if len(written) > self._max_file_bytes // _TEXT_SHARE:
             raise ConfigError(
-                f"{place} has {len(data):,} bytes, expected at most "
+                f"{place} has {len(written):,} bytes, expected at most "
                 f"{self._max_file_bytes // _TEXT_SHARE:,}"
             )
-        text = check_text(parse_json(data, place), place)
+        data = parse_json(written, place)
+        text = check_text(data, place)
         arrays = {
             name.removesuffix(_ARRAY): parse_array(member, f"{path}: {name}")
             for name, member in members.items()
         }
-        return arrays, text
+        return arrays, data, text
 
     def steps(self, kind: str = "train") -> list[int]:
         """Return the steps that have episodes."""

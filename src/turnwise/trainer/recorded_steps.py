@@ -14,7 +14,7 @@ from turnwise.episode.collector import without_failed
 from turnwise.errors import ConfigError
 from turnwise.inference import FinishReason
 from turnwise.runs.checkpoints import Checkpoint, open_checkpoint
-from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
+from turnwise.runs.episode_schema import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.metrics_log import missing_steps
 from turnwise.runs.provenance import provenance

@@ -13,7 +13,7 @@ from turnwise.errors import ConfigError
 from turnwise.reward import Reward
 from turnwise.runs.episode_branches import TurnTree, layout, token_branches
 from turnwise.runs.episode_columns import Array
-from turnwise.runs.episode_records import StoredAgent, StoredEpisode, StoredTurn
+from turnwise.runs.episode_schema import StoredAgent, StoredEpisode, StoredTurn
 from turnwise.view.summaries import task_key
 from turnwise.view.token_texts import TokenTexts
 

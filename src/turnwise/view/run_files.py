@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from turnwise.errors import ConfigError
-from turnwise.runs.episode_records import StoredEpisode
+from turnwise.runs.episode_schema import StoredEpisode
 from turnwise.runs.episode_store import EpisodeStore, Phase
 from turnwise.runs.run_folder import RunFolder
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from turnwise.errors import ConfigError
 from turnwise.runs.checkpoints import BestMark, read_best_mark
-from turnwise.runs.episode_records import StoredEpisode
+from turnwise.runs.episode_schema import StoredEpisode
 from turnwise.view.index import Connection, Index, index_path
 from turnwise.view.metrics import MetricsReader
 from turnwise.view.notes import NO_NOTES, NOTES_FILE, change_notes, read_notes

@@ -10,7 +10,7 @@ from turnwise.runs.episode_store import EpisodeStore
 from turnwise.runs.run_folder import RunFolder
 
 EpisodeText: TypeAlias = Mapping[str, Any]
-"""A stored episode: `episode_schema.Episode`."""
+"""The JSON of an `episode_schema.StoredEpisode`."""
 
 _STOPPED = "stopped: "
 
