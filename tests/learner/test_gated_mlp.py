@@ -17,7 +17,7 @@ def gradients(model, ids):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_the_same_numbers_and_gradients(family):
     model = make_model(family).double()
-    mlps = lean_mlps(model)
+    mlps = lean_mlps(model.modules())
     # Gemma's gate is a gelu, GPT-2 has none.
     assert bool(mlps) == (family not in ("gemma", "gpt2", "wide-llama"))
     ids = torch.arange(14).view(2, 7) % 50
@@ -48,7 +48,7 @@ def test_they_keep_a_good_part_less():
         return sum(sizes.values())
 
     before = kept()
-    with replaced_forwards(lean_mlps(model)):
+    with replaced_forwards(lean_mlps(model.modules())):
         after = kept()
     inner, num_layers = model.config.intermediate_size, model.config.num_hidden_layers
     assert before - after >= 2 * inner * ids.numel() * num_layers
@@ -57,4 +57,4 @@ def test_they_keep_a_good_part_less():
 def test_an_mlp_with_adapters_is_left_alone():
     model = make_model("llama")
     model.model.layers[0].mlp.down_proj = torch.nn.Sequential(model.model.layers[0].mlp.down_proj)
-    assert len(lean_mlps(model)) == model.config.num_hidden_layers - 1
+    assert len(lean_mlps(model.modules())) == model.config.num_hidden_layers - 1

@@ -10,7 +10,7 @@ from turnwise.learner.fast.modules import fused_norms, replaced_forwards
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_norm_is_replaced_only_if_it_computes_the_same(family):
     model = make_model(family)
-    norms = fused_norms(model)
+    norms = fused_norms(model.modules())
     # Gemma adds 1 to its weights, GPT-2 has another kind of norm.
     assert bool(norms) == (family not in ("gemma", "gpt2"))
     ids = torch.tensor([[5, 6, 7, 8]])
@@ -23,7 +23,7 @@ def test_a_norm_is_replaced_only_if_it_computes_the_same(family):
 
 
 def test_the_model_has_its_own_norms_again_after_an_error():
-    norms = fused_norms(make_model("qwen3"))
+    norms = fused_norms(make_model("qwen3").modules())
     with pytest.raises(RuntimeError), replaced_forwards(norms):
         raise RuntimeError
     assert not any("forward" in vars(norm) for norm, _ in norms)

@@ -26,7 +26,7 @@ from scale.rayed import (
     train,
 )
 from trainer.runs import Listener, episodes, metrics_of
-from trainer.worlds import Echo, Memory, small_trainer
+from trainer.worlds import Echo, Memory, small_model, small_trainer
 from turnwise import Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import exported_python_path
@@ -91,7 +91,10 @@ def tokens_and_versions(folder):
 
 
 def test_two_players_and_two_learners_do_what_one_process_does(tmp_path, alone):
-    run = train(tmp_path, Memory, *ON_RAY)
+    for part in small_model():  # from files the learners load it in parts
+        part.save_pretrained(tmp_path / "model")
+    folder = f"model.local_path={tmp_path / 'model'}"
+    run = train(tmp_path, Memory, *ON_RAY, folder, model=None, tokenizer=None)
     assert_same_training(run, alone)
     assert tokens_and_versions(run[2]) == tokens_and_versions(alone[2])
     versions = {v for turns in tokens_and_versions(run[2]).values() for _, t in turns for _, v in t}

@@ -103,6 +103,5 @@ def small_config(folder, *overrides):
 
 def small_trainer(folder, environment=Echo, *overrides, **options):
     model, tokenizer = small_model()
-    return Trainer(
-        small_config(folder, *overrides), environment, model=model, tokenizer=tokenizer, **options
-    )
+    options = {"model": model, "tokenizer": tokenizer, **options}
+    return Trainer(small_config(folder, *overrides), environment, **options)

@@ -15,6 +15,7 @@ from turnwise.learner.model import PolicyValueModel
 from turnwise.learner.options import LearnerOptions
 from turnwise.learner.update import Learner
 from turnwise.models.dtypes import warn_if_emulated
+from turnwise.models.empty import placeholder_weights
 
 
 def make_learner(
@@ -38,7 +39,8 @@ def make_learner(
     if not has_adapters(model):
         with torch.random.fork_rng():  # the initial weights of adapters depend on the seed alone
             torch.manual_seed(training.seed)
-            add_configured_lora(model, training)
+            with placeholder_weights(model):
+                add_configured_lora(model, training)
     needs_reference = training.use_kl_in_reward or training.kl_loss_coef > 0
     if needs_reference and reference is None and not has_adapters(model):
         reference = copy.deepcopy(model)

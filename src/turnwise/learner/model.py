@@ -86,7 +86,9 @@ class PolicyValueModel(nn.Module):
         if self._critic_trunk is not None:
             # In float32 at least: values are regressed, and bf16 has only three digits.
             dtype = torch.promote_types(self._critic_trunk.model.dtype, torch.float32)
-            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=self.device)
+            # A model without weights gets them when it is sharded; those of the head are known.
+            place = torch.device("cpu") if self.device.type == "meta" else self.device
+            head = nn.Linear(self._critic_trunk.width, 1, dtype=dtype, device=place)
             nn.init.zeros_(head.weight)
             nn.init.zeros_(head.bias)
             self.value_head = head
@@ -110,6 +112,11 @@ class PolicyValueModel(nn.Module):
         """The shapes of the models that one forward computes."""
         models = [trunk.model for trunk in self._trunks]
         return [LayerShape.of(model, has_adapters=has_adapters(model)) for model in models]
+
+    def probe(self) -> None:
+        """Find out how a model can be computed that had no weights when this was made."""
+        for trunk in self._trunks:
+            trunk.probe()
 
     def checkpoint_layers(self, number: int | None) -> None:
         """Compute the activations of the first layers again in the backward; None: of all."""

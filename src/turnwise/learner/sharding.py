@@ -8,6 +8,7 @@ without a process group.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -20,11 +21,16 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor, Shard
 
 from turnwise.learner.model import PolicyValueModel
+from turnwise.models.empty import device_of, is_empty, stored_names
 
 
 def shard(model: PolicyValueModel) -> None:
-    """Shard a model that all processes of the group have, in place."""
-    mesh = init_device_mesh(model.device.type, (torch.distributed.get_world_size(),))
+    """Shard a model that all processes of the group have, in place.
+
+    One without weights (`load_empty_model`) gets its shards from its files, and is probed then.
+    """
+    has_no_weights, device = is_empty(model), device_of(model.policy)
+    mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     heads = [] if model.value_head is None else [model.value_head]
     for unit in [*model.layers, *heads, model]:
         dtype = next(unit.parameters()).dtype
@@ -34,8 +40,33 @@ def shard(model: PolicyValueModel) -> None:
         # A pack's loss is its share of the whole: gradients are summed, not averaged.
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    for method in ("forward_pack", "sum_pi_squared"):
+    for method in ("forward_pack", "sum_pi_squared", "probe"):
         register_fsdp_forward_method(model, method)
+    if has_no_weights:
+        _load_shards(model, device)
+
+
+@torch.no_grad()
+def _load_shards(model: Any, device: torch.device) -> None:
+    """Load the shards of a sharded model that has no weights yet."""
+    model._apply(lambda x: torch.empty_like(x, device=device) if x.is_meta else x)
+    for part in (model.policy, model.critic):
+        if part is not None:
+            _read_shards(part)
+    model.probe()
+    model.reshard()  # a backward would do it
+
+
+def _read_shards(model: Any) -> None:
+    """Read this process's shard of every parameter from the files of a model."""
+    rank, number = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    stored = stored_names(model)
+    for name, parameter in model.named_parameters():
+        if name in stored:
+            size = -(-len(parameter) // number)
+            start = min(rank * size, len(parameter))
+            own = local_shard(parameter)
+            own.copy_(model.weight_files.read(stored[name], start, start + len(own)))
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

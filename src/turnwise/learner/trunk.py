@@ -13,12 +13,13 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from turnwise.learner.fast.modules import fused_norms, lean_mlps, replaced_forwards
+from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
 from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs
 from turnwise.models.attention import attention_named
+from turnwise.models.empty import is_empty
 from turnwise.models.model_lock import ModelLock, lock_of
 from turnwise.models.probing import (
     PROBE_ERRORS,
@@ -26,6 +27,7 @@ from turnwise.models.probing import (
     is_out_of_memory,
     largest_gap,
     relative_gap,
+    short_windows,
 )
 from turnwise.plain_mode import is_plain
 
@@ -34,8 +36,6 @@ Layout: TypeAlias = Literal["packed", "padded"]
 # With a larger share of needed tokens than this, all tokens are computed.
 _WORTH_SKIPPING = 0.8
 _LOG = logging.getLogger("turnwise")
-# The sliding window while a model is probed: shorter than the episodes of the probe.
-_PROBE_WINDOW = 3
 
 
 class Trunk:
@@ -54,23 +54,30 @@ class Trunk:
     ) -> None:
         self.model = _without_wrapper(model).eval()
         self._configs = attention_configs(self.model)
-        self._replaced = [] if is_plain("learner.gated_mlp") else lean_mlps(self.model)
-        if self.model.device.type == "cuda" and not is_plain("learner.rms_norm"):
-            self._replaced += fused_norms(self.model)
+        self._replaced: list[Replacement] = []
         self._body = self.model.get_decoder()
         self._checkpointed: list[Any] = []
         if gradient_checkpointing:
             self.checkpoint_layers(None)
-        self.layout: Layout
-        self._scale, self._softcap = self._measure_head()
+        default: list[Layout] = ["padded"] if is_plain("learner.packing") else ["packed", "padded"]
+        self._layouts: list[Layout] = default if layout is None else [layout]
+        self.layout = self._layouts[0]
+        self._scale = 1.0
+        self._softcap: float | None = None
         self._last_mlp: Any = None
         self._is_exact_with_prefixes = False
+        if not is_empty(self.model):
+            self.probe()
+
+    def probe(self) -> None:
+        """Find out how the model can be computed; one without weights has to get them first."""
+        self._replaced = faster_modules(self.model, self.layers)
+        self._scale, self._softcap = self._measure_head()
         problem: Exception | None = None
-        default: list[Layout] = ["padded"] if is_plain("learner.packing") else ["packed", "padded"]
-        tried: list[Layout] = default if layout is None else [layout]
-        for self.layout in tried:
+        for layout in self._layouts:
+            self.layout = layout
             try:
-                with _short_windows(self.model, self._configs):
+                with short_windows(self.model, self._configs):
                     gap = self._gap_to_plain_forward(share_prompts=False)
                     if self.layout == "packed" and not is_plain("learner.shared_prefix"):
                         shared_gap = self._gap_to_plain_forward(share_prompts=True)
@@ -298,29 +305,6 @@ class Trunk:
 def _warn_once(message: str) -> None:
     """Log a warning once, though policy, critic and reference are often of one class."""
     _LOG.warning(message)
-
-
-@contextmanager
-def _short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
-    """Set every sliding window and attention chunk to `_PROBE_WINDOW` tokens inside the block.
-
-    A few tokens then reach past it, and show whether a forward respects it. Some layers read it
-    from their config, some from themselves.
-    """
-    names = ("sliding_window", "attention_chunk_size")
-    found = [
-        (holder, name, vars(holder)[name])
-        for holder in (*configs, *model.modules())
-        for name in names
-        if type(vars(holder).get(name)) is int
-    ]
-    try:
-        for holder, name, _ in found:
-            setattr(holder, name, _PROBE_WINDOW)
-        yield
-    finally:
-        for holder, name, value in found:
-            setattr(holder, name, value)
 
 
 def _without_wrapper(model: Any) -> Any:

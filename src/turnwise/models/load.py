@@ -58,8 +58,8 @@ def load_model(
     `auto` chooses a GPU and bfloat16 if there is one, otherwise the CPU and float32. With
     `load_in_4bit` linear layers have 4-bit weights and compute in that precision (QLoRA).
     """
-    place = _device(device)
-    kind = _dtype(dtype, place)
+    place = resolve_device(device)
+    kind = resolve_dtype(dtype, place)
     if name_or_path == "tiny" and not load_in_4bit:
         made, tokenizer = make_tiny()
         warn_if_emulated(made.to(place, kind))
@@ -68,7 +68,7 @@ def load_model(
 
     source = model_folder(name_or_path)
     options = _four_bits(kind, place) if load_in_4bit else {}
-    with _readable_errors(name_or_path):
+    with readable_errors(name_or_path):
         model: Any = AutoModelForCausalLM.from_pretrained(
             source, dtype=kind, trust_remote_code=trust_remote_code, **options
         )
@@ -99,7 +99,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str], *, trust_remote_code: b
     from transformers import AutoTokenizer
 
     source = model_folder(name_or_path)
-    with _readable_errors(name_or_path):
+    with readable_errors(name_or_path):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -156,7 +156,8 @@ def _check_folder(path: Path) -> None:
     raise ConfigError(f"the folder {path} holds no model: it has no config.json. {fix}")
 
 
-def _device(device: str | torch.device) -> torch.device:
+def resolve_device(device: str | torch.device) -> torch.device:
+    """Return the device of a setting; `auto` is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -174,7 +175,8 @@ def _device(device: str | torch.device) -> torch.device:
     return place
 
 
-def _dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+def resolve_dtype(dtype: str | torch.dtype, device: torch.device) -> torch.dtype:
+    """Return the precision of a setting; `auto` depends on the device."""
     if dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if isinstance(dtype, torch.dtype):
@@ -200,7 +202,7 @@ def without_progress_bars() -> Iterator[None]:
 
 
 @contextmanager
-def _readable_errors(name: str | os.PathLike[str]) -> Iterator[None]:
+def readable_errors(name: str | os.PathLike[str]) -> Iterator[None]:
     """Turn any exception of transformers into a `ConfigError`."""
     try:
         with without_progress_bars():

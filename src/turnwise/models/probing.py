@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 from turnwise.errors import TurnwiseError
@@ -16,6 +20,9 @@ PROBE_ERRORS = (
     RuntimeError,
 )
 """What a forward may raise that a model does not support; see `is_out_of_memory`."""
+
+_PROBE_WINDOW = 3
+"""The sliding window while a model is probed: shorter than the episodes of the probe."""
 
 
 class UnsupportedModel(TurnwiseError, TypeError):
@@ -42,3 +49,26 @@ def relative_gap(got: torch.Tensor, expected: torch.Tensor) -> float:
 def largest_gap(dtype: torch.dtype) -> float:
     """Return the relative gap up to which two forwards differ by rounding alone."""
     return 1e-3 if dtype in (torch.float32, torch.float64) else 0.1
+
+
+@contextmanager
+def short_windows(model: Any, configs: list[Any]) -> Iterator[None]:
+    """Set every sliding window and attention chunk to `_PROBE_WINDOW` tokens inside the block.
+
+    A few tokens then reach past it, and show whether a forward respects it. Some layers read it
+    from their config, some from themselves.
+    """
+    names = ("sliding_window", "attention_chunk_size")
+    found = [
+        (holder, name, vars(holder)[name])
+        for holder in (*configs, *model.modules())
+        for name in names
+        if type(vars(holder).get(name)) is int
+    ]
+    try:
+        for holder, name, _ in found:
+            setattr(holder, name, _PROBE_WINDOW)
+        yield
+    finally:
+        for holder, name, value in found:
+            setattr(holder, name, value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,7 +28,9 @@ from turnwise.learner import (
     merge_lora,
 )
 from turnwise.models import LoadedModel, load_model, load_tokenizer
+from turnwise.models.empty import load_empty_model
 from turnwise.models.load import BUILT_IN
+from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.runs.checkpoints import Checkpoint, CheckpointStore, open_checkpoint
 from turnwise.runs.places import find_models, places_of
 from turnwise.runs.run_folder import RunFolder
@@ -35,6 +38,7 @@ from turnwise.trainer.stopping import Interrupted
 from turnwise.trainer.stopwatch import uses_gpu
 from turnwise.user_code import allows_model_code, require_model_code, settings_from
 
+_LOG = logging.getLogger("turnwise")
 _WEIGHTS, _LEARNER = "weights.safetensors", "learner.safetensors"
 _STATE, _CONFIG = "state.json", "config.yaml"
 
@@ -141,6 +145,28 @@ def load_configured_model(config: ConfigStore) -> LoadedModel:
         trust_remote_code=model.trust_remote_code,
         load_in_4bit=model.load_in_4bit,
     )
+
+
+def load_configured_model_in_parts(config: ConfigStore) -> Any:
+    """Return the model that the settings name without its weights, which learners read in shards.
+
+    If its files do not allow this, the whole model is loaded.
+    """
+    model, place = config.model, _checked_location(config)
+    if model.trust_remote_code:
+        require_model_code(place)
+    try:
+        if model.load_in_4bit:
+            raise NotLoadableInParts("its weights are to be quantised")
+        return load_empty_model(
+            place,
+            dtype=model.dtype,
+            device=model.device,
+            trust_remote_code=model.trust_remote_code,
+        )
+    except NotLoadableInParts as reason:
+        _LOG.info("each learner loads all weights before it keeps its shard: %s", reason)
+        return load_configured_model(config).model
 
 
 def load_configured_tokenizer(config: ConfigStore) -> Any:

@@ -5,7 +5,7 @@ A module is replaced only if a probe computes the same numbers; its class name i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule
+
+from turnwise.plain_mode import is_plain
 
 Replacement: TypeAlias = tuple[Any, Callable[[torch.Tensor], torch.Tensor]]
 """A module, and the forward that replaces its own."""
@@ -34,9 +37,40 @@ def replaced_forwards(replacements: Sequence[Replacement]) -> Iterator[None]:
                 module.forward = outer
 
 
+def faster_modules(model: Any, layers: Sequence[nn.Module]) -> list[Replacement]:
+    """Return the modules of a model that can be computed faster on its device.
+
+    Those of one layer are compared at a time: the layers of a sharded model are gathered for it.
+    """
+    in_layers = {module for layer in layers for module in layer.modules()}
+    rest = [module for module in model.modules() if module not in in_layers]
+    found: list[Replacement] = []
+    for layer in (None, *layers):
+        modules = rest if layer is None else list(layer.modules())
+        with _gathered(layer):
+            if not is_plain("learner.gated_mlp"):
+                found += lean_mlps(modules)
+            if model.device.type == "cuda" and not is_plain("learner.rms_norm"):
+                found += fused_norms(modules)
+    return found
+
+
+@contextmanager
+def _gathered(layer: Any) -> Iterator[None]:
+    """Gather the parameters of a sharded layer inside the block."""
+    if not isinstance(layer, FSDPModule):
+        yield
+        return
+    layer.unshard()
+    try:
+        yield
+    finally:
+        layer.reshard()
+
+
 @torch.no_grad()
-def fused_norms(model: Any) -> list[Replacement]:
-    """Return the RMS norms of a model that one kernel can compute.
+def fused_norms(modules: Iterable[nn.Module]) -> list[Replacement]:
+    """Return the RMS norms among some modules that one kernel can compute.
 
     Transformers writes them as six operations in float32, each of which saves a tensor for the
     backward: on a small model a third of the time and a fifth of the memory. Some norms of that
@@ -44,7 +78,7 @@ def fused_norms(model: Any) -> list[Replacement]:
     """
     return [
         (module, partial(_fused_norm, module))
-        for module in model.modules()
+        for module in modules
         if type(module).__name__.endswith("RMSNorm")
         and hasattr(module, "variance_epsilon")
         and _is_rms_norm(module)
@@ -63,16 +97,14 @@ def _is_rms_norm(norm: Any) -> bool:
 
 
 @torch.no_grad()
-def lean_mlps(model: Any) -> list[Replacement]:
-    """Return the gated MLPs of a model, silu(x G) * (x U) D, with forwards that save less.
+def lean_mlps(modules: Iterable[nn.Module]) -> list[Replacement]:
+    """Return the gated MLPs among modules, silu(x G) * (x U) D, with forwards that save less.
 
     Autograd would save the gate, its silu, the other half, and their product. The silu and the
     product are cheap to compute again, and are a quarter of all that a layer saves: so larger
     packs fit into memory.
     """
-    return [
-        (module, partial(_lean_mlp, module)) for module in model.modules() if _is_gated_mlp(module)
-    ]
+    return [(module, partial(_lean_mlp, module)) for module in modules if _is_gated_mlp(module)]
 
 
 def _lean_mlp(mlp: Any, x: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,11 @@ from turnwise.scale.ray.arrays import Arrays, from_arrays
 from turnwise.scale.ray.worker_log import Lines, WorkerLog
 from turnwise.trainer.assembly import SHARED_MODEL_BACKENDS, make_collector, make_engine
 from turnwise.trainer.components import EpisodeKind
-from turnwise.trainer.state import load_configured_model, seed_generators
+from turnwise.trainer.state import (
+    load_configured_model,
+    load_configured_model_in_parts,
+    seed_generators,
+)
 
 Played: TypeAlias = tuple[list[tuple[int, EpisodeResult]], Lines]
 """Episodes with their positions among the requested ones, and the log lines of that time."""
@@ -47,8 +51,10 @@ class ModelSource:
     config: ConfigStore
     model: Any = None
 
-    def load(self) -> Any:
-        """Return the model on the device of this process."""
+    def load(self, *, in_parts: bool = False) -> Any:
+        """Return the model on the device of this process; `in_parts` for one that is sharded."""
+        if self.model is None and in_parts:
+            return load_configured_model_in_parts(self.config)
         if self.model is None:
             return load_configured_model(self.config).model
         import torch

@@ -17,6 +17,7 @@ from turnwise.errors import import_extra
 from turnwise.learner import Learner, LearnerOptions, PPOBatch, make_learner
 from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import join_shards, local_shard, local_shards, split_shards
+from turnwise.models.empty import device_of
 from turnwise.scale.ray.arrays import Arrays, from_arrays, to_arrays
 from turnwise.scale.ray.episode_worker import ModelSource
 from turnwise.scale.ray.worker_log import WorkerLog
@@ -59,7 +60,7 @@ class LearnerWorker:
         """Join the process group, and build the learner."""
         self._log = WorkerLog(config.logging.level)
         seed_generators(derive_seed(config.training.seed, "learner", self._rank))
-        model = source.load()
+        model = source.load(in_parts=address is not None)
         make: type[Learner] = Learner
         if address is not None:
             store = (
@@ -67,9 +68,10 @@ class LearnerWorker:
                 if self._rank == 0
                 else TCPStore(*address, self._num_workers, is_master=False)
             )
-            is_gpu = model.device.type == "cuda"
+            device = device_of(model)
+            is_gpu = device.type == "cuda"
             if is_gpu:
-                torch.cuda.set_device(model.device)
+                torch.cuda.set_device(device)
             torch.distributed.init_process_group(
                 "nccl" if is_gpu else "gloo",
                 store=store,

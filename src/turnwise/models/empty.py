@@ -1,0 +1,140 @@
+"""Models without weights: their parameters are on torch's meta device, and take no memory.
+
+Each of several learners builds such a model, keeps a shard of every parameter, and reads this shard
+alone from the files. So no process ever has all weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from turnwise.errors import ConfigError
+from turnwise.models.load import model_folder, readable_errors, resolve_device, resolve_dtype
+from turnwise.models.weight_files import NotLoadableInParts, WeightFiles
+
+_ADAPTED = ".base_layer."
+"""In the name of a weight that has adapters."""
+
+
+def load_empty_model(
+    name_or_path: str | os.PathLike[str],
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "auto",
+    trust_remote_code: bool = False,
+) -> Any:
+    """Return a model without weights, which knows their files and the device they belong on.
+
+    Buffers, such as the frequencies of rotary embeddings, have their values. Raises
+    `NotLoadableInParts` if the files do not hold the parameters as they are.
+    """
+    if name_or_path == "tiny":
+        raise NotLoadableInParts("tiny has no files")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    place = resolve_device(device)
+    source = model_folder(name_or_path)
+    with readable_errors(name_or_path), _parameters_on_meta():
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=resolve_dtype(dtype, place), trust_remote_code=trust_remote_code
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise NotLoadableInParts("its weights are quantised")
+    if len({parameter.dtype for parameter in model.parameters()} | _kept_wide(model)) > 1:
+        raise NotLoadableInParts("some of its weights stay in float32")
+    model.weight_files = WeightFiles.find(source)
+    model.weight_device = place
+    _check(model, str(name_or_path))
+    return model.eval()
+
+
+def is_empty(model: nn.Module) -> bool:
+    """Whether a model has parameters without values."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device of a model, or the one that the weights of an empty model belong on."""
+    device: torch.device = model.weight_device if is_empty(model) else model.device
+    return device
+
+
+def stored_names(model: Any) -> dict[str, str]:
+    """Return the name in the files of each parameter that is there; adapters are not."""
+    aliases: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        aliases.setdefault(id(parameter), []).append(name.replace(_ADAPTED, "."))
+    return {
+        name: model.weight_files.name_among(aliases[id(parameter)])
+        for name, parameter in model.named_parameters()
+        if ".lora_" not in name
+    }
+
+
+@contextmanager
+def placeholder_weights(model: nn.Module) -> Iterator[None]:
+    """Give an empty model values inside the block, so that adapters get theirs as in any model.
+
+    All values of a parameter are one number in memory.
+    """
+    owners = [(m, name, p) for m in model.modules() for name, p in m._parameters.items()]
+    empty = {id(p): p for _, _, p in owners if p is not None and p.is_meta}
+    filled = {
+        key: nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape))
+        for key, p in empty.items()
+    }
+    try:
+        for module, name, parameter in owners:
+            module._parameters[name] = filled.get(id(parameter), parameter)
+        yield
+    finally:
+        for key, parameter in empty.items():
+            parameter.requires_grad_(filled[key].requires_grad)
+        for module, name, parameter in owners:
+            module._parameters[name] = parameter
+
+
+def _check(model: Any, source: str) -> None:
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, stored in stored_names(model).items():
+        if (got := model.weight_files.shape(stored)) != shapes[name]:
+            raise ConfigError(
+                f"{model.weight_files.paths[stored]} has {stored} with shape {got}, expected "
+                f"{shapes[name]} by the config.json of {source}. They belong to different models."
+            )
+    persistent = set(model.state_dict()) - {
+        n for n, _ in model.named_parameters(remove_duplicate=False)
+    }
+    if persistent:
+        raise NotLoadableInParts(f"it has the buffer {min(persistent)}")
+
+
+def _kept_wide(model: Any) -> set[torch.dtype]:
+    """Return float32 if transformers keeps some weights of a half-precision model in it."""
+    names = [model._keep_in_fp32_modules_strict, model._keep_in_fp32_modules]
+    is_kept = {torch.bfloat16: any(names[:1]), torch.float16: any(names)}
+    return {torch.float32} if is_kept.get(model.dtype, False) else set()
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Move every parameter to the meta device when a module gets it; buffers keep their values."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]

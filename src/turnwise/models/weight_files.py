@@ -1,0 +1,90 @@
+"""The weights of a model in safetensors files, of which each process reads its slices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turnwise.errors import ConfigError, TurnwiseError
+
+_ONE_FILE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class NotLoadableInParts(TurnwiseError):
+    """A model whose weights only transformers can find in its files."""
+
+
+@dataclass(frozen=True)
+class WeightFiles:
+    """Tensors by name, each in one of several files; opened for every read, so that no more than
+    one slice is mapped into memory."""
+
+    paths: Mapping[str, Path]
+    """The file of each tensor."""
+
+    @classmethod
+    def find(cls, source: str) -> WeightFiles:
+        """Find the files of a folder or of a Hugging Face id, which are downloaded if need be."""
+        from transformers.utils.hub import cached_file, get_checkpoint_shard_files
+
+        options: Any = {"_raise_exceptions_for_missing_entries": False}
+        if (one := cached_file(source, _ONE_FILE, **options)) is not None:
+            return cls({name: Path(one) for name in _names_in(Path(one))})
+        index = cached_file(source, _INDEX, **options)
+        if index is None:
+            raise NotLoadableInParts(f"{source} has no safetensors files")
+        file_of: dict[str, str] = json.loads(Path(index).read_text())["weight_map"]
+        found, _ = get_checkpoint_shard_files(source, index)  # type: ignore[no-untyped-call]
+        paths = {path.name: path for path in map(Path, found)}
+        for name, path in paths.items():
+            if not path.is_file():
+                raise ConfigError(
+                    f"{source} has no file {name}, in which {_INDEX} says that weights are. Copy "
+                    "it there, or download the model again."
+                )
+        return cls({name: paths[file] for name, file in file_of.items()})
+
+    def name_among(self, names: Iterable[str]) -> str:
+        """Return the name that a weight has in the files, which have one of its names."""
+        names = list(names)
+        found = [name for name in names if name in self.paths]
+        if len(found) == 1:
+            return found[0]
+        what = "no weight" if not found else "several weights for"
+        raise NotLoadableInParts(f"its files have {what} {' and '.join(found or names)}")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        with _opened(self.paths[name], name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def read(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Return rows `start` to `stop` of a tensor, in the precision of the file."""
+        with _opened(self.paths[name], name) as file:
+            rows: torch.Tensor = file.get_slice(name)[start:stop]
+            return rows.clone()  # not the file's own memory
+
+
+def _names_in(path: Path) -> list[str]:
+    with _opened(path) as file:
+        return list(file.keys())
+
+
+def _opened(path: Path, name: str | None = None) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file: Any = safe_open(path, framework="pt")
+        if name is not None:
+            file.get_slice(name)
+    except SafetensorError as error:
+        what = f"the weight {name} of " if name else ""
+        raise ConfigError(
+            f"cannot read {what}{path}: {error}. Is the file complete? Download the model again."
+        ) from error
+    return file
