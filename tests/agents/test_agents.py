@@ -1,5 +1,6 @@
 """Agents' episodes: functions and commands, their rewards, and what they do wrong."""
 
+import dataclasses
 import json
 import pickle
 import sys
@@ -164,3 +165,40 @@ def test_nothing_that_is_no_agent_is_taken():
     for wrong in (3, "", None):
         with pytest.raises(ConfigError, match="expected"):
             AgentEpisodes(wrong)
+    for function in (lambda task: 1.0, lambda: 1.0, lambda task, llm, more: 1.0):
+        with pytest.raises(ConfigError, match=r"\(task, llm\)"):
+            AgentEpisodes(function)
+
+
+def test_commands_that_cannot_start_or_leave_no_reward():
+    (result,) = play("no-such-command-anywhere {task}")
+    assert result.status is EpisodeStatus.AGENT_ERROR
+    assert "'no-such-command-anywhere' could not be started: No such file" in result.error
+    (result,) = play(f"{sys.executable} -c 'import sys; sys.exit(\"no model\")'")
+    assert result.status is EpisodeStatus.REWARD_ERROR
+    assert "$TURNWISE_REWARD_FILE" in result.error
+    assert result.error.endswith("exit code 1: no model")
+
+
+def test_a_client_with_another_key_or_url_is_told_which_ones_to_use():
+    def other_key(task, llm):
+        call(dataclasses.replace(llm, api_key="sk-mine"), QUESTION)
+
+    def no_version(task, llm):
+        call(dataclasses.replace(llm, base_url=llm.anthropic_url), QUESTION)
+
+    def answered(agent):
+        said = []
+
+        def caught(task, llm):
+            try:
+                agent(task, llm)
+            except urllib.error.HTTPError as error:
+                said.append(json.load(error)["error"]["message"])
+            return 0.0
+
+        play(caught)
+        return said
+
+    assert "llm.api_key" in answered(other_key)[0]
+    assert "llm.base_url" in answered(no_version)[0]

@@ -1,66 +1,24 @@
 """Replies that are sent while they are sampled: the same message, piece by piece."""
 
-import asyncio
 import http.client
 import json
-import threading
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, strategies as st
 
 from agents.serving import CALL, QUESTION, TOOL, ask, joined, serving
-from chat.families import make_format
+from beside_agents.live_engine import ANSWER, THOUGHT, live
 from turnwise.agents.live import LiveText
 from turnwise.agents.requests import ChatReply, Sent
 from turnwise.agents.session import AgentSession
 from turnwise.episode import CollectorOptions
 from turnwise.episode.setup import make_setup
-from turnwise.inference.scripted import ScriptedEngine
+from turnwise.inference import create_inference_engine
 from turnwise.tools import answer_of
 from turnwise.tools.thoughts import thought_of
 
 CHAT, RESPONSES, MESSAGES = "/chat/completions", "/responses", "/messages"
-THOUGHT = "<think>\nWater or wait? Wait.\n</think>\n\n"
-ANSWER = "Wait 🌧️ for the rain, naïvely.  "
-
-
-class TokenByToken(ScriptedEngine):
-    """Reports every token of its script; after the first few it may wait or fail."""
-
-    def __init__(self, tokenizer, policy):
-        super().__init__(tokenizer, policy)
-        self.release, self.error = threading.Event(), None
-        self.release.set()
-        self.was_cancelled = threading.Event()
-
-    async def sample(self, request):
-        result = await super().sample(request)
-        for number in range(1, len(result.ids)):
-            if request.on_tokens is not None:
-                request.on_tokens(result.ids[:number])
-            await asyncio.sleep(0)
-            if number == len(result.ids) // 2:
-                await self._half_way()
-        return result
-
-    async def _half_way(self):
-        if self.error is not None:
-            raise self.error
-        try:
-            while not self.release.is_set():
-                await asyncio.sleep(0.001)
-        except asyncio.CancelledError:
-            self.was_cancelled.set()
-            raise
-
-
-def live(text, **options):
-    chat = make_format("hermes")
-    engine = TokenByToken(chat.tokenizer, text)
-    setup = make_setup(engine, CollectorOptions(chat_format=chat, parser="hermes"))
-    options = {"honours_sampling": True, "max_conversations": 8, **options}
-    return engine, serving(AgentSession(setup, **options))
 
 
 def asked(**more):
@@ -73,8 +31,7 @@ def deltas(events):
 
 @pytest.mark.parametrize("text", [ANSWER, THOUGHT + ANSWER, "  \n" + ANSWER, THOUGHT, "<thin"])
 def test_the_pieces_are_the_message(text):
-    _, server = live(text)
-    with server as (_, session, llm):
+    with live(text) as (_, session, llm):
         _, whole = ask(llm, CHAT, asked())
         status, events = ask(llm, CHAT, asked(stream=True))
         message, expected = joined(events), whole["choices"][0]["message"]
@@ -88,8 +45,7 @@ def test_the_pieces_are_the_message(text):
 
 
 def test_a_text_that_may_be_a_call_comes_at_its_end_and_thoughts_at_once():
-    _, server = live(THOUGHT + "Wait. " + CALL)
-    with server as (_, _, llm):
+    with live(THOUGHT + "Wait. " + CALL) as (_, _, llm):
         _, events = ask(llm, CHAT, asked(stream=True, tools=[TOOL]))
         found = deltas(events)
         assert sum("reasoning_content" in delta for delta in found) > 3
@@ -99,16 +55,28 @@ def test_a_text_that_may_be_a_call_comes_at_its_end_and_thoughts_at_once():
         assert joined(events)["content"] == "Wait. " + CALL
 
 
+def test_the_local_engine_reports_its_tokens_and_samples_the_same():
+    with create_inference_engine("tiny", "local") as engine:
+        session = AgentSession(make_setup(engine, CollectorOptions()), honours_sampling=True)
+        with serving(session) as (_, _, llm):
+            body = asked(seed=7, max_tokens=40, logprobs=True)
+            _, whole = ask(llm, CHAT, body)
+            _, events = ask(llm, CHAT, {**body, "logprobs": False, "stream": True})
+            assert joined(events)["content"] == whole["choices"][0]["message"]["content"]
+            assert len(deltas(events)) > 5
+            first, second = session.tree.turns
+            assert first.log_probs == second.log_probs
+            assert first.conversation_ids() == second.conversation_ids()
+
+
 def test_stop_strings_are_not_sent():
-    _, server = live("One, two, three.")
-    with server as (_, _, llm):
+    with live("One, two, three.") as (_, _, llm):
         _, events = ask(llm, CHAT, asked(stream=True, stop=[", th"]))
         assert joined(events)["content"] == "One, two"
 
 
 def test_the_events_of_responses_and_messages():
-    _, server = live(THOUGHT + ANSWER)
-    with server as (_, _, llm):
+    with live(THOUGHT + ANSWER) as (_, _, llm):
         body = {"model": "policy", "input": "What is x?", "stream": True}
         _, events = ask(llm, RESPONSES, body)
         completed = events[-1]["response"]
@@ -150,8 +118,7 @@ def open_stream(llm, body, path=CHAT):
 
 
 def test_the_first_words_come_before_the_last_are_sampled():
-    engine, server = live(ANSWER)
-    with server as (_, session, llm):
+    with live(ANSWER) as (engine, session, llm):
         engine.release.clear()
         connection, answer = open_stream(llm, asked(stream=True))
         assert b"assistant" in answer.readline()
@@ -163,8 +130,7 @@ def test_the_first_words_come_before_the_last_are_sampled():
 
 
 def test_a_client_that_hangs_up_in_mid_stream_aborts_the_turn():
-    engine, server = live(ANSWER)
-    with server as (_, session, llm):
+    with live(ANSWER) as (engine, session, llm):
         engine.release.clear()
         connection, answer = open_stream(llm, asked(stream=True))
         answer.readline()
@@ -178,8 +144,7 @@ def test_a_client_that_hangs_up_in_mid_stream_aborts_the_turn():
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
 def test_an_engine_that_fails_in_mid_stream_is_an_error_of_the_api(path):
-    engine, server = live(ANSWER)
-    with server as (_, session, llm):
+    with live(ANSWER) as (engine, session, llm):
         engine.error = RuntimeError("the GPU is gone")
         body = {"model": "policy", "input": "Hi"} if path == RESPONSES else asked(max_tokens=99)
         status, events = ask(llm, path, {**body, "stream": True})
@@ -191,8 +156,7 @@ def test_an_engine_that_fails_in_mid_stream_is_an_error_of_the_api(path):
 
 
 def test_in_training_a_reply_is_sampled_whole():
-    _, server = live(ANSWER, honours_sampling=False, max_conversations=None)
-    with server as (_, _, llm):
+    with live(ANSWER, honours_sampling=False, max_conversations=None) as (_, _, llm):
         _, events = ask(llm, CHAT, asked(stream=True))
         assert joined(events)["content"] == ANSWER
         assert len(deltas(events)) == 3

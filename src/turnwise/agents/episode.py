@@ -194,10 +194,7 @@ class AgentEpisode:
                     record.reward = await self._setup.score(record.trajectory, None)
                 return
             if value is None:
-                raise RewardError(
-                    "the agent returned no reward, expected a number or a dict of numbers. Return "
-                    "one, or pass reward_fn."
-                )
+                raise RewardError(_no_reward(returned))
             record.reward = read_reward(value, count_turns(record.trajectory))
         except RewardError as error:
             self._set_status(record, EpisodeStatus.REWARD_ERROR, error_message(error))
@@ -243,6 +240,21 @@ class AgentEpisode:
         trajectory.prompts = [_text(turns[0])] if turns else []
         self._engine_seconds = sum(facts.seconds for facts in session.facts.values())
         return record
+
+
+def _no_reward(returned: Any) -> str:
+    """What to do about an agent without a reward."""
+    if not isinstance(returned, CommandResult):
+        return (
+            "the agent returned no reward, expected a number or a dict of numbers. Return one, or "
+            "pass reward_fn."
+        )
+    said = f": {returned.output.strip()[-500:]}" if returned.output.strip() else ""
+    return (
+        "the agent's command left no reward. Write a number or an object of numbers as JSON into "
+        f"the file $TURNWISE_REWARD_FILE, or pass reward_fn. It ended with exit code "
+        f"{returned.exit_code}{said}"
+    )
 
 
 def _text(turn: SampledTurn) -> str:

@@ -228,7 +228,8 @@ class Gateway:
         )
         if episode is None or not is_allowed:
             raise ApiError(
-                "Incorrect API key provided, or the episode has ended.",
+                "Incorrect API key provided, or the episode has ended. An agent's client needs the "
+                "llm.base_url and llm.api_key of the same episode.",
                 status=401,
                 code="invalid_api_key",
             )
@@ -326,7 +327,11 @@ class Gateway:
     @answering(openai_chat.error_body)
     async def _unknown(self, request: Request) -> Response:
         raise ApiError(
-            f"Invalid URL ({request.method} {request.url.path})", status=404, code="unknown_url"
+            f"Invalid URL ({request.method} {request.url.path}). Clients of OpenAI's API take a "
+            "base URL that ends with /v1 (llm.base_url), those of Anthropic's the same without it "
+            "(llm.anthropic_url).",
+            status=404,
+            code="unknown_url",
         )
 
     def _check_model(self, name: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -45,6 +46,17 @@ def check_agent(agent: Any) -> AgentSource:
             f"agent got {type(agent).__name__}, expected a function of (task, llm), plain or "
             'async, or a command such as "my-cli --task {task}"'
         )
+    if callable(agent):
+        try:
+            inspect.signature(agent).bind({}, None)
+        except TypeError as error:
+            name = getattr(agent, "__name__", type(agent).__name__)
+            raise ConfigError(
+                f"agent {name} cannot be called as {name}(task, llm): {error}. Write it with these "
+                "two arguments."
+            ) from None
+        except ValueError:  # a function of C, which does not say what it takes
+            pass
     source: AgentSource = agent
     return source
 
@@ -81,14 +93,7 @@ class _Command:
                 "TURNWISE_TASK_FILE": str(task_file),
                 "TURNWISE_REWARD_FILE": str(reward_file),
             }
-            process = await asyncio.create_subprocess_exec(
-                *_arguments(self._command, task),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=variables,
-                start_new_session=True,
-            )
+            process = await _start(_arguments(self._command, task), variables)
             try:
                 output = await _output_of(process)
                 code = await process.wait()
@@ -96,6 +101,23 @@ class _Command:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
             return _result(code, output, reward_file)
+
+
+async def _start(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=variables,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"the agent's command {words[0]!r} could not be started: {error.strerror or error}. "
+            "Install it, or write its whole path."
+        ) from error
 
 
 def _arguments(command: str, task: Mapping[str, Any]) -> list[str]:
