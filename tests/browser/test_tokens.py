@@ -77,16 +77,16 @@ def test_arrow_keys_go_from_token_to_token_and_the_address_knows(visitor, stream
 def test_the_colour_follows_the_column(visitor):
     visitor.open("run/long/tokens/train-1-0")
     tokens = visitor.at(".stream .tok.s")
-    expect(tokens.first).to_have_class(re.compile(r"\bm10\b"))
-    expect(tokens.last).to_have_class(re.compile(r"\bp10\b"))
+    expect(tokens.first).to_have_class(re.compile(r"is-minus l10\b"))
+    expect(tokens.last).to_have_class(re.compile(r"is-plus l10\b"))
     visitor.at("[data-color=gap]").click()
     expect(visitor.page).to_have_url(re.compile("color=gap"))
     # -0.75 by the learner, -0.5 by the sampler
-    expect(tokens.first).to_have_class(re.compile(r"\bm10\b"))
-    expect(tokens.last).to_have_class(re.compile(r"\bm10\b"))
+    expect(tokens.first).to_have_class(re.compile(r"is-minus l10\b"))
+    expect(tokens.last).to_have_class(re.compile(r"is-minus l10\b"))
     expect(visitor.at(".checks .is-ill")).to_contain_text("differ by at most 0.25")
     visitor.at("[data-color=mask]").click()
-    expect(tokens.first).not_to_have_class(re.compile(r"\bm10\b"))
+    expect(tokens.first).not_to_have_class(re.compile(r"is-minus l10\b"))
     visitor.press("c")
     expect(visitor.page).to_have_url(re.compile("color=advantages"))
 

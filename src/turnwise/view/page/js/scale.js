@@ -64,7 +64,8 @@ export class Scale {
   className(value) {
     const level = this.level(value);
     if (!level) return "";
-    return this.choice.oneSided ? `a${level}` : level > 0 ? `p${level}` : `m${-level}`;
+    const sign = this.choice.oneSided ? "is-one" : level > 0 ? "is-plus" : "is-minus";
+    return `${sign} l${Math.abs(level)}`;
   }
 
   labels() {
