@@ -15,6 +15,7 @@ from turnwise import BaseEnvironment, ConfigError, ConfigStore, Trainer
 from turnwise.errors import MissingExtraError, TrainingStopped
 from turnwise.reward import RewardBatch
 from turnwise.runs.run_folder import RunFolder
+from turnwise.trainer.replay import replay_run
 
 ROWS = [{"word": word, "number": number} for number, word in enumerate(["left", "right", "up"])]
 COMMAND = f"""{sys.executable} -c '
@@ -91,6 +92,17 @@ def test_in_yaml_it_is_the_same_run(tmp_path):
     folder, _, theirs = trained(config)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert folder.path.name == "chatty"
+
+
+def test_an_asynchronous_run_and_its_replay(tmp_path):
+    config = settings(tmp_path, num_epochs=2, max_staleness=2)
+    folder, history, _ = trained(config, agent=chatty, dataset=ROWS)
+    assert [row["num_episodes"] for row in history] == [4] * 4
+    assert all(row["errors"] == 0 and row["turns"] == 2 for row in history)
+    assert max(row.get("weights_behind", 0) for row in history) <= 2
+    again = ConfigStore.load(folder.path / "config.yaml", ["checkpoint.run_name=again"])
+    outcome = replay_run(folder.path, again)
+    assert (outcome.num_equal, outcome.equal_checkpoints) == (4, [2, 4]), "with both branches"
 
 
 def test_a_command_with_a_reward_file(tmp_path):

@@ -105,6 +105,20 @@ def test_it_works_with(tmp_path, settings, options):
     assert max(metrics.get("weights_behind", 0) for metrics in history) <= 2
 
 
+def test_a_mix_of_environments(tmp_path):
+    runs = {}
+    for settings in (SMALL, AHEAD):
+        mix = [(Uneven, 2.0), (Echo, 1.0)]
+        with small_trainer(
+            tmp_path / str(len(settings)), None, *settings, environments=mix, reporter=None
+        ) as trainer:
+            history = trainer.fit()
+        runs[settings] = trained(trainer.run_folder)
+    assert runs[AHEAD] == runs[SMALL]  # so the shares are exact
+    assert sum(metrics.get("Uneven/num_groups", 0) for metrics in history) == 12
+    assert sum(metrics.get("Echo/num_groups", 0) for metrics in history) == 6
+
+
 def test_a_reward_of_batches(tmp_path):
     def reward(data: RewardBatch) -> torch.Tensor:
         return torch.full((len(data),), float(len(data)))
