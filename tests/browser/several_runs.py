@@ -36,6 +36,9 @@ def make(folder, seconds, num_episodes, size=3, rate="0.001", code="aaaaaaaaaa",
             "time/step": seconds,
             **({"num_episodes": num_episodes} if num_episodes else {}),
         }
+        if size == 5 and step > 1:  # asynchronous
+            metrics |= {"weights_behind": 2, "staleness/mean": 0.9, "staleness/0": 0.3}
+            metrics |= {"staleness/1": 0.5, "staleness/2": 0.2, "idle/learner": 0.25}
         if step % 5 == 0:
             metrics |= {"eval/greedy/reward": 0.5, "eval/sampled/reward": 0.25}
             metrics |= {"eval/greedy/success": step / NUM_STEPS, "time/evaluate": 5.0}

@@ -312,3 +312,13 @@ def overlap(a, b):
     across = min(a["x"] + a["width"], b["x"] + b["width"]) - max(a["x"], b["x"])
     down = min(a["y"] + a["height"], b["y"] + b["height"]) - max(a["y"], b["y"])
     return across > 1 and down > 1
+
+
+def test_an_asynchronous_run_shows_how_old_its_samples_are_and_what_waits(visitor):
+    visitor.open("run/larger/learn")
+    chart = visitor.at("[data-metric='staleness']")
+    expect(chart.locator("canvas")).to_have_count(1)
+    expect(chart.locator(".chart-values span")).to_have_text(["1 behind 50%", "0 behind 30%"])
+    expect(visitor.at("[data-metric='idle/learner'] .chart-values")).to_have_text("25%")
+    visitor.open("run/larger/learn?step=1")  # nothing was behind
+    expect(chart.locator(".chart-values span").first).to_have_text("0 behind 100%")

@@ -117,6 +117,18 @@ SICK = [
     ({"gap_max": 7.0}, "sampler-gap", 3, "worst log-prob 7 apart"),
     ({"gap_max": after(20, 0.7, 1e-6)}, "stale-engine", 21, "up to 0.7 apart"),
     (
+        {"weights_behind": 4, "is_ess": after(20, 0.4, 0.95), "gap_kl": 0.05, "gap_max": 3.0},
+        "policy-lag",
+        22,
+        "up to 4 updates old",
+    ),
+    (
+        {"idle__learner": 0.8, "idle__engine": 0.7, "idle__episodes": 0.5, "weights_behind": 1},
+        "slow-episodes",
+        10,
+        "80% of the time",
+    ),
+    (
         {"unread_calls": 0.6, "unread_calls__kimi": 0.6, "tool_calls": 0.0},
         "unread-calls",
         3,
@@ -290,7 +302,16 @@ def test_a_resumed_run_hears_the_same():
         assert heard == [(step, finding) for step, finding in whole if step > stop]
 
 
-NAMES = [*healthy_run(1)[0], "errors/tool", "reward/format", "eval/greedy/success"]
+NAMES = [
+    *healthy_run(1)[0],
+    "weights_behind",
+    "is_ess",
+    "idle/learner",
+    "idle/engine",
+    "errors/tool",
+    "reward/format",
+    "eval/greedy/success",
+]
 
 
 @settings(max_examples=100, deadline=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from turnwise.runs.doctor import policy, rewards, turns
+from turnwise.runs.doctor import policy, rewards, staleness, turns
 from turnwise.runs.doctor.history import History
 
 
@@ -81,6 +81,13 @@ CHECKS: tuple[Check, ...] = (
         policy.sampler_gap,
         "Take model.dtype=float32 or inference.backend=local, see that the engine has the newest "
         "weights and the same temperature and chat template, or keep importance correction on.",
+        explains=_LOST_POLICY,
+    ),
+    Check(
+        staleness.policy_lag,
+        "Halve training.max_staleness, or lower training.learning_rate: the older the samples are, "
+        "the smaller the updates must be. Keep training.importance_level on. If the divergence "
+        "stays with training.max_staleness=0, it is the engine's.",
         explains=_LOST_POLICY,
     ),
     Check(
@@ -271,5 +278,12 @@ CHECKS: tuple[Check, ...] = (
         "If that is less than you expect: a higher training.learning_rate, a larger "
         "training.batch_size, reward for partial progress, or a warm start. If it is the best "
         "that can be had, the run is done.",
+    ),
+    Check(
+        staleness.slow_episodes,
+        "Raise training.max_staleness: more episodes are under way at once, and samples become "
+        "older (staleness/mean). A larger training.batch_size has the same effect. time/environment"
+        ", time/tools and time/reward in the metrics, and the timeline of turnwise view, show what "
+        "is slow.",
     ),
 )

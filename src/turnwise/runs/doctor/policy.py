@@ -148,8 +148,8 @@ def sampler_gap(history: History) -> str | None:
     divergence, worst = history.median("gap_kl", 3), history.median("gap_max", 3)
     if divergence is None or worst is None or (divergence < 0.01 and worst < 2.0):
         return None
-    if stale_engine(history):
-        return None  # which is more specific
+    if stale_engine(history) or history.known("weights_behind", 3):
+        return None  # which are more specific: `policy_lag` in asynchronous runs
     return (
         f"Sampler and learner disagree on the probabilities of the tokens: divergence "
         f"{divergence:.2g}, worst log-prob {worst:.2g} apart (exact engines: under 1e-4). "

@@ -16,6 +16,9 @@ const SHARES = new Set([
   "tool_failures",
   "malformed_calls",
   "zero_variance",
+  "idle/learner",
+  "idle/engine",
+  "idle/episodes",
 ]);
 
 export function isShare(spec) {

@@ -1,6 +1,7 @@
 // This module computes the curves of a chart, each with its places on the x axis.
 
-import { smooth, TIME_PHASES } from "./metrics.js";
+import { cssColor } from "./dom.js";
+import { smooth } from "./metrics.js";
 import { timeColor } from "./time_kinds.js";
 
 export const KINDS = [
@@ -48,18 +49,17 @@ export function lines(spec, runs, weight, hiddenKinds) {
 }
 
 // Returns the shares as running sums, the largest first, so that each is painted over the one
-// before.
+// before. All tokens of a step without these metrics are 0 behind.
 export function shares(spec, run) {
   if (!run?.xs) return [];
   const { steps, series } = run.metrics;
-  const phases = TIME_PHASES.filter((phase) => spec.phases.includes(`time/${phase}`));
-  const totals = steps.map(
-    (_, i) => phases.reduce((sum, phase) => sum + (series[`time/${phase}`]?.[i] ?? 0), 0) || 1,
-  );
+  const columns = spec.phases.map((name) => steps.map((_, i) => series[name]?.[i] ?? 0));
+  const totals = steps.map((_, i) => columns.reduce((sum, column) => sum + column[i], 0));
   const below = steps.map(() => 0);
-  return phases
-    .map((phase) => {
-      const share = steps.map((_, i) => (series[`time/${phase}`]?.[i] ?? 0) / totals[i]);
+  return spec.phases
+    .map((name, place) => {
+      const none = Number(name === "staleness/0");
+      const share = columns[place].map((value, i) => (totals[i] ? value / totals[i] : none));
       share.forEach((value, i) => {
         below[i] += value;
       });
@@ -68,14 +68,18 @@ export function shares(spec, run) {
         xs: run.xs,
         values: [...below],
         share,
-        phase,
-        label: phase.replace("_", "-"),
-        color: timeColor(phase),
+        ...styleOf(name, place),
         filled: true,
         kind: "training",
       };
     })
     .reverse();
+}
+
+function styleOf(name, place) {
+  const [kind, phase] = name.split("/");
+  if (kind === "time") return { label: phase.replace("_", "-"), color: timeColor(phase) };
+  return { label: `${phase} behind`, color: cssColor(`--run-${(place % 8) + 1}`) };
 }
 
 export function before(values, at) {

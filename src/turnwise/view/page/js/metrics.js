@@ -66,7 +66,14 @@ const GROUPS = [
   ["How are the tools used?", ["tool_calls", "tool_failures", "malformed_calls", "tool_calls/*"]],
   [
     "How old are the samples, and what waits?",
-    ["staleness/mean", "weights_behind", "idle/learner", "idle/engine", "idle/episodes"],
+    [
+      "staleness",
+      "staleness/mean",
+      "weights_behind",
+      "idle/learner",
+      "idle/engine",
+      "idle/episodes",
+    ],
   ],
   ["Where does the time go?", ["time", "time/step", "time/tokens_per_second", "time/memory_gib"]],
 ];
@@ -94,6 +101,7 @@ export const TITLES = {
   tool_calls: "tool calls per episode",
   tool_failures: "failed calls",
   malformed_calls: "malformed calls",
+  staleness: "token age",
   "staleness/mean": "updates behind, mean of the tokens",
   weights_behind: "updates behind, oldest token",
   "idle/learner": "learner waits, share of the time",
@@ -126,7 +134,7 @@ function evaluationsOf(name, environments) {
   );
 }
 
-export const TIME_PHASES = [
+const TIME_PHASES = [
   "generate",
   "environment",
   "tools",
@@ -173,6 +181,12 @@ export function chartGroups(runs) {
           left.delete(name),
         );
         if (found.length) charts.push({ name: "time", title: TITLES.time, phases: found });
+      } else if (pattern === "staleness") {
+        const found = [...left].filter(
+          (name) => /^staleness\/\d+$/.test(name) && left.delete(name),
+        );
+        found.sort((a, b) => Number(a.split("/")[1]) - Number(b.split("/")[1]));
+        if (found.length) charts.push({ name: pattern, title: TITLES[pattern], phases: found });
       } else if (pattern.endsWith("*")) {
         const found = [...left].filter((name) => name.startsWith(pattern.slice(0, -1)));
         charts.push(...found.sort().map(take));
