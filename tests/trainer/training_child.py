@@ -94,11 +94,12 @@ class InExecutor(Memory):
 
 
 class Uneven(Memory):
-    """Its steps take a varying time, so that an asynchronous run overlaps."""
+    """Its steps take a varying time, and whatever is said earns something."""
 
     async def step(self, action):
         await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.02]))
-        return super().step(action)
+        observation, _, done, info = super().step(action)
+        return observation, sum(action.encode()) % 7 / 6, done, info
 
 
 WORLDS = {
