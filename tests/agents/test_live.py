@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import pytest
 from hypothesis import given, strategies as st
 
-from agents.serving import CALL, QUESTION, TOOL, ask, joined, serving
+from agents.serving import CALL, QUESTION, TOOL, ask, joined, read_events, serving
 from beside_agents.live_engine import ANSWER, THOUGHT, live
 from turnwise.agents.live import LiveText
 from turnwise.agents.requests import ChatReply, Sent
@@ -140,6 +140,19 @@ def test_a_client_that_hangs_up_in_mid_stream_aborts_the_turn():
         engine.release.set()
         assert ask(llm, CHAT, asked(stream=True))[0] == 200
         assert len(session.tree.turns) == len(session.engine_sessions) == 1
+
+
+def test_an_episode_that_ends_in_mid_stream_is_an_error_of_the_api():
+    with live(ANSWER) as (engine, session, llm):
+        engine.release.clear()
+        connection, answer = open_stream(llm, asked(stream=True))
+        answer.readline()
+        engine.end_episode()
+        last = read_events(answer.read().decode())[-1]
+        assert last["error"]["message"] == "the episode has ended"
+        connection.close()
+        assert engine.was_cancelled.is_set()
+        assert not session.tree.turns
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])

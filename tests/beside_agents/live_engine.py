@@ -57,5 +57,6 @@ def live(text, **options):
     session = AgentSession(setup, **{"honours_sampling": True, "max_conversations": 8, **options})
     with Gateway() as gateway:
         llm = gateway.open(session)
+        engine.end_episode = lambda: asyncio.run(gateway.close(llm))
         yield engine, session, llm
-        asyncio.run(gateway.close(llm))
+        engine.end_episode()
