@@ -10,7 +10,10 @@ from turnwise.episode import timing
 
 
 class Clock(selectors.DefaultSelector):
-    """The time of a loop: it passes only when a test adds to `now`, from any thread."""
+    """The time of a loop: it passes only when a test adds to `now`, from any thread.
+
+    The loop sees that after its next wait: not between the start of a call and that of its limit.
+    """
 
     now = 0.0
 
@@ -33,7 +36,16 @@ def run_in_virtual_time(coroutine, clock=None, late=0.0):
     """
     clock = clock or QuickClock()
     loop = asyncio.SelectorEventLoop(clock)
-    loop.time = lambda: clock.now + late * (clock.now > 0)
+    select, seen = clock.select, clock.now
+
+    def wait(timeout=None):
+        nonlocal seen
+        events = select(timeout)
+        seen = clock.now
+        return events
+
+    clock.select = wait
+    loop.time = lambda: seen + late * (seen > 0)
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(timing, "time", SimpleNamespace(monotonic=loop.time))
