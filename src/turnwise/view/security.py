@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypeAlias
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from turnwise.view.notes import MAX_BYTES
 from turnwise.view.payloads import json_bytes
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 # Nothing from elsewhere, and no script or style inside the page: what a model wrote could not run
 # even if it were taken for a part of the page.
@@ -23,18 +22,17 @@ EXPORT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; sandbox"
 )
-_HEADERS = (
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"x-frame-options", b"DENY"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-    (b"permissions-policy", b"camera=(), microphone=(), geolocation=()"),
-)
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
 _METHODS = ("GET", "HEAD")
 _NOTES = re.compile("/api/runs/[^/]+/notes")
 TOKEN_HEADER = "x-turnwise-token"
-Headers: TypeAlias = Mapping[str, list[str]]
 
 
 class Guard:
@@ -62,23 +60,19 @@ class Guard:
             return
         guarded = _with_headers(send, scope["path"])
         refusal = self._refusal(scope)
-        if refusal is None:
-            await self._app(scope, receive, guarded)
-        else:
-            await _refuse(guarded, *refusal)
+        app = self._app if refusal is None else _refused(*refusal)
+        await app(scope, receive, guarded)
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
         is_note = scope["method"] == "PATCH" and _NOTES.fullmatch(scope["path"]) is not None
         if scope["method"] not in _METHODS and not is_note:
             return 405, "the viewer only reads (GET and HEAD), except for a run's notes (PATCH)"
-        headers: dict[str, list[str]] = {}
-        for name, value in scope["headers"]:
-            headers.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
-        hosts = [host.lower() for host in headers.get("host", ())]
+        headers = Headers(scope=scope)
+        hosts = [host.lower() for host in headers.getlist("host")]
         if len(hosts) != 1 or hosts[0] not in self._hosts:
             return 403, "this address is not the viewer's; open the one that it printed"
-        origins = {origin.lower() for origin in headers.get("origin", ())}
-        site = headers.get("sec-fetch-site", ["none"])[-1]
+        origins = {origin.lower() for origin in headers.getlist("origin")}
+        site = ["none", *headers.getlist("sec-fetch-site")][-1]
         is_foreign = site not in ("same-origin", "none") and scope["path"] != "/"  # a link to it
         if is_foreign or not origins <= {f"http://{host}" for host in self._hosts}:
             return 403, "pages of other sites may not ask the viewer"
@@ -89,13 +83,13 @@ class Guard:
         the viewer answers has the token."""
         if self._write_token is None:
             return 403, "this viewer was started with --read-only: it saves no notes"
-        tokens = [token.encode() for token in headers.get(TOKEN_HEADER, ())]
+        tokens = [token.encode() for token in headers.getlist(TOKEN_HEADER)]
         is_ours = [secrets.compare_digest(one, self._write_token.encode()) for one in tokens]
-        if len(headers.get("origin", ())) != 1 or is_ours != [True]:
+        if len(headers.getlist("origin")) != 1 or is_ours != [True]:
             return 403, "notes are saved from the viewer's own page alone; load it again"
-        if headers.get("content-type") != ["application/json"]:
+        if headers.getlist("content-type") != ["application/json"]:
             return 415, "notes are sent as application/json"
-        lengths = headers.get("content-length", [])
+        lengths = headers.getlist("content-length")
         if len(lengths) != 1 or not lengths[0].isdecimal() or len(lengths[0]) > 9:
             return 411, "notes are sent with one Content-Length"
         if int(lengths[0]) > MAX_BYTES:
@@ -108,23 +102,13 @@ def _with_headers(send: Send, path: str) -> Send:
 
     async def guarded(message: Message) -> None:
         if message["type"] == "http.response.start":
-            own = (*_HEADERS, (b"content-security-policy", policy.encode()))
-            names = {name for name, _ in own}
-            kept = [pair for pair in message.get("headers", ()) if pair[0].lower() not in names]
-            message["headers"] = [*kept, *own]
+            headers = MutableHeaders(scope=message)
+            headers.update({**_HEADERS, "content-security-policy": policy})
         await send(message)
 
     return guarded
 
 
-async def _refuse(send: Send, status: int, why: str) -> None:
-    body = json_bytes({"error": why})
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-    ]
-    if status == 405:
-        headers.append((b"allow", ", ".join(_METHODS).encode()))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _refused(status: int, why: str) -> Response:
+    headers = {"connection": "close", **({"allow": ", ".join(_METHODS)} if status == 405 else {})}
+    return Response(json_bytes({"error": why}), status, headers, media_type="application/json")
