@@ -27,9 +27,10 @@ from scale.rayed import (
 )
 from trainer.runs import Listener, episodes, metrics_of
 from trainer.worlds import Echo, Memory, small_model, small_trainer
-from turnwise import Levels, RewardBatch
+from turnwise import ConfigStore, Levels, RewardBatch
 from turnwise.errors import ConfigError, TrainingStopped, import_extra
 from turnwise.scale.ray.cluster import exported_python_path
+from turnwise.trainer.replay import replay_run
 
 ray = import_extra("ray", "ray")
 
@@ -280,6 +281,15 @@ AHEAD = ("ray.use_ray=true", "ray.mode=one_step_off", "training.num_epochs=2")
 def ahead(tmp_path_factory):
     """Six steps that are played ahead, with a checkpoint after three."""
     return train(tmp_path_factory.mktemp("ahead"), Memory, *AHEAD)
+
+
+def test_a_run_on_ray_is_replayed_in_one_process(ahead):
+    _, _, folder = ahead
+    config = ConfigStore.load(folder / "config.yaml", ["checkpoint.run_name=replay"])
+    model, tokenizer = small_model()
+    given = {"environment": Memory, "model": model, "tokenizer": tokenizer}
+    outcome = replay_run(folder, config, **given)  # it stops where metrics differ
+    assert outcome.num_steps == 6
 
 
 def test_one_step_off_plays_ahead_and_corrects_for_it(ahead):
