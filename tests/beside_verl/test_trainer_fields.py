@@ -110,6 +110,7 @@ OTHER_VALUES: dict[str, Any] = {
     "ray.use_ray": True,
     "ray.num_actors": 4,
     "ray.num_learners": 2,
+    "ray.context_parallel_size": 2,
     "ray.gpus_per_worker": 1.0,
     "ray.address": "auto",
     "ray.mode": "one_step_off",

@@ -41,7 +41,7 @@ MAY_CHANGE = frozenset(
         *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.save_interval"),
         *("checkpoint.keep_last_n", "checkpoint.best_metric"),
         *("ray.use_ray", "ray.num_actors", "ray.num_learners", "ray.gpus_per_worker"),
-        *("ray.address", "ray.mode", "ray.max_failures"),
+        *("ray.address", "ray.mode", "ray.max_failures", "ray.context_parallel_size"),
         *("logging.level", "logging.sinks", "logging.episodes_gb"),
     }
 )

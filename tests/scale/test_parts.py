@@ -1,9 +1,7 @@
 """Learners that load a model in parts: none ever has all of it, and together they have the same."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import turnwise
 from inference.tiny_models import make_model
+from scale.children import run_learners
 from scale.parts_child import LARGE
 from turnwise import ConfigError
 from turnwise.config import ConfigStore
@@ -22,7 +20,6 @@ from turnwise.models.empty import is_empty, load_empty_model
 from turnwise.models.weight_files import NotLoadableInParts
 from turnwise.trainer.state import load_configured_model_in_parts
 
-TESTS = Path(__file__).parents[1]
 SMALL = ("llama", "gemma", "qwen2", "qwen3", "gpt2")
 
 
@@ -66,33 +63,8 @@ def weights_of(folder):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the memory of a process from /proc")
 @pytest.mark.parametrize("world", [2, 4])
 def test_no_learner_has_all_weights_and_all_have_the_same(folder, world):
-    path = os.pathsep.join([str(Path(turnwise.__file__).parents[1]), str(TESTS)])
-    children = [
-        subprocess.Popen(
-            [
-                *(sys.executable, str(TESTS / "scale" / "parts_child.py")),
-                *(str(rank), str(world), str(folder)),
-            ],
-            env={
-                **os.environ,
-                "PYTHONPATH": path,
-                "OMP_NUM_THREADS": "1",
-                # So that glibc gives the memory of freed tensors back, and it can be measured.
-                "MALLOC_MMAP_THRESHOLD_": "65536",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        for child in children:
-            output, _ = child.communicate(timeout=600)
-            assert child.returncode == 0, output
-    finally:
-        for child in children:
-            child.kill()
+    # So that glibc gives the memory of freed tensors back, and it can be measured.
+    run_learners("parts_child.py", world, folder, MALLOC_MMAP_THRESHOLD_="65536")
     size = sum(x.numel() * x.element_size() for x in weights_of(folder / LARGE).values())
     for rank in range(world):
         memory = json.loads((folder / f"memory-{world}-{rank}.json").read_text())

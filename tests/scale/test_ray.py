@@ -236,7 +236,8 @@ def test_a_checkpoint_moves_between_numbers_of_learners_and_one_process(tmp_path
             self.outcome = outcome
 
     expected = train(tmp_path / "alone", Memory, "training.steps_per_epoch=4")
-    places = [ON_RAY, ("ray.use_ray=true",), (), ON_RAY]  # one step in each
+    split = (*ON_RAY, "ray.context_parallel_size=2")
+    places = [ON_RAY, ("ray.use_ray=true",), (), split]  # one step in each
     for step, overrides in enumerate(places, 1):
         stopping = Stopping(step if step < len(places) else 0)
         try:

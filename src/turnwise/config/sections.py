@@ -149,6 +149,9 @@ class RayConfig(Section):
     use_ray: bool = setting(False, "Run episodes and learners as Ray actors.")
     num_actors: Positive = setting(1, "Workers that play episodes.")
     num_learners: Positive = setting(1, "Workers that compute each update together.")
+    context_parallel_size: Positive = setting(
+        1, "Learners that split the tokens of each episode, where one is too long for a GPU."
+    )
     gpus_per_worker: Annotated[float, Ge(0)] = setting(
         0.0, "GPUs of each worker; with 0.5 two workers share one."
     )

@@ -11,6 +11,7 @@ from torch import nn
 
 from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
+from turnwise.learner.context import Context, check_model
 from turnwise.learner.log_probs import chosen_log_probs, sum_squared_probs
 from turnwise.learner.lora import has_adapters
 from turnwise.learner.memory import LayerShape
@@ -113,6 +114,22 @@ class PolicyValueModel(nn.Module):
         models = [trunk.model for trunk in self._trunks]
         return [LayerShape.of(model, has_adapters=has_adapters(model)) for model in models]
 
+    @property
+    def context(self) -> Context:
+        """The learners that split the tokens of each pack; this one alone by default."""
+        return self._trunk.context
+
+    def split_over(self, context: Context) -> None:
+        """Split the tokens of each pack over the learners of a group, which all have the pack."""
+        for trunk in self._trunks if context.size > 1 else []:
+            check_model(trunk.model, context.size)
+            if trunk.layout != "packed":
+                raise ConfigError(
+                    f"ray.context_parallel_size got {context.size}, expected 1: episodes of "
+                    f"{type(trunk.model).__name__} cannot be packed"
+                )
+            trunk.context = context
+
     def probe(self) -> None:
         """Find out how a model can be computed that had no weights when this was made."""
         for trunk in self._trunks:
@@ -151,19 +168,22 @@ class PolicyValueModel(nn.Module):
         needed = torch.cat([pack.sources, pack.ends])
         shares_trunk = self._critic_trunk is self._trunk
         hidden = self._trunk.hidden(ids, pack, needed if shares_trunk else pack.sources)
+        sources = self.context.select(pack.sources, pack.num_tokens)
         log_probs, entropy = chosen_log_probs(
-            hidden[pack.sources],
+            hidden[sources.own],
             self._trunk.head,
-            ids[pack.targets],
+            sources.pick(ids[pack.targets]),
             temperature=self.temperature,
             with_entropy=with_entropy,
         )
+        log_probs, entropy = sources.gather(log_probs), sources.gather(entropy)
         values = last_values = None
         if self._critic_trunk is not None and self.value_head is not None:
             if not shares_trunk:
                 hidden = self._critic_trunk.hidden(ids, pack, needed)
-            kept = hidden[needed]
-            found = self.value_head(kept.to(self.value_head.weight.dtype)).squeeze(1)
+            selected = self.context.select(needed, pack.num_tokens)
+            kept = hidden[selected.own].to(self.value_head.weight.dtype)
+            found = selected.gather(self.value_head(kept).squeeze(1))
             values = pack.scatter_to_rows(found[: pack.num_policy_tokens], width)
             # Not a view, which the hooks of a sharded model refuse.
             last_values = found[pack.num_policy_tokens :].clone()
@@ -180,10 +200,11 @@ class PolicyValueModel(nn.Module):
         pack, width = pack.to(self.device), input_ids.shape[1]
         ids = pack.take(input_ids.to(self.device))
         hidden = self._trunk.hidden(ids, pack, pack.sources)
+        sources = self.context.select(pack.sources, pack.num_tokens)
         sums = sum_squared_probs(
-            hidden[pack.sources], self._trunk.head, temperature=self.temperature
+            hidden[sources.own], self._trunk.head, temperature=self.temperature
         )
-        return pack.scatter_to_rows(sums, width)
+        return pack.scatter_to_rows(sources.gather(sums), width)
 
     def forward(
         self,

@@ -129,7 +129,7 @@ class Scorer:
                 free_memory(model.device) - self._bytes_to_come(),
                 model.layer_shapes,
                 model.policy.dtype.itemsize,
-                longest=int(batch.attention_mask.sum(1).max()),
+                longest=int(batch.attention_mask.sum(1).max()) // model.context.size,
                 checkpointing=model.gradient_checkpointing,
             )
             if plan.num_checkpointed and model.gradient_checkpointing is None:

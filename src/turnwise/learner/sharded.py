@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from turnwise.errors import ConfigError
 from turnwise.learner.batch import PPOBatch
 from turnwise.learner.model import Outputs, PolicyValueModel
 from turnwise.learner.options import LearnerOptions
@@ -21,18 +22,35 @@ class ShardedLearner(Learner):
 
     So minibatches and metrics are those of a single learner. Model, gradients and optimiser are
     sharded over the processes of the torch.distributed group, which must make the same calls in
-    the same order.
+    the same order. Each `context_size` of them split the tokens of every pack: see `context`.
     """
 
     can_retry = False
 
     def __init__(
-        self, model: PolicyValueModel, options: LearnerOptions | None = None, **more: Any
+        self,
+        model: PolicyValueModel,
+        options: LearnerOptions | None = None,
+        *,
+        context_size: int = 1,
+        **more: Any,
     ) -> None:
         shard(model)
-        super().__init__(model, options, workers=ShardedWorkers(device=model.device), **more)
+        workers = ShardedWorkers(model.device, context_size)
+        super().__init__(model, options, workers=workers, **more)
+        if self._has_dropout and context_size > 1:
+            raise ConfigError(
+                f"ray.context_parallel_size got {context_size}, expected 1 with "
+                "training.lora_dropout: each learner would drop the same of its tokens"
+            )
+        model.split_over(workers.context)
         if self._reference is not None:
             shard(self._reference)
+            self._reference.split_over(workers.context)
+
+    def _micro_batch_tokens(self, batch: PPOBatch) -> int:
+        context = self.workers.context
+        return context.size * context.minimum(super()._micro_batch_tokens(batch), self.model.device)
 
     def update(self, batch: PPOBatch) -> dict[str, float]:
         assert batch.attention_mask is not None

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from turnwise.learner.context import Context
 from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
 from turnwise.learner.head import Head
@@ -66,6 +67,7 @@ class Trunk:
         self._softcap: float | None = None
         self._last_mlp: Any = None
         self._is_exact_with_prefixes = False
+        self.context = Context()
         if not is_empty(self.model):
             self.probe()
 
@@ -131,14 +133,18 @@ class Trunk:
     ) -> torch.Tensor:
         """Return the hidden state after each token of a pack: ids [N] -> [N, D].
 
-        With `needed` [R] only the states of these tokens are right: after the last attention no
-        token depends on another, so that the last MLP is computed for them alone.
+        If learners split the pack, they are those of this learner's slice. With `needed` [R] only
+        the states of these tokens are right: after the last attention no token depends on another,
+        so that the last MLP is computed for them alone.
         """
         with self._lock, self._checkpointing(), self._learner_forward():
             if self.layout == "padded":
                 return self._padded(ids, pack)
-            with self._last_mlp_only_for(needed, len(ids)):
-                return self._packed(ids, pack)
+            own = self.context.slice(ids)
+            if needed is not None:
+                needed = self.context.own_part(needed, len(ids))
+            with self._last_mlp_only_for(needed, len(own)):
+                return self._packed(own, pack)
 
     @contextmanager
     def _last_mlp_only_for(self, needed: torch.Tensor | None, num_tokens: int) -> Iterator[None]:
@@ -170,11 +176,14 @@ class Trunk:
                 yield
 
     def _packed(self, ids: torch.Tensor, pack: Pack) -> torch.Tensor:
+        lengths, prefixes = pack.lengths, pack.prefixes
+        if num_added := self.context.padding(pack.num_tokens):  # an episode of its own
+            lengths, prefixes = (*lengths, num_added), (*prefixes, torch.arange(0))
         output = self._body(
             input_ids=ids[None],
-            position_ids=pack.positions[None],
+            position_ids=self.context.slice(pack.positions)[None],
             use_cache=False,
-            episodes=Episodes(pack.lengths, pack.prefixes),
+            episodes=Episodes(lengths, prefixes, self.context),
         )
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden

@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from turnwise.errors import ConfigError
+from turnwise.learner.context import Context
+
 T = TypeVar("T")
 
 
@@ -19,6 +22,8 @@ class SingleProcess:
     """Whether the gradients of several workers are still to be summed after a backward."""
     splits_batch = False
     """Whether each worker is given a part of the batch, rather than all of it."""
+    context = Context()
+    """The processes that split the tokens of each pack, as one worker."""
 
     def gather(self, own: T) -> list[T]:
         """Return the value of each worker, in the order of their ranks. Tensors are on the CPU."""
@@ -72,15 +77,41 @@ class DistributedWorkers(SingleProcess):
 
 
 class ShardedWorkers(DistributedWorkers):
-    """The processes of a group, each with a shard of the model: see `sharding`."""
+    """All processes of this job, each with a shard of the model: see `sharding`.
+
+    Each `context_size` adjacent ones split every pack (`context`), and count as one worker: rows
+    are divided, and metrics summed, over the processes that have the same part of their packs.
+    """
 
     reduces_gradients = False
     splits_batch = False
 
+    def __init__(self, device: torch.device, context_size: int = 1) -> None:
+        number, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        if number % context_size:
+            raise ConfigError(
+                f"ray.context_parallel_size got {context_size}, expected a divisor of "
+                f"ray.num_learners, which is {number}"
+            )
+        if context_size == 1:
+            super().__init__(device=device)
+            return
+        groups = [range(part, number, context_size) for part in range(context_size)]
+        super().__init__(_own_group(groups), device)
+        groups = [range(n, n + context_size) for n in range(0, number, context_size)]
+        self.context = Context(context_size, rank % context_size, _own_group(groups))
+
     def global_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        squared = norm.square()
-        self.all_reduce([squared])
+        squared = norm.square().to(self._device)
+        torch.distributed.all_reduce(squared)  # over all, of which each has a shard
         return squared.sqrt()
+
+
+def _own_group(partition: Sequence[Sequence[int]]) -> Any:
+    """Create a process group of each part; return that of this process."""
+    rank = torch.distributed.get_rank()
+    groups = [(torch.distributed.new_group(list(ranks)), ranks) for ranks in partition]
+    return next(group for group, ranks in groups if rank in ranks)
 
 
 def current_workers(device: torch.device) -> SingleProcess:

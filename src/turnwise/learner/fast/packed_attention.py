@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
+from turnwise.learner.context import Context
 from turnwise.models.attention import configs_of
 
 NAME = "turnwise_episodes"
@@ -55,6 +56,8 @@ class Episodes:
     lengths: Sequence[int]
     prefixes: Sequence[torch.Tensor] = ()
     """The indices of the tokens before each segment; empty if no segment has any."""
+    context: Context = field(default_factory=Context)
+    """The learners that have the tokens; the segments are those of all."""
     _spans: dict[torch.device, Spans] = field(default_factory=dict)
     _buckets: dict[torch.device, tuple[list[Bucket], torch.Tensor]] = field(default_factory=dict)
 
@@ -132,8 +135,21 @@ def episode_attention(
         if given is not None:
             raise NotImplementedError(f"packed attention does not support {name}")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if _has_kernel(query):
-        return _by_kernel(query, key, value, episodes, scale, sliding_window), None
+    query, key, value = (episodes.context.to_heads(x) for x in (query, key, value))
+    attend = _by_kernel if _has_kernel(query) else _by_torch
+    output = attend(query, key, value, episodes, scale, sliding_window)
+    return episodes.context.to_tokens(output), None
+
+
+def _by_torch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    episodes: Episodes,
+    scale: float,
+    window: int | None,
+) -> torch.Tensor:
+    """[1, H, N, D], and keys and values [1, K, N, D] -> [1, N, H, D]."""
     queries, keys, values = (x[0].transpose(0, 1) for x in (query, key, value))
     buckets, places = episodes.buckets(query.device)
     pieces = []
@@ -143,10 +159,10 @@ def episode_attention(
             _rows(keys, bucket.context),
             _rows(values, bucket.context),
             scale,
-            sliding_window,
+            window,
         )
         pieces.append(output.transpose(1, 2).flatten(0, 1))
-    return torch.cat(pieces).index_select(0, places)[None], None
+    return torch.cat(pieces).index_select(0, places)[None]
 
 
 def _rows(tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -54,6 +54,11 @@ def assemble(
     origin = user.episode_source(config, closing)
     options = user.episode_options(config)
     kinds = user.mix_kinds(options)
+    if config.ray.num_learners % config.ray.context_parallel_size:
+        raise ConfigError(
+            f"ray.context_parallel_size got {config.ray.context_parallel_size}, expected a divisor "
+            f"of ray.num_learners, which is {config.ray.num_learners}"
+        )
     gpus = config.ray.gpus_per_worker
     num_split = config.model.tensor_parallel_size
     if num_split > max(1, gpus):

@@ -110,12 +110,13 @@ class RemoteLearner(Learner):
     def _on_shares(self, method: str, batch: PPOBatch) -> list[Any]:
         """Call a method of every worker with its share of the episodes."""
         self._send_state()
-        shares = split_evenly(len(batch), self.group.num_workers)
+        size = self.group.context_size
+        shares = split_evenly(len(batch), self.group.num_workers // size)
         batches = [ray.put(batch.select(torch.arange(s.start, s.stop))) for s in shares]
         found = self.group.call_all(
-            lambda actor, rank: getattr(actor, method).remote(batches[rank])
+            lambda actor, rank: getattr(actor, method).remote(batches[rank // size])
         )
-        outcome: list[Any] = ray.get(found)
+        outcome: list[Any] = ray.get(found[::size])
         return outcome
 
     def _fetch_state(self) -> None:

@@ -49,6 +49,8 @@ class LearnerGroup:
         failures: Failures,
     ) -> None:
         self.num_workers = settings.ray.num_learners
+        self.context_size = settings.ray.context_parallel_size
+        """Adjacent workers that split the tokens of each pack, and so have the same episodes."""
         self._states: Sequence[Any] | None = None
         """The states from which a new group starts, a shard for each worker."""
         self._updates: list[RemoteCall] = []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -61,7 +62,7 @@ class LearnerWorker:
         self._log = WorkerLog(config.logging.level)
         seed_generators(derive_seed(config.training.seed, "learner", self._rank))
         model = source.load(in_parts=address is not None)
-        make: type[Learner] = Learner
+        make: Callable[..., Learner] = Learner
         if address is not None:
             store = (
                 self._store
@@ -79,7 +80,8 @@ class LearnerWorker:
                 world_size=self._num_workers,
                 timeout=_GROUP_TIMEOUT,
             )
-            make = ShardedLearner
+            size = config.ray.context_parallel_size
+            make = functools.partial(ShardedLearner, context_size=size)
         self._learner = make_learner(config, model, algorithm=algorithm, make=make)
 
     def load(self, state: State) -> None:

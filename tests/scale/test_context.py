@@ -1,0 +1,25 @@
+"""Learners that split the tokens of episodes compute what one learner computes."""
+
+import pytest
+
+from inference.tiny_models import make_model
+from scale.children import run_learners
+from turnwise import ConfigError
+from turnwise.learner.context import check_model
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_learners_that_split_episodes_do_what_one_does(tmp_path, world):
+    run_learners("context_child.py", world, tmp_path)
+
+
+def test_heads_that_cannot_be_divided_are_an_error():
+    with pytest.raises(ConfigError, match="got 3, and LlamaForCausalLM has 4 attention heads"):
+        check_model(make_model("llama"), 3)
+
+
+def test_positions_that_depend_on_the_longest_episode_are_an_error():
+    model = make_model("llama")
+    model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    with pytest.raises(ConfigError, match="rope_type dynamic"):
+        check_model(model, 2)
