@@ -1,10 +1,12 @@
 """Trains with slow, uneven environments: episodes per second and reward, by `max_staleness`.
 
-    python bench/async.py                          # one seed, 60 s for each of 0, 1 and 4
-    python bench/async.py --seeds 5 --seconds 180  # bands over seeds, in 45 minutes
+    python bench/async.py                             # one seed, 100 s for each of 0, 1 and 4
+    python bench/async.py --seeds 5 --updates 20 --plot docs/pictures/async.png
+    python bench/async.py --ray 2                     # two episode workers on Ray
 
 Each step of an episode sleeps by a log-normal law with a median of 0.1 s and 99 % below 5 s, like
-an environment that waits for web pages or compilers. A task is to name three letters, one a turn.
+an environment that waits for web pages or compilers. A task is to repeat three letters, one a turn.
+Before it is timed a run imitates replies of which half are random.
 
 The last column compares the share of slow tasks (a sleep above 1 s) among those that were trained
 on with their share among those that were drawn, by a chi-square test: a small p would be a bias.
@@ -15,12 +17,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import math
 import random
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from results import add_record_option, record
@@ -42,7 +47,7 @@ def sleeps_of(seed: int) -> list[float]:
 
 
 class Sleeper(BaseEnvironment):
-    """Asks for the letter that it shows, three times, and sleeps after each answer."""
+    """Asks for the letter that it shows, three times, and sleeps after each reply."""
 
     def reset(self, seed: int = 0) -> str:
         self._done = False
@@ -63,33 +68,44 @@ class Sleeper(BaseEnvironment):
     def get_state_description(self) -> str:
         return self.letters[self.step_count]
 
-    def sample_action(self, rng: random.Random) -> str:
-        return rng.choice(LETTERS)
+
+def noisy_replies(number: int, seed: int) -> Iterator[str]:
+    """Conversations of the environment's form as JSON, in which every other reply is random."""
+    rng = random.Random(seed)
+    for _ in range(number):
+        messages = []
+        for letter in rng.choices(LETTERS, k=NUM_TURNS):
+            reply = letter if rng.random() < 0.5 else rng.choice(LETTERS)
+            messages += [{"role": "user", "content": letter}]
+            messages += [{"role": "assistant", "content": reply}]
+        yield json.dumps({"messages": messages})
 
 
-class TimeIsUp(Exception):
-    """Ends a run after its time."""
+class IsOver(Exception):
+    """Ends a run after its time or its number of updates."""
 
 
 @dataclass
 class Clock:
-    """A reporter that keeps the time of each step, and ends the run after some seconds."""
+    """A reporter that keeps the time of each update, and ends the run."""
 
     seconds: float
+    updates: int
     started: float = 0.0
     ends: list[float] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
 
-    def begin(self, run: Any) -> None: ...
+    def begin(self, run: Any) -> None:
+        self.started = time.perf_counter()
 
     def step(self, metrics: Any) -> None:
         self.ends.append(time.perf_counter() - self.started)
         self.rewards.append(metrics["reward"])
-        if self.ends[-1] > self.seconds:
-            raise TimeIsUp
+        if self.ends[-1] > self.seconds or len(self.ends) >= self.updates:
+            raise IsOver
 
     def say(self, text: str) -> None:
-        if text.startswith("warm start"):  # it plays without a model, and is the same for all
+        if text.startswith("warm start"):  # the same for all
             self.started = time.perf_counter()
 
     def progress(self, what: str, done: int, total: int) -> None: ...
@@ -99,7 +115,7 @@ class Clock:
 
 @dataclass
 class Trained:
-    """What a run reached in its time."""
+    """What a run reached."""
 
     episodes_per_second: float
     reward: float
@@ -110,28 +126,31 @@ class Trained:
     curve: list[tuple[float, float]]
 
 
-def train(max_staleness: int, seconds: float, seed: int) -> Trained:
-    clock = Clock(seconds)
+def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
+    clock = Clock(args.seconds, args.updates or 10**9)
     with tempfile.TemporaryDirectory() as folder:
+        replies = Path(folder) / "replies.jsonl"
+        replies.write_text("\n".join(noisy_replies(2000, seed)))
         config = ConfigStore.load(
             overrides=[
-                f"checkpoint.output_dir={folder}",
+                f"checkpoint.output_dir={folder}/run",
                 f"training.seed={seed}",
                 f"training.max_staleness={max_staleness}",
                 "training.adv_estimator=reinforce_plus_plus",
                 "training.batch_size=32",
                 "training.num_epochs=1000",
                 "training.steps_per_epoch=1000",
-                "training.learning_rate=1e-3",
-                "training.warm_start=random",
-                "training.warm_start_steps=20",
+                f"training.learning_rate={args.learning_rate}",
+                f"training.warm_start={replies}",
+                "training.warm_start_steps=60",
                 "training.warm_start_learning_rate=3e-3",
                 "inference.max_tokens=2",
                 "logging.level=error",
+                *(["ray.use_ray=true", f"ray.num_actors={args.ray}"] if args.ray else []),
             ]
         )
         with Trainer(config, Sleeper, reporter=clock, resume="never") as trainer:
-            with contextlib.suppress(TimeIsUp):
+            with contextlib.suppress(IsOver):
                 trainer.fit()
             history, run_folder = trainer.metrics_history, trainer.run_folder
         assert run_folder is not None
@@ -157,34 +176,73 @@ def p_of_share(slow: int, number: int) -> float:
     return math.erfc(math.sqrt(chi_square / 2.0))
 
 
+def figures_of(runs: Sequence[Trained]) -> dict[str, float]:
+    rewards = [run.reward for run in runs]
+    slow, number = sum(run.slow_tasks for run in runs), sum(run.num_tasks for run in runs)
+    return {
+        "episodes per s": statistics.fmean(run.episodes_per_second for run in runs),
+        "reward": statistics.fmean(rewards),
+        "lowest reward": min(rewards),
+        "highest reward": max(rewards),
+        "updates behind": statistics.fmean(run.staleness for run in runs),
+        "learner waits": statistics.fmean(run.idle_learner for run in runs),
+        "tasks": number,
+        "share of slow tasks": slow / number,
+        "p of that share": p_of_share(slow, number),
+    }
+
+
+def plot(runs: dict[int, list[Trained]], path: Path) -> None:
+    """Draws the reward over the time: the mean of the seeds, and from the lowest to the highest."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
+    for max_staleness, of_seeds in runs.items():
+        end = min(run.curve[-1][0] for run in of_seeds)
+        grid = np.linspace(max(run.curve[0][0] for run in of_seeds), end, 200)
+        curves = []
+        for run in of_seeds:
+            times, rewards = map(np.array, zip(*run.curve, strict=True))
+            kernel = np.ones(min(5, len(rewards)))
+            smooth = np.convolve(rewards, kernel, "same") / np.convolve(
+                np.ones(len(rewards)), kernel, "same"
+            )
+            curves.append(np.interp(grid, times, smooth))
+        line = axes.plot(grid, np.mean(curves, axis=0), label=f"max_staleness {max_staleness}")[0]
+        lowest, highest = np.min(curves, axis=0), np.max(curves, axis=0)
+        axes.fill_between(grid, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="seconds", ylabel="reward", ylim=(0.0, 1.05))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 4])
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, help="of a run; 100 unless --updates is given")
+    parser.add_argument("--updates", type=int, help="of a run")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ray", type=int, default=0, help="episode workers on Ray")
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--plot", type=Path, help="a picture of the rewards over time")
     add_record_option(parser)
     args = parser.parse_args()
-    first: float | None = None
+    args.seconds = args.seconds or (math.inf if args.updates else 100.0)
+    runs: dict[int, list[Trained]] = {}
     for max_staleness in args.staleness:
-        runs = [train(max_staleness, args.seconds, seed) for seed in range(args.seeds)]
-        speed = statistics.fmean(run.episodes_per_second for run in runs)
-        first = first or speed
-        rewards = [run.reward for run in runs]
-        slow, number = sum(run.slow_tasks for run in runs), sum(run.num_tasks for run in runs)
-        figures = {
-            "episodes per s": speed,
-            "times": speed / first,
-            "reward": statistics.fmean(rewards),
-            "lowest reward": min(rewards),
-            "highest reward": max(rewards),
-            "updates behind": statistics.fmean(run.staleness for run in runs),
-            "share of slow tasks": slow / number,
-            "p of that share": p_of_share(slow, number),
-        }
+        runs[max_staleness] = [train(max_staleness, seed, args) for seed in range(args.seeds)]
+        figures = figures_of(runs[max_staleness])
+        first = figures_of(runs[args.staleness[0]])["episodes per s"]
+        figures = {"times": figures["episodes per s"] / first, **figures}
         print(f"max_staleness {max_staleness}: ", end="")
         print(", ".join(f"{name} {value:.3g}" for name, value in figures.items()), flush=True)
         if args.record:
-            record(f"async/max_staleness {max_staleness}", figures)
+            where = f"{args.ray} workers on Ray" if args.ray else "in one process"
+            record(f"async/max_staleness {max_staleness} {where}", figures)
+    if args.plot:
+        plot(runs, args.plot)
 
 
 if __name__ == "__main__":
