@@ -159,7 +159,7 @@ class RayConfig(Section):
         None, "Address of the cluster: auto, or host:port of its head; null starts a local one."
     )
     mode: Literal["sync", "one_step_off"] = setting(
-        "sync", "one_step_off plays the next episodes while an update is computed."
+        "sync", "one_step_off: an older form of training.max_staleness=1."
     )
     max_failures: Annotated[int, Ge(0)] = setting(
         3, "Lost workers that are replaced in one step; one more ends the run."

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from turnwise.config import ConfigStore, TrainingConfig
+from turnwise.config import ConfigStore
 from turnwise.env.catalog import EnvironmentFactory
 from turnwise.episode import CollectorOptions, EpisodeCollector
 from turnwise.episode.collector import EpisodeSource
@@ -23,7 +23,6 @@ from turnwise.models import model_folder
 from turnwise.reward import batch_type
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import EpisodeKind, UserComponents, check_components
-from turnwise.trainer.rollout import Rollout
 from turnwise.user_code import require_model_code
 
 _LOG = logging.getLogger("turnwise")
@@ -46,7 +45,6 @@ class RunComponents:
     advantages: Advantages
     shares_weights: bool
     """Whether the engine samples from the learner's modules, so that no weights are copied."""
-    rollout: type[Rollout] = Rollout
     closing: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     """Closes what ends with the run besides the engine: MCP servers, the agents' gateway."""
 
@@ -76,7 +74,7 @@ def assemble(
     """Build everything that a run needs in this process, in the order of the dependencies."""
     check_settings(config)
     check_components(user)
-    check_resampling(config.training, user)
+    check_resampling(config, user)
     algorithm = user.algorithm(config)
     closing = contextlib.ExitStack()
     source = user.episode_source(config, closing)
@@ -122,7 +120,7 @@ def samples_exactly(config: ConfigStore, learner: Learner) -> bool:
     return (
         config.inference.backend in SHARED_MODEL_BACKENDS
         and config.inference.top_p == 1.0
-        and not config.training.max_staleness
+        and not config.max_staleness
         and learner.model.policy.dtype == torch.float32
     )
 
@@ -179,10 +177,10 @@ def check_settings(config: ConfigStore) -> None:
             "to learn from. Set it to 1.0."
         )
 
-    if config.training.max_staleness and config.inference.options.get("sleep"):
+    if config.max_staleness and config.inference.options.get("sleep"):
         raise ConfigError(
             f"inference.options.sleep got true with training.max_staleness="
-            f"{config.training.max_staleness}: episodes are played during updates, so the engine "
+            f"{config.max_staleness}: episodes are played during updates, so the engine "
             "cannot sleep in them. Set one of the two to its default."
         )
     warm_start = config.training.warm_start
@@ -229,14 +227,15 @@ def _check_4bit(config: ConfigStore) -> None:
         )
 
 
-def check_resampling(training: TrainingConfig, user: UserComponents) -> None:
+def check_resampling(config: ConfigStore, user: UserComponents) -> None:
     """Raise where it is known too late which groups are to be replaced."""
     rewards = [user.reward_fn, *(part.components.reward_fn for part in user.mix)]
     is_of_batches = any(batch_type(reward) is not None for reward in rewards)
-    if training.max_staleness and training.resample and is_of_batches:
+    num_tries = config.training.resample
+    if config.max_staleness and num_tries and is_of_batches:
         raise ConfigError(
-            f"training.resample got {training.resample} with training.max_staleness="
-            f"{training.max_staleness}, and the reward function scores whole batches: whether a "
+            f"training.resample got {num_tries} with training.max_staleness="
+            f"{config.max_staleness}, and the reward function scores whole batches: whether a "
             "group has equal rewards is known only when its batch is trained on. Set one of the "
             "two to 0, or write a reward function of one trajectory."
         )

@@ -104,9 +104,11 @@ class AsyncRollout(Rollout):
         drawing: threading.Lock,
     ) -> None:
         super().__init__(collector, config, sources, estimator)
-        training = config.training
         self._pacer = Pacer(
-            training.batch_size, training.max_staleness, version=step, num_updates=plan.num_steps
+            config.training.batch_size,
+            config.max_staleness,
+            version=step,
+            num_updates=plan.num_steps,
         )
         if state is not None:
             self._pacer.load_state_dict(state)

@@ -119,9 +119,8 @@ class Replay(Trainer):
         components = super()._assemble()
         if is_new:
             before = self._recorded_settings
-            components.advantages.sampler_is_exact = samples_exactly(
-                before, components.learner
-            ) and not (before.ray.use_ray and before.ray.mode != "sync")
+            is_exact = samples_exactly(before, components.learner)
+            components.advantages.sampler_is_exact = is_exact
         return components
 
     @contextlib.contextmanager

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 from turnwise.algo.choose import get_advantage_estimator
 from turnwise.algo.records import AdvantageEstimator
@@ -21,7 +20,6 @@ from turnwise.episode.types import EpisodeTask
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
 from turnwise.trainer.curriculum import Curriculum, Task
-from turnwise.trainer.epochs import FitPlan
 from turnwise.trainer.stopping import Interrupted as Interrupted, StopRequest, run_unless_stopped
 
 Rows: TypeAlias = Sequence[Task]
@@ -51,11 +49,8 @@ class Rollout:
         config: ConfigStore,
         sources: Sequence[TaskSource] = (TaskSource(),),
         estimator: AdvantageEstimator | None = None,
-        plan: FitPlan | None = None,
     ) -> None:
         self.collector = collector
-        self.plan = plan
-        """When the run ends and saves, for a rollout that plays ahead."""
         self.num_resampled = 0
         """Groups that the last step replaced."""
         self.zero_variance: dict[str, float] = {}
@@ -67,23 +62,6 @@ class Rollout:
         self._sources = list(sources)
         self._starts: dict[int, EpisodeTask] = {}
         """The first task of each group of the last step."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Cancel episodes that are played ahead; this class plays none."""
-
-    def snapshot(self, collector: EpisodeCollector) -> Rollout:
-        """Return a rollout of the same tasks, with copies of the curricula."""
-        sources = [
-            dataclasses.replace(source, curriculum=copy.deepcopy(source.curriculum))
-            for source in self._sources
-        ]
-        return Rollout(collector, self._config, sources, self._estimator, self.plan)
 
     def play(self, step: int, stop: StopRequest, on_episode: OnEpisode | None = None) -> Collection:
         """Play the episodes of a step, counted from 0."""

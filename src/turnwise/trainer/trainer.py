@@ -178,13 +178,16 @@ class Trainer(RunLifecycle):
         estimator = components.advantages.estimator
         how = (components.collector, config, self._user.task_sources(self._curriculum), estimator)
         state = self._unplayed_state()
-        if plan is None or not (config.training.max_staleness or state):
-            with components.rollout(*how, plan) as rollout:
-                yield rollout
+        if plan is None or not (config.max_staleness or state):
+            yield Rollout(*how)
             return
         lock = self._curriculum_lock
-        self._asynchronous = AsyncRollout(*how, plan, step=self.step, state=state, drawing=lock)
-        with components.updates_in_flight(config.inference.stale_kv), self._asynchronous as rollout:
+        rollout = AsyncRollout(*how, plan, step=self.step, state=state, drawing=lock)
+        self._asynchronous = rollout
+        with (
+            components.updates_in_flight(config.inference.stale_kv),
+            contextlib.closing(rollout),
+        ):
             yield rollout
 
     def _play(self, rollout: Rollout, stop: StopRequest) -> PlayedStep:

@@ -24,7 +24,6 @@ from turnwise.scale.ray.episode_worker import EpisodeSpec, ModelSource
 from turnwise.scale.ray.failures import Failures
 from turnwise.scale.ray.learner import RemoteLearner
 from turnwise.scale.ray.learner_group import LearnerGroup
-from turnwise.scale.ray.one_step_off import OneStepOffRollout
 from turnwise.trainer.assembly import (
     RunComponents,
     check_resampling,
@@ -34,7 +33,6 @@ from turnwise.trainer.assembly import (
 )
 from turnwise.trainer.batches import Advantages
 from turnwise.trainer.components import UserComponents, check_components
-from turnwise.trainer.rollout import Rollout
 from turnwise.user_code import require_use
 
 __all__ = ["assemble"]
@@ -46,7 +44,7 @@ def assemble(
     """Start the workers, and build their proxies in this process."""
     check_settings(config)
     check_components(user)
-    check_resampling(config.training, user)
+    check_resampling(config, user)
     if config.ray.address is not None:
         require_use(f"the Ray cluster {config.ray.address}")
     algorithm = user.algorithm(config)
@@ -92,13 +90,12 @@ def assemble(
         stack.callback(pool.close)
         stack.callback(group.close)
         collector = make_collector(RemoteCollector, engine, origin, options, kinds)
-        is_exact = config.ray.mode == "sync" and samples_exactly(config, learner)
+        is_exact = samples_exactly(config, learner)
         estimator = algorithm.estimator
         advantages = Advantages(config.training, learner, estimator, sampler_is_exact=is_exact)
-        rollout = Rollout if config.ray.mode == "sync" else OneStepOffRollout
         engine.on_close(stack.pop_all().close)
         return RunComponents(
-            tokenizer, learner, engine, collector, advantages, True, rollout, closing
+            tokenizer, learner, engine, collector, advantages, True, closing=closing
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -77,22 +76,15 @@ class RemoteCollector(EpisodeCollector):
     def __init__(self, engine: RemoteEngine, *args: Any, **options: Any) -> None:
         super().__init__(engine, *args, **options)
         self._remote = engine
-        self._weights: Weights | None = None
-
-    def with_current_weights(self) -> RemoteCollector:
-        """Return a copy that keeps sampling from the current weights."""
-        other = copy.copy(self)
-        other._weights = self._remote.weights
-        return other
 
     async def play(
         self,
         tasks: Iterable[EpisodeTask],
         on_result: Callable[[EpisodeResult], None] | None = None,
     ) -> Collection:
-        setup, weights = self.setup, self._weights or self._remote.weights
+        setup = self.setup
         played = await self._remote.pool.play(
-            list(tasks), setup.sampling, setup.seed, weights, on_result
+            list(tasks), setup.sampling, setup.seed, self._remote.weights, on_result
         )
         return await self.finish(played)
 
