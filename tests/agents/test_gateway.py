@@ -8,13 +8,27 @@ import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 
-from agents.serving import LOOK, QUESTION, TOOL, ask, joined, make_session, serving
+from agents.serving import (
+    LOOK,
+    QUESTION,
+    TOOL,
+    ask,
+    joined,
+    make_session,
+    make_session_on,
+    policy,
+    serving,
+)
+from chat.families import make_format
 from turnwise.agents.wire import MAX_BODY_BYTES
-from turnwise.episode import EpisodeLimits
+from turnwise.episode import EpisodeLimits, timing
+from turnwise.inference import FinishReason, GenerationResult
+from turnwise.inference.scripted import ScriptedEngine
 from turnwise.types import EpisodeStatus
 
 CHAT = "/chat/completions"
@@ -204,6 +218,24 @@ def test_budgets_end_with_the_errors_of_the_real_api():
         _, found = ask(llm, CHAT, chat_body(QUESTION))
         assert found["choices"][0]["finish_reason"] == "length"
         assert found["usage"]["completion_tokens"] == 3
+
+
+def test_the_time_of_an_episode_ends_in_the_middle_of_a_turn(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Late(ScriptedEngine):
+        async def sample(self, request):
+            now[0] += 1800.0
+            return GenerationResult([], [], FinishReason.DEADLINE, 0)
+
+    session = make_session_on(Late(make_format("hermes").tokenizer, policy))
+    with serving(session) as (_, _, llm):
+        for _ in range(2):  # the second one is refused at once
+            status, found = ask(llm, CHAT, chat_body(QUESTION))
+            assert (status, found["error"]["code"]) == (429, "insufficient_quota")
+        assert session.exhausted is EpisodeStatus.TRUNCATED_BY_TIME
+        assert session.failure is None
 
 
 def test_replies_stop_choose_and_report_as_asked():

@@ -138,11 +138,15 @@ class AgentSession:
                 status=429,
                 code="insufficient_quota",
             )
+        self._check_time()
+
+    def _check_time(self) -> None:
         if self._timer.is_over:
             self.exhausted = EpisodeStatus.TRUNCATED_BY_TIME
+            seconds = self._setup.limits.max_seconds
             raise ApiError(
-                f"You exceeded your current quota: this episode may take {limits.max_seconds:g} "
-                "seconds (limits.max_seconds).",
+                f"You exceeded your current quota: this episode may take {seconds:g} seconds "
+                "(limits.max_seconds).",
                 status=429,
                 code="insufficient_quota",
             )
@@ -258,6 +262,7 @@ class AgentSession:
                 f"the engine failed: {error}", status=500, code="server_error"
             ) from error
         if result.finish_reason in (FinishReason.ABORTED, FinishReason.DEADLINE) or not result.ids:
+            self._check_time()  # it may have cut the turn
             self.failure = EngineError(f"the engine gave no turn ({result.finish_reason})")
             raise ApiError(str(self.failure), status=500, code="server_error")
         return result
