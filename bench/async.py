@@ -1,7 +1,7 @@
 """Trains with slow, uneven environments: episodes per second and reward, by `max_staleness`.
 
     python bench/async.py                             # one seed, 100 s for each of 0, 1 and 4
-    python bench/async.py --seeds 5 --updates 20 --plot docs/pictures/async.png
+    python bench/async.py --seeds 5 --updates 30 --plot docs/pictures/async.png
     python bench/async.py --ray 2                     # two episode workers on Ray
 
 Each step of an episode sleeps by a log-normal law with a median of 0.1 s and 99 % below 5 s, like
@@ -136,8 +136,9 @@ def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
                 f"checkpoint.output_dir={folder}/run",
                 f"training.seed={seed}",
                 f"training.max_staleness={max_staleness}",
-                "training.adv_estimator=reinforce_plus_plus",
-                "training.batch_size=32",
+                "training.adv_estimator=grpo",  # of equal rewards it learns nothing
+                "training.group_size=4",
+                "training.batch_size=8",
                 "training.num_epochs=1000",
                 "training.steps_per_epoch=1000",
                 f"training.learning_rate={args.learning_rate}",
@@ -155,7 +156,8 @@ def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
             history, run_folder = trainer.metrics_history, trainer.run_folder
         assert run_folder is not None
         store = EpisodeStore(RunFolder(run_folder).episodes, 2**40)
-        seeds = [episode.seed for step in store.steps("train") for episode in store.read(step)]
+        episodes = [episode for step in store.steps("train") for episode in store.read(step)]
+        seeds = [episode.seed for episode in episodes if episode.member == 0]
     last = clock.rewards[-max(len(clock.rewards) // 5, 1) :]
     return Trained(
         sum(metrics["num_episodes"] for metrics in history) / clock.ends[-1],
