@@ -242,7 +242,8 @@ def main() -> None:
         print(", ".join(f"{name} {value:.3g}" for name, value in figures.items()), flush=True)
         if args.record:
             where = f"{args.ray} workers on Ray" if args.ray else "in one process"
-            record(f"async/max_staleness {max_staleness} {where}", figures)
+            known = {name: value for name, value in figures.items() if not math.isnan(value)}
+            record(f"async/max_staleness {max_staleness} {where}", known)
     if args.plot:
         plot(runs, args.plot)
 
