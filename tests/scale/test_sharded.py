@@ -1,23 +1,18 @@
 """Learners that keep a model in parts (FSDP2) learn what one learner with all of it does."""
 
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 
-import turnwise
+from scale.children import run_learners
 from scale.sharded_child import CASES, NUM_LEARNERS, learned, left_over, prepared
 from turnwise.learner.sharded import share_of
 from turnwise.learner.sharding import join_shards, split_shards
 from turnwise.scale.ray.arrays import from_arrays, to_arrays
 
-TESTS = Path(__file__).parents[1]
 # Of bfloat16 the gradient of a pack is rounded once more, after it was added up.
 TOLERANCES = {"bfloat16": 2e-2}
 OF_FIGURES = {"bfloat16": 0.1}
@@ -36,24 +31,7 @@ def runs(tmp_path_factory):
         )
         learner.update(batch)
         alone[case]["further"] = left_over(learner)["weights"]
-    path = os.pathsep.join([str(Path(turnwise.__file__).parents[1]), str(TESTS)])
-    children = [
-        subprocess.Popen(
-            [sys.executable, str(TESTS / "scale" / "sharded_child.py"), str(rank), str(folder)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(NUM_LEARNERS)
-    ]
-    try:
-        for child in children:
-            output, _ = child.communicate(timeout=240)
-            assert child.returncode == 0, output
-    finally:
-        for child in children:
-            child.kill()
+    run_learners("sharded_child.py", NUM_LEARNERS, folder)
     return {
         case: (alone[case], [torch.load(folder / f"{case}.{rank}") for rank in range(NUM_LEARNERS)])
         for case in CASES
