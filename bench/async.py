@@ -1,12 +1,14 @@
 """Trains with slow, uneven environments: episodes per second and reward, by `max_staleness`.
 
     python bench/async.py                             # one seed, 100 s for each of 0, 1 and 4
-    python bench/async.py --seeds 5 --updates 30 --plot docs/pictures/async.png
+    python bench/async.py --seeds 5 --updates 30      # one after the other
+    python bench/async.py --seeds 5 --updates 80 --pace 10 --plot docs/pictures/async.png
     python bench/async.py --ray 2                     # two episode workers on Ray
 
 Each step of an episode sleeps by a log-normal law with a median of 0.1 s and 99 % below 5 s, like
 an environment that waits for web pages or compilers. A task is to repeat three letters, one a turn.
-Before it is timed a run imitates replies of which half are random.
+Before it is timed a run imitates replies of which half are random. With `--pace 10` all sleeps are
+a tenth, to see what many updates lead to.
 
 The last column compares the share of slow tasks (a sleep above 1 s) among those that were trained
 on with their share among those that were drawn, by a chi-square test: a small p would be a bias.
@@ -49,6 +51,9 @@ def sleeps_of(seed: int) -> list[float]:
 class Sleeper(BaseEnvironment):
     """Asks for the letter that it shows, three times, and sleeps after each reply."""
 
+    pace = 1.0
+    """What all sleeps are divided by."""
+
     def reset(self, seed: int = 0) -> str:
         self._done = False
         self.step_count = 0
@@ -59,7 +64,7 @@ class Sleeper(BaseEnvironment):
         self, action: str
     ) -> tuple[str, float, bool, dict[str, Any]]:
         is_right = action == self.letters[self.step_count]
-        await asyncio.sleep(self.sleeps[self.step_count])
+        await asyncio.sleep(self.sleeps[self.step_count] / self.pace)
         self.step_count += 1
         self._done = self.step_count == NUM_TURNS
         reward = float(is_right) / NUM_TURNS
@@ -123,7 +128,8 @@ class Trained:
     idle_learner: float
     slow_tasks: int
     num_tasks: int
-    curve: list[tuple[float, float]]
+    rewards: list[float]
+    """By update."""
 
 
 def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
@@ -166,7 +172,7 @@ def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
         statistics.fmean(metrics.get("idle/learner", math.nan) for metrics in history),
         sum(max(sleeps_of(seed)) > SLOW for seed in seeds),
         len(seeds),
-        list(zip(clock.ends, clock.rewards, strict=True)),
+        clock.rewards,
     )
 
 
@@ -195,26 +201,23 @@ def figures_of(runs: Sequence[Trained]) -> dict[str, float]:
 
 
 def plot(runs: dict[int, list[Trained]], path: Path) -> None:
-    """Draws the reward over the time: the mean of the seeds, and from the lowest to the highest."""
+    """Draws the reward by update: the mean of the seeds, and from the lowest to the highest."""
     import matplotlib.pyplot as plt
     import numpy as np
 
     figure, axes = plt.subplots(figsize=(7.0, 3.6), layout="constrained")
     for max_staleness, of_seeds in runs.items():
-        end = min(run.curve[-1][0] for run in of_seeds)
-        grid = np.linspace(max(run.curve[0][0] for run in of_seeds), end, 200)
-        curves = []
-        for run in of_seeds:
-            times, rewards = map(np.array, zip(*run.curve, strict=True))
-            kernel = np.ones(min(5, len(rewards)))
-            smooth = np.convolve(rewards, kernel, "same") / np.convolve(
-                np.ones(len(rewards)), kernel, "same"
-            )
-            curves.append(np.interp(grid, times, smooth))
-        line = axes.plot(grid, np.mean(curves, axis=0), label=f"max_staleness {max_staleness}")[0]
+        number = min(len(run.rewards) for run in of_seeds)
+        window = np.ones(min(5, number))
+        weights = np.convolve(np.ones(number), window, "same")
+        curves = [np.convolve(run.rewards[:number], window, "same") / weights for run in of_seeds]
+        updates = np.arange(1, number + 1)
+        line = axes.plot(updates, np.mean(curves, axis=0), label=f"max_staleness {max_staleness}")[
+            0
+        ]
         lowest, highest = np.min(curves, axis=0), np.max(curves, axis=0)
-        axes.fill_between(grid, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
-    axes.set(xlabel="seconds", ylabel="reward", ylim=(0.0, 1.05))
+        axes.fill_between(updates, lowest, highest, color=line.get_color(), alpha=0.2, linewidth=0)
+    axes.set(xlabel="update", ylabel="reward", ylim=(0.0, 1.05))
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
     figure.savefig(path, dpi=150)
@@ -229,8 +232,10 @@ def main() -> None:
     parser.add_argument("--ray", type=int, default=0, help="episode workers on Ray")
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--plot", type=Path, help="a picture of the rewards over time")
+    parser.add_argument("--pace", type=float, default=1.0, help="divides all sleeps")
     add_record_option(parser)
     args = parser.parse_args()
+    Sleeper.pace = args.pace
     args.seconds = args.seconds or (math.inf if args.updates else 100.0)
     runs: dict[int, list[Trained]] = {}
     for max_staleness in args.staleness:
@@ -242,6 +247,7 @@ def main() -> None:
         print(", ".join(f"{name} {value:.3g}" for name, value in figures.items()), flush=True)
         if args.record:
             where = f"{args.ray} workers on Ray" if args.ray else "in one process"
+            where += "" if args.pace == 1.0 else f", sleeps / {args.pace:g}"
             known = {name: value for name, value in figures.items() if not math.isnan(value)}
             record(f"async/max_staleness {max_staleness} {where}", known)
     if args.plot:

@@ -50,8 +50,14 @@ QWEN: dict[str, Any] = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
-ADAPTERS_ONLY = {"engine.merged_lora"}
-GPU_ONLY = {"engine.sampling", "learner.log_prob_kernels", "learner.rms_norm"}
+ADAPTERS_ONLY = {"engine.merged_lora", "learner.adapters"}
+GPU_ONLY = {
+    "engine.sampling",
+    "learner.gated_kernels",
+    "learner.log_prob_kernels",
+    "learner.rms_norm",
+    "learner.rotary",
+}
 CPU_ONLY = {"engine.openmp", "engine.transposed"}
 
 Step = Callable[[], object]
@@ -138,14 +144,19 @@ def learner_works(device: str) -> Iterator[Work]:
     for name in models:
         batch = make_episodes(*{"tiny": (32, 256), "smollm2": (8, 64)}.get(name, (64, 512)))
 
-        def make(name: str = name, batch: PPOBatch = batch) -> Step:
-            model = PolicyValueModel(make_model(name, device), critic=None)
-            learner = Learner(model, LearnerOptions(learning_rate=1e-6))
+        def make(rank: int = 0, name: str = name, batch: PPOBatch = batch) -> Step:
+            policy = make_model(name, device)
+            policy = add_lora(policy, rank=rank) if rank else policy
+            learner = Learner(
+                PolicyValueModel(policy, critic=None), LearnerOptions(learning_rate=1e-6)
+            )
             return lambda: (learner.score(batch), learner.update(batch))
 
         rows, length = batch.input_ids.shape
         title = f"{name}, score and update {rows} x {length}"
         yield Work(title, make, ("learner",), measures_memory=True)
+        adapted = partial(make, 16)
+        yield Work(f"{title}, LoRA", adapted, ("learner.adapters",), measures_memory=True)
 
 
 def make_episodes(num_rows: int, length: int) -> PPOBatch:

@@ -1,5 +1,6 @@
-"""Times vLLM and SGLang inside training: new weights, and a GRPO step.
+"""Times engines inside training: new weights in vLLM and SGLang, and a GRPO step.
 
+    python bench/gpu/engines.py local                      1.5B: a step
     python bench/gpu/engines.py vllm                       7B: new weights; 1.5B: a step
     python bench/gpu/engines.py sglang
     python bench/gpu/engines.py vllm --server              also through a server on the same GPU
@@ -49,9 +50,9 @@ LAUNCH = {
 
 def options_of(backend: str) -> dict[str, Any]:
     """Return the engine's options for a GPU that it shares with the learner."""
-    if DEVICE == "cpu":
+    if DEVICE == "cpu" and backend == "vllm":
         return {"block_size": 32, "kv_cache_memory_bytes": 2**28}
-    return {SHARE[backend]: 0.3}
+    return {SHARE[backend]: 0.3} if backend in SHARE else {}
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def time_step(backend: str, shape: str, folder: str, tokenizer: Any, model: Any)
             f"model.local_path={folder}",
             f"checkpoint.output_dir={tempfile.mkdtemp()}",
             "training.adv_estimator=grpo",
-            "training.batch_size=64",
+            "training.batch_size=8",
             "training.group_size=8",
             "training.learning_rate=1e-6",
             "training.max_log_prob_gap=null",
@@ -157,10 +158,12 @@ def time_step(backend: str, shape: str, folder: str, tokenizer: Any, model: Any)
     )
     config.inference.options = options_of(backend)
     with Trainer(config, Recital, model=model, tokenizer=tokenizer) as trainer:
-        trainer.fit(1, 4)
-        history = trainer.metrics_history[1:]
-    seconds = median(metrics["time/step"] for metrics in history)
-    last = history[-1]
+        found = []
+        for _ in range(5):
+            start = time.perf_counter()
+            last = trainer.train_step()
+            found.append(time.perf_counter() - start)
+    seconds = median(found[1:])
     timings = {k: round(v, 3) for k, v in last.items() if k.startswith(("time/", "memory/"))}
     print(f"{backend} {shape}: a step in {seconds:.2f} s; {timings}", flush=True)
     RECORDED[f"gpu/engine_step/{backend}/{shape}"] = {"s": seconds}
@@ -177,20 +180,10 @@ def saved(shape: str, folder: str, tokenizer: Any) -> Any:
     return model
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("backend", choices=SHARE)
-    parser.add_argument("--shape", choices=SHAPES, help="of both; default 7B and 1.5B")
-    parser.add_argument("--server", action="store_true", help="also time a server")
-    add_record_option(parser)
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    backend, tokenizer = arguments.backend, load_tokenizer("tiny")
-    results = []
+def time_syncs(arguments: argparse.Namespace, tokenizer: Any) -> list[bool]:
+    """Time new weights in an engine of this process, and in a server if asked for."""
+    backend, shape, results = arguments.backend, arguments.shape or "7B", []
     with tempfile.TemporaryDirectory() as folder:
-        shape = arguments.shape or "7B"
         model = saved(shape, folder, tokenizer)
         with create_inference_engine(
             folder, backend, options_of(backend), tokenizer=tokenizer
@@ -199,7 +192,23 @@ def main() -> int:
         if arguments.server:
             with server(backend, folder) as url, connect(backend, url, folder, tokenizer) as engine:
                 results.append(time_sync(engine, model, f"{backend}/{shape}/server"))
-        del model
+    return results
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("backend", choices=("local", *SHARE))
+    parser.add_argument("--shape", choices=SHAPES, help="of both; default 7B and 1.5B")
+    parser.add_argument("--server", action="store_true", help="also time a server")
+    add_record_option(parser)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    backend, tokenizer = arguments.backend, load_tokenizer("tiny")
+    results = []
+    if backend != "local":  # which has the learner's own weights
+        results += time_syncs(arguments, tokenizer)
     with tempfile.TemporaryDirectory() as folder:
         shape = arguments.shape or "1.5B"
         model = saved(shape, folder, tokenizer)

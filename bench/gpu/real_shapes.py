@@ -3,11 +3,14 @@
     python bench/gpu/real_shapes.py                    Qwen2.5-1.5B: 8 groups of 8 x (512 + 256)
     python bench/gpu/real_shapes.py --shape 7B --lora 32
     python bench/gpu/real_shapes.py --shape 7B --offload       a full fine-tune of 7B on one GPU
+    python bench/gpu/real_shapes.py --groups 1 --members 1 --prompt 1024 --sampled 130048
+                                                       one episode of 128k tokens
     python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      the local engine instead
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
 
-An update is timed with each of the fast forms in turn left out: the shared prompts, the kernels of
-log-probs. Sampling is timed with all weights, with adapters merged, and with adapters next to them.
+An update is timed with each of the fast forms in turn left out: the shared prompts and the kernels.
+With the optimiser on the CPU, or without groups, it is timed once. Sampling is timed with all
+weights, with adapters merged, and with adapters next to them.
 
 Weights are random, in bfloat16. The model FLOPs utilisation counts 6 operations per weight and
 computed token, or 4 with LoRA, where the weights have no gradient.
@@ -125,12 +128,20 @@ def time_update(arguments: argparse.Namespace) -> None:
     groups, members, prompt, sampled = work
     batch = make_batch(*work, model.config.vocab_size)
     shared, each = groups * (prompt + members * sampled), groups * members * (prompt + sampled)
-    num_tokens = {"shared": shared, "each": each, "shared, log-probs by torch": shared}
     left_out: dict[str, tuple[str, ...]] = {
         "shared": (),
         "each": ("learner.shared_prefix",),
         "shared, log-probs by torch": ("learner.log_prob_kernels",),
+        "shared, MLPs by torch": ("learner.gated_kernels",),
+        "shared, rotation by torch": ("learner.rotary",),
     }
+    if arguments.lora:
+        left_out["shared, LoRA by peft"] = ("learner.adapters",)
+    if arguments.offload or members == 1:
+        left_out = {
+            f"{groups} x {members} x {prompt + sampled:,}" if members == 1 else "shared": ()
+        }
+    num_tokens = {name: each if name == "each" else shared for name in left_out}
     seconds = {}
     options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
     for name, forms in left_out.items():
@@ -153,7 +164,7 @@ def time_update(arguments: argparse.Namespace) -> None:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    for name in ("each", "shared, log-probs by torch"):
+    for name in list(seconds)[1:]:
         print(f"{seconds[name] / seconds['shared']:.2f} times as fast as with prompt {name}")
 
 

@@ -31,12 +31,15 @@ FORMS: dict[str, str] = {
     "engine.prompt_cache": "a prompt of several sessions is computed once",
     "engine.sampling": "sampling as one kernel on a GPU",
     "engine.transposed": "matrix products with the tokens as columns on a CPU",
+    "learner.adapters": "LoRA in fewer passes over memory",
+    "learner.gated_kernels": "the inner part of gated MLPs as kernels on a GPU",
     "learner.gated_mlp": "MLPs that keep fewer activations for their gradient",
     "learner.last_mlp": "the last MLP computed only for tokens whose loss is needed",
     "learner.log_prob_kernels": "log-probs and their gradient as kernels on a GPU",
     "learner.log_probs": "log-probs a chunk of tokens at a time",
     "learner.packing": "episodes packed end to end, without padding",
     "learner.rms_norm": "RMS norms as one kernel on a GPU",
+    "learner.rotary": "rotary position embeddings as one kernel on a GPU",
     "learner.shared_prefix": "a prompt of several episodes is computed once",
 }
 """The fast forms, and what each of them does."""

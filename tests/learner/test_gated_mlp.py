@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from inference.tiny_models import CONFIGS, make_model
-from turnwise.learner.fast.modules import lean_mlps, replaced_forwards
+from turnwise.learner.fast.gated_mlp import lean_mlps
+from turnwise.learner.fast.replaced import replaced_forwards
 
 
 def gradients(model, ids):
@@ -54,7 +55,7 @@ def test_they_keep_a_good_part_less():
     assert before - after >= 2 * inner * ids.numel() * num_layers
 
 
-def test_an_mlp_with_adapters_is_left_alone():
+def test_an_mlp_of_other_layers_is_left_alone():
     model = make_model("llama")
     model.model.layers[0].mlp.down_proj = torch.nn.Sequential(model.model.layers[0].mlp.down_proj)
     assert len(lean_mlps(model.modules())) == model.config.num_hidden_layers - 1

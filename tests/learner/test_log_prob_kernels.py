@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from turnwise.learner.fast import log_probs
+from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.head import Head
 from turnwise.learner.log_probs import chosen_log_probs
 from turnwise.plain_mode import plain_mode
@@ -39,7 +40,7 @@ def use_kernels(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_pass_the_probe_that_switches_them_on(dtype, use_kernels):
     assert use_kernels.is_exact(dtype, torch.device(DEVICE))
-    assert log_probs._kernels(dtype, torch.device(DEVICE)) is use_kernels
+    assert load_kernels("log_prob_kernels", dtype, torch.device(DEVICE)) is use_kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

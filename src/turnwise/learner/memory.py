@@ -2,7 +2,7 @@
 
 An estimate, made before the first forward from the memory that is free then. For the backward, a
 decoder layer saves per token about 10 hidden states (norms, queries, keys, values, attention, the
-residual stream) and 3 inner states of the MLP, or 5 with adapters; a checkpointed layer saves its
+residual stream) and 3 inner states of the MLP, or 4 with adapters; a checkpointed layer saves its
 input alone, and one layer at a time is computed again. Half of the free memory is used: the other
 half is for what the estimate does not know, such as the logits of a chunk, fragmentation and a KV
 cache that grows. Where it is wrong, the update is computed again in smaller packs.
@@ -43,7 +43,7 @@ class LayerShape:
 
     def bytes_per_token(self, itemsize: int, num_checkpointed: int = 0) -> int:
         """Return what all layers save per token, the first ones checkpointed."""
-        num_saved = 10 * self.width + (5 if self.has_adapters else 3) * self.inner
+        num_saved = 10 * self.width + (4 if self.has_adapters else 3) * self.inner
         # The layer that is computed again saves everything for a moment.
         num_whole = self.num_layers - num_checkpointed + (num_checkpointed > 0)
         return itemsize * (num_whole * num_saved + num_checkpointed * self.width)
@@ -80,7 +80,7 @@ def plan_memory(
     """
     most_layers = max(shape.num_layers for shape in shapes)
     numbers = {None: range(most_layers + 1), True: [most_layers], False: [0]}[checkpointing]
-    wanted = min(max(longest, CPU_TOKENS), _MAX_TOKENS)
+    wanted = max(longest, CPU_TOKENS)
     tokens = number = 0
     for number in numbers:
         per_token = sum(

@@ -130,8 +130,11 @@ class PolicyValueModel(nn.Module):
                 )
             trunk.context = context
 
-    def probe(self) -> None:
-        """Find out how a model can be computed that had no weights when this was made."""
+    def probe(self, _: object = None) -> None:
+        """Find out how a model can be computed that had no weights when this was made.
+
+        FSDP calls this as a forward, which must have an argument on a GPU (torch 2.11).
+        """
         for trunk in self._trunks:
             trunk.probe()
 

@@ -149,10 +149,10 @@ class MasterAdamW:
         return total
 
     @torch.no_grad()
-    def step(self, learning_rate: float, gradient_scale: torch.Tensor | float = 1.0) -> None:
+    def step(self, learning_rate: float, gradient_scale: float = 1.0) -> None:
         """Make one step of AdamW on the gradients, multiplied by a scale."""
-        for gradient in self.gradients():
-            gradient.mul_(gradient_scale)
+        if gradient_scale != 1.0:
+            torch._foreach_mul_(self.gradients(), gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         if self._is_offloaded:

@@ -53,7 +53,7 @@ def _load_shards(model: Any, device: torch.device) -> None:
     for part in (model.policy, model.critic):
         if part is not None:
             _read_shards(part)
-    model.probe()
+    model.probe(device)
     model.reshard()  # a backward would do it
 
 

@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from turnwise.learner.context import Context
-from turnwise.learner.fast.modules import Replacement, faster_modules, replaced_forwards
+from turnwise.learner.fast.modules import faster_modules
 from turnwise.learner.fast.packed_attention import NAME, Episodes, attention_configs
+from turnwise.learner.fast.replaced import Replacement, replaced_forwards
 from turnwise.learner.head import Head
 from turnwise.learner.lora import has_adapter_dropout
 from turnwise.learner.packing import Pack, make_packs

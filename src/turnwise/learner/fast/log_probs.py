@@ -8,22 +8,21 @@ On a GPU two kernels replace the passes over a float32 copy of the logits (`log_
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch.autograd.function import once_differentiable
 
+from turnwise.learner.fast.kernels import load_kernels
 from turnwise.learner.head import Head
-from turnwise.models.probing import is_out_of_memory
 from turnwise.plain_mode import is_plain
 
-_LOG = logging.getLogger("turnwise")
-# Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy.
+# Logits in one chunk: on a CPU about the size of a cache, on a GPU enough to keep it busy. Kernels
+# need no float32 copies: with larger chunks the gradient of the head is added to less often.
 _CPU_CHUNK = 1 << 22
 _GPU_CHUNK = 1 << 25
+_KERNEL_CHUNK = 1 << 27
 
 
 def chosen_log_probs(
@@ -35,16 +34,17 @@ def chosen_log_probs(
     chunk_tokens: int | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`log_probs.chosen_log_probs`, a chunk of tokens at a time."""
-    chunk = chunk_tokens or default_chunk_tokens(len(head.weight), hidden.device)
+    kernels = _kernels_for(head, hidden)
+    chunk = chunk_tokens or _chunk_tokens(head, hidden, has_kernels=kernels is not None)
     both: tuple[torch.Tensor, torch.Tensor] = _ChosenLogProbs.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, chunk
+        hidden, head.weight, head.bias, targets, head, temperature, with_entropy, kernels, chunk
     )
     return both
 
 
 def sum_squared_probs(hidden: torch.Tensor, head: Head, temperature: float) -> torch.Tensor:
     """`log_probs.sum_squared_probs`, a chunk of tokens at a time."""
-    chunk = default_chunk_tokens(len(head.weight), hidden.device)
+    chunk = _chunk_tokens(head, hidden, has_kernels=False)
     sums = hidden.new_zeros(len(hidden), dtype=torch.float32)
     for start in range(0, len(hidden), chunk):
         rows = slice(start, start + chunk)
@@ -52,8 +52,10 @@ def sum_squared_probs(hidden: torch.Tensor, head: Head, temperature: float) -> t
     return sums
 
 
-def default_chunk_tokens(vocab_size: int, device: torch.device) -> int:
-    return max(1, (_CPU_CHUNK if device.type == "cpu" else _GPU_CHUNK) // vocab_size)
+def _chunk_tokens(head: Head, hidden: torch.Tensor, *, has_kernels: bool) -> int:
+    """Return the number of tokens whose logits are computed at once."""
+    size = _KERNEL_CHUNK if has_kernels else _GPU_CHUNK if hidden.is_cuda else _CPU_CHUNK
+    return max(1, size // len(head.weight))
 
 
 class _ChosenLogProbs(torch.autograd.Function):
@@ -67,18 +69,16 @@ class _ChosenLogProbs(torch.autograd.Function):
         head: Head,
         temperature: float,
         with_entropy: bool,
+        kernels: Any,
         chunk: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         chosen, totals, entropy = hidden.new_zeros(3, len(hidden), dtype=dtype).unbind()
-        kernels = _kernels_for(head, hidden)
         for start in range(0, len(hidden), chunk):
             rows = slice(start, start + chunk)
             if kernels is not None:
-                raw = F.linear(hidden[rows], weight, bias)
-                factor = head.scale / temperature
                 chosen[rows], totals[rows], entropy[rows] = kernels.forward(
-                    raw, targets[rows], factor
+                    F.linear(hidden[rows], weight, bias), targets[rows], head.scale / temperature
                 )
                 continue
             logits = head.logits(hidden[rows], temperature)
@@ -112,8 +112,8 @@ class _ChosenLogProbs(torch.autograd.Function):
             to_entropy = None if grad_entropy is None else grad_entropy[rows]
             given = targets[rows], totals[rows], entropy[rows], grad_chosen[rows], to_entropy
             if ctx.kernels is not None:
-                raw = F.linear(hidden[rows], weight, bias)
-                grads = ctx.kernels.backward_(raw, *given, scale / temperature)
+                grads = F.linear(hidden[rows], weight, bias)  # the logits
+                ctx.kernels.backward_(grads, *given, scale / temperature)
             else:
                 grads = _logit_gradients(head, hidden[rows], temperature, *given)
             if grad_hidden is not None:
@@ -122,7 +122,8 @@ class _ChosenLogProbs(torch.autograd.Function):
                 grad_weight.addmm_(grads.T, hidden[rows])
             if grad_bias is not None:
                 grad_bias += grads.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
+            del grads  # before the next chunk
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None, None
 
 
 def _logit_gradients(
@@ -157,24 +158,9 @@ def _kernels_for(head: Head, hidden: torch.Tensor) -> Any:
     is_narrow = hidden.dtype in (torch.float32, torch.bfloat16, torch.float16)
     if not hidden.is_cuda or head.softcap is not None or not is_narrow:
         return None
-    return None if is_plain("learner.log_prob_kernels") else _kernels(hidden.dtype, hidden.device)
-
-
-@cache
-def _kernels(dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the module of the kernels if they compute what torch does on a small example."""
-    try:
-        from turnwise.learner.fast import log_prob_kernels
-
-        if log_prob_kernels.is_exact(dtype, device):
-            return log_prob_kernels
-        problem = "their results differ from torch's"
-    except Exception as error:  # Triton, its compiler and the driver raise errors of many kinds
-        if is_out_of_memory(error):
-            raise
-        problem = f"{type(error).__name__}: {error}"
-    _LOG.warning("log-probs are computed without kernels, which is slower: %s", problem)
-    return None
+    if is_plain("learner.log_prob_kernels"):
+        return None
+    return load_kernels("log_prob_kernels", hidden.dtype, hidden.device)
 
 
 def _log_probs_(logits: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
