@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, Trainer
 from turnwise.runs.episode_store import EpisodeStore
@@ -125,6 +127,7 @@ class Trained:
     episodes_per_second: float
     reward: float
     staleness: float
+    idle_engine: float
     idle_learner: float
     slow_tasks: int
     num_tasks: int
@@ -169,6 +172,7 @@ def train(max_staleness: int, seed: int, args: argparse.Namespace) -> Trained:
         sum(metrics["num_episodes"] for metrics in history) / clock.ends[-1],
         statistics.fmean(last),
         statistics.fmean(metrics.get("staleness/mean", 0.0) for metrics in history),
+        statistics.fmean(metrics.get("idle/engine", math.nan) for metrics in history),
         statistics.fmean(metrics.get("idle/learner", math.nan) for metrics in history),
         sum(max(sleeps_of(seed)) > SLOW for seed in seeds),
         len(seeds),
@@ -193,6 +197,7 @@ def figures_of(runs: Sequence[Trained]) -> dict[str, float]:
         "lowest reward": min(rewards),
         "highest reward": max(rewards),
         "updates behind": statistics.fmean(run.staleness for run in runs),
+        "engine waits": statistics.fmean(run.idle_engine for run in runs),
         "learner waits": statistics.fmean(run.idle_learner for run in runs),
         "tasks": number,
         "share of slow tasks": slow / number,
@@ -247,9 +252,11 @@ def main() -> None:
         print(", ".join(f"{name} {value:.3g}" for name, value in figures.items()), flush=True)
         if args.record:
             where = f"{args.ray} workers on Ray" if args.ray else "in one process"
+            where += " on a GPU" if torch.cuda.is_available() else ""
             where += "" if args.pace == 1.0 else f", sleeps / {args.pace:g}"
             known = {name: value for name, value in figures.items() if not math.isnan(value)}
-            record(f"async/max_staleness {max_staleness} {where}", known)
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+            record(f"async/max_staleness {max_staleness} {where}", known, device)
     if args.plot:
         plot(runs, args.plot)
 

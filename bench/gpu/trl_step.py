@@ -3,9 +3,8 @@
     python bench/gpu/trl_step.py                  Qwen2.5-1.5B, random weights
     python bench/gpu/trl_step.py --shape tiny     to see that everything runs
 
-TRL has its faster settings: no reference model, no gradient checkpointing, bfloat16, vLLM with 0.3
-of the memory. `--micro-batch` episodes are computed at once; with more than 8 of 1.5B it runs out
-of memory or is no faster.
+TRL has its faster settings: no reference model, no gradient checkpointing, bfloat16, and vLLM with
+0.3 of the memory. `--micro-batch` episodes are computed at once.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -24,6 +24,8 @@ from turnwise.learner.sharding import is_sharded, local_shard
 LearningRateSchedule: TypeAlias = Literal["constant", "linear", "cosine"]
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
+_CHUNK = 1 << 28
+"""Gradients that are in the memory of the CPU at a time, where the masters are offloaded."""
 
 
 def learning_rate_at(
@@ -155,24 +157,44 @@ class MasterAdamW:
             torch._foreach_mul_(self.gradients(), gradient_scale)
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
-        if self._is_offloaded:
-            self._fetch_gradients()
-        self._adam.step()
-        for name in self._copied:
-            local_shard(self._parameters[name]).copy_(self._masters[name])
-        if self._is_offloaded:
+        if not self._is_offloaded:
+            self._adam.step()
+            self._copy_to_modules(self._half)
+            return
+        for names in self._chunks():
+            self._fetch_gradients(names)
+            self._adam.step()
             self._adam.zero_grad()
+            self._copy_to_modules(names)
 
-    def _fetch_gradients(self) -> None:
+    def _chunks(self) -> Iterator[list[str]]:
+        """Yield the names of the parameters, so that the gradients of each chunk are few."""
+        names: list[str] = []
+        size = 0
+        for name, master in self._masters.items():
+            if names and size + master.numel() > _CHUNK:
+                yield names
+                names, size = [], 0
+            names.append(name)
+            size += master.numel()
+        yield names
+
+    def _fetch_gradients(self, names: Sequence[str]) -> None:
         """Copy the gradients to the offloaded masters."""
         is_cuda = False
-        for name, total in self._sums.items():
-            if total.grad is not None:
-                is_cuda = total.grad.is_cuda
-                kept = torch.empty(total.grad.shape, dtype=total.dtype, pin_memory=is_cuda)
-                self._masters[name].grad = kept.copy_(total.grad, non_blocking=True)
+        for name in names:
+            gradient = self._sums[name].grad
+            if gradient is not None:
+                is_cuda = gradient.is_cuda
+                kept = torch.empty(gradient.shape, dtype=gradient.dtype, pin_memory=is_cuda)
+                self._masters[name].grad = kept.copy_(gradient, non_blocking=True)
         if is_cuda:
             torch.cuda.synchronize()
+
+    def _copy_to_modules(self, names: Iterable[str]) -> None:
+        for name in names:
+            own = local_shard(self._parameters[name])
+            own.copy_(self._masters[name].to(own.dtype))  # narrow before it goes to the device
 
     @property
     def _copied(self) -> list[str]:
