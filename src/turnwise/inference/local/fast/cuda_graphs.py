@@ -127,9 +127,9 @@ class DecodeGraphs:
 
         For instance, a step of a mixture of experts may synchronize to count tokens per expert.
         """
-        self._capture(self._sizes[0])
+        self._capture(self._sizes[0], is_first=True)
 
-    def _capture(self, size: int) -> tuple[Any, _State]:
+    def _capture(self, size: int, *, is_first: bool = False) -> tuple[Any, _State]:
         runner = self._runner
         state = _State(size, runner.device)
         self._load(state, [], size)
@@ -145,11 +145,15 @@ class DecodeGraphs:
         with torch.cuda.stream(side):
             for _ in range(2):  # compiles and selects kernels before the capture
                 step()
-            with _no_synchronization():  # fails here rather than during the capture
-                step()
+            if is_first:
+                # Fails here rather than during the capture. Not later: it concerns all threads, and
+                # the learner, which may be computing then, synchronizes.
+                with _no_synchronization():
+                    step()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What the learner does in its own thread is no part of the capture, and allowed.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             step()
         self._pool = self._pool or graph.pool()
         self._captured[size] = (graph, state)

@@ -1,0 +1,49 @@
+"""Asynchronous training on one GPU: the engine captures its graphs while the learner computes."""
+
+import asyncio
+
+import pytest
+import torch
+
+from turnwise import BaseEnvironment, ConfigStore, Trainer
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+class Uneven(BaseEnvironment):
+    """Episodes of 1 to 4 turns, so that the engine decodes batches of many sizes."""
+
+    def reset(self, seed=0):
+        self._done = False
+        self.step_count, self.num_turns = 0, 1 + seed % 4
+        return "hello"
+
+    async def step(self, action):
+        await asyncio.sleep(0.01 * self.num_turns)
+        self.step_count += 1
+        self._done = self.step_count == self.num_turns
+        return "and now?", float("a" in action), self._done, {}
+
+    def get_state_description(self):
+        return "?"
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_episodes_are_played_while_the_learner_computes(tmp_path, lora_rank):
+    config = ConfigStore.load(
+        overrides=[
+            f"checkpoint.output_dir={tmp_path}",
+            "training.adv_estimator=grpo",
+            "training.group_size=4",
+            "training.batch_size=16",
+            "training.max_staleness=4",
+            f"training.lora_rank={lora_rank}",
+            "inference.max_tokens=8",
+        ]
+    )
+    with Trainer(config, Uneven) as trainer:
+        trainer.fit(1, 12)
+        history = trainer.metrics_history
+    assert [metrics["num_steps"] for metrics in history] == [1] * 12
+    assert max(metrics["weights_behind"] for metrics in history) >= 1
+    assert all(metrics["gap_mean"] < 0.1 for metrics in history if "gap_mean" in metrics)
