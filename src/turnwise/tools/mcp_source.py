@@ -52,6 +52,7 @@ class _ServerLog:
 
     def last_output(self) -> str:
         """Returns the last output of a server that has ended."""
+        self.file.close()  # the thread reads until no one has the pipe open
         self._thread.join(_LOG_SECONDS)
         words = " ".join(self._tail.decode(errors="replace").split())
         return f" It wrote: {words}" if words else ""
