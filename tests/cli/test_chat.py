@@ -217,9 +217,9 @@ class Terminal:
     def insist(self, act, is_done, *, is_ending: bool = False) -> None:
         """A key or a signal that comes while the terminal is being set up may be lost for now; a
         person tries again."""
-        for _ in range(8):
+        for _ in range(60):
             act()
-            deadline = time.monotonic() + 15.0
+            deadline = time.monotonic() + 2.0
             while time.monotonic() < deadline:
                 if is_done():
                     return

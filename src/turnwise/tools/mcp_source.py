@@ -198,6 +198,7 @@ class MCPTools:
             ready.result()  # the connection has a timeout
         except Exception as error:
             self.close()
+            self._log.file.close()  # its reader waits as long as anybody can write
             why = _reason(error) or f"it did not answer within {_START_SECONDS:g} s."
             self.status = f"failed to open: {why}"
             raise ToolError(
