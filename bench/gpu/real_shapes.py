@@ -138,9 +138,7 @@ def time_update(arguments: argparse.Namespace) -> None:
     if arguments.lora:
         left_out["shared, LoRA by peft"] = ("learner.adapters",)
     if arguments.offload or members == 1:
-        left_out = {
-            f"{groups} x {members} x {prompt + sampled:,}" if members == 1 else "shared": ()
-        }
+        left_out = {"shared" if members > 1 else "episode": ()}
     num_tokens = {name: each if name == "each" else shared for name in left_out}
     seconds = {}
     options = LearnerOptions(learning_rate=1e-6, offload_optimizer=arguments.offload)
@@ -159,7 +157,8 @@ def time_update(arguments: argparse.Namespace) -> None:
         if arguments.record:
             lora = ("-lora" if arguments.lora else "") + ("-offload" if arguments.offload else "")
             figures = {"s": seconds[name], "GiB": gib, "MFU": mfu}
-            record(f"gpu/update/{arguments.shape}{lora}/{name}", figures, device)
+            length = "" if members > 1 else f" of {each:,}"
+            record(f"gpu/update/{arguments.shape}{lora}{length}/{name}", figures, device)
         del learner
         gc.collect()
         if device == "cuda":
