@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import http.client
+import itertools
 import json
 import os
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
@@ -25,7 +27,6 @@ from agents.serving import (
     serving,
 )
 from chat.families import make_format
-from turnwise.agents.wire import MAX_BODY_BYTES
 from turnwise.episode import EpisodeLimits, timing
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.inference.scripted import ScriptedEngine
@@ -157,7 +158,6 @@ def test_what_is_refused_has_the_shape_of_the_api():
             "previous_response_not_found",
         ),
         ("/responses", {"model": "policy", "input": [{"type": "image"}]}, 400, None),
-        (CHAT, b'{"a":' + b" " * MAX_BODY_BYTES + b"1}", 413, "request_too_large"),
     ]
     with serving() as (_, session, llm):
         for path, body, status, code in cases:
@@ -176,13 +176,59 @@ def test_what_is_refused_has_the_shape_of_the_api():
         assert not session.tree.turns
 
 
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [(CHAT, ("code", "request_too_large")), ("/messages", ("type", "request_too_large"))],
+)
+def test_a_body_of_100_mb_is_refused_and_the_next_request_served(path, problem):
+    megabyte = b" " * 10**6
+    with serving() as (_, session, llm):
+        address = urlsplit(llm.base_url)
+        key = {"authorization": f"Bearer {llm.api_key}"}
+        for length in ({}, {"content-length": "100000000"}):  # without a length: in chunks
+            connection = http.client.HTTPConnection(address.netloc, timeout=60)
+            body = itertools.repeat(megabyte, 100)
+            with contextlib.closing(connection):
+                connection.request("POST", address.path + path, body, {**key, **length})
+                answer = connection.getresponse()
+                error = json.loads(answer.read())["error"]
+            assert (answer.status, error[problem[0]]) == (413, problem[1])
+            assert "32 MiB" in error["message"]
+        assert not session.tree.turns
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
+
+
+def test_a_long_message_keeps_no_other_episode_waiting():
+    begun, answered = threading.Event(), threading.Event()
+    session = make_session()
+    writer = session.tree.writer
+    encode = writer.prompt_ids
+
+    def encode_later(messages, tools):
+        begun.set()
+        assert answered.wait(60), "the other episode was not served"
+        return encode(messages, tools)
+
+    writer.prompt_ids = encode_later
+    body = chat_body([{"role": "user", "content": "What is x? " * 1000}])
+    with serving(session) as (gateway, _, llm), ThreadPoolExecutor() as pool:
+        other = gateway.open(make_session())
+        long = pool.submit(ask, llm, CHAT, body)
+        assert begun.wait(60)
+        assert ask(other, CHAT, chat_body(QUESTION))[0] == 200
+        answered.set()
+        assert long.result()[0] == 200
+        assert session.tree.turns[0].context_ids == encode(body["messages"], [TOOL])
+        asyncio.run(gateway.close(other))
+
+
 def test_what_goes_wrong_inside_is_an_error_of_the_api_and_costs_no_turn(caplog):
     session = make_session(limits=EpisodeLimits(max_turns=1))
     with serving(session) as (_, _, llm):
-        tree = session.tree.prompt
-        session.tree.prompt = None  # any error of ours
+        match = session.tree.match
+        session.tree.match = None  # any error of ours
         assert ask(llm, CHAT, chat_body(QUESTION))[1]["error"]["code"] == "server_error"
-        session.tree.prompt = tree
+        session.tree.match = match
         assert "could not serve a request" in caplog.text
         assert ask(llm, CHAT, {**chat_body(QUESTION), "tools": [{"type": "web"}]})[0] == 400
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200

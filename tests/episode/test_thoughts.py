@@ -8,7 +8,7 @@ from turnwise import EpisodeLimits, ScriptedEngine, run_episode, tool
 from turnwise.chat import ChatFormat
 from turnwise.models.tiny import make_tiny_tokenizer
 from turnwise.tools import ToolCall, answer_of, get_parser
-from turnwise.tools.thoughts import THOUGHT_MARKS
+from turnwise.tools.thoughts import THOUGHT_MARKS, thought_of
 
 HARMONY = "<|channel|>{}<|message|>{}"
 
@@ -44,6 +44,29 @@ def test_the_answer_is_what_stands_outside_of_thoughts(text, answer):
 def test_a_turn_that_begins_inside_of_a_thought():
     assert answer_of("attack, or", in_thought=True) == ""
     assert answer_of("attack?</think>wait", in_thought=True) == "wait"
+    assert thought_of("attack, or", in_thought=True) == "attack, or"
+    assert thought_of("attack?</think>wait", in_thought=True) == "attack?"
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        ("wait", ""),
+        ("<think>I wait</think>wait", "I wait"),  # the answer is one of the thought's words
+        ("attack?</think>wait", "attack?"),
+        ("wait <think>attack?", "attack?"),
+        ("<think>a</think>wait<think>\nattack\n</think> now", "a\n\nattack"),
+        ("[THINK]attack?[/THINK]wait", "attack?"),
+        ("<think></think>wait", ""),
+        (
+            f"{HARMONY.format('analysis', 'attack?')}<|end|><|start|>assistant"
+            f"{HARMONY.format('final', 'wait')}<|return|>",
+            "attack?",
+        ),
+    ],
+)
+def test_the_thought_is_what_stands_inside(text, thought):
+    assert thought_of(text) == thought
 
 
 @settings(deadline=None, max_examples=200)

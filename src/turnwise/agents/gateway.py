@@ -322,7 +322,7 @@ class Gateway:
     async def _count_tokens(self, request: Request) -> Response:
         session = self._session_of(request)
         _, asked = anthropic_messages.parse(await read_json(request))
-        return JSONResponse({"input_tokens": session.count_tokens(asked)})
+        return JSONResponse({"input_tokens": await session.count_tokens(asked)})
 
     @answering(openai_chat.error_body)
     async def _unknown(self, request: Request) -> Response:

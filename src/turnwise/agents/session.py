@@ -26,6 +26,8 @@ from turnwise.tools import get_parser
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
+_LONG_TEXT = 8192
+"""Characters that take some milliseconds to encode, for which other episodes would wait."""
 
 
 class AgentSession:
@@ -97,12 +99,11 @@ class AgentSession:
             self._tasks.difference_update(tasks)
             self._num_under_way -= len(tasks)
 
-    def count_tokens(self, request: ChatRequest) -> int:
+    async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, rendered from its messages."""
-        try:
-            return len(self.tree.writer.prompt_ids(request.messages, request.tools or None))
-        except (ConfigError, ToolError) as error:
-            raise ApiError(str(error), param="messages") from error
+        prompt = ConversationTree(self.tree.writer).match(request.messages, request.tools)
+        await self._encode(prompt, request)
+        return len(prompt.ids)
 
     async def close(self) -> None:
         """End what is under way, refuse what comes later, and free what the engine has kept."""
@@ -156,17 +157,12 @@ class AgentSession:
     ) -> ChatReply:
         """Sample one reply; `number` tells it from the others of the same request."""
         started = self._timer.seconds
-        try:
-            for tool in request.tools:
-                definition_of(tool)
-            writer = self._writer(request.enable_thinking)
-            prompt = self.tree.prompt(request.messages, request.tools or None, writer)
-        except (ConfigError, ToolError) as error:
-            raise ApiError(str(error), param="messages") from error
+        prompt = self.tree.match(request.messages, request.tools)
         with contextlib.ExitStack() as undo:
             undo.callback(self.tree.cancel, prompt)
             session = self.engine_sessions.open(prompt.parent)
             undo.callback(self.engine_sessions.release, session)
+            await self._encode(prompt, request)
             seed = self._seed(request, prompt, number)
             live = on_delta and self._live_text(request, prompt, on_delta)
             result = await self._sample(request, prompt, session, seed, live)
@@ -178,6 +174,19 @@ class AgentSession:
         self._forget(self.engine_sessions.add(session, turn))
         texts = self._token_texts(result) if request.wants_log_probs else []
         return make_reply(reply, len(prompt.ids), result, texts)
+
+    async def _encode(self, prompt: TreePrompt, request: ChatRequest) -> None:
+        """Encode a prompt; a long one in a thread, so that the loop serves other episodes."""
+        try:
+            for tool in request.tools:
+                definition_of(tool)
+            writer = self._writer(request.enable_thinking)
+            if _num_characters(prompt) < _LONG_TEXT:
+                prompt.encode(writer)
+            else:
+                await asyncio.to_thread(prompt.encode, writer)
+        except (ConfigError, ToolError) as error:
+            raise ApiError(str(error), param="messages") from error
 
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
         """What writes the messages of a request; raises ConfigError if the template cannot."""
@@ -296,3 +305,9 @@ class AgentSession:
             self._timer.seconds - started,
             result.later_versions,
         )
+
+
+def _num_characters(prompt: TreePrompt) -> int:
+    """About how much text is to be encoded."""
+    tools = prompt.tools if prompt.parent is None else ()
+    return sum(len(str(value)) for entry in (*prompt.messages, *tools) for value in entry.values())

@@ -82,17 +82,35 @@ class SampledTurn:
 class TreePrompt:
     """What the engine is asked to continue, for one request."""
 
-    ids: list[int]
-    """The whole conversation, from its first token."""
     parent: SampledTurn | None
+    history: Sequence[Message]
+    """The messages up to the end of `parent`."""
     messages: Sequence[Message]
-    context_ids: Sequence[int]
+    """The messages that are new."""
+    tools: Sequence[Mapping[str, Any]]
     digest: bytes
     """Of the messages: two requests with the same ones have the same."""
     wave: int
     """Requests that were under way together have the same number."""
     repeat: int
     """How many requests with the same messages came before."""
+    context_ids: Sequence[int] = ()
+    """The tokens of the new messages, once they are encoded."""
+    ids: Sequence[int] = ()
+    """The whole conversation, from its first token."""
+
+    def encode(self, writer: MessageWriter) -> None:
+        """Encode what is new. This changes nothing else, so that a thread may do it.
+
+        Raises ConfigError for messages that the chat template cannot write.
+        """
+        if self.parent is None:
+            before: list[int] = []
+            context = writer.prompt_ids(self.messages, self.tools or None)
+        else:
+            before = self.parent.conversation_ids()
+            context = writer.increment_ids(self.messages, self.parent.ids, self.history)
+        self.context_ids, self.ids = context, before + context
 
     @property
     def key(self) -> str:
@@ -113,37 +131,36 @@ class ConversationTree:
     _under_way: int = 0
     _wave: int = 0
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        writer: MessageWriter | None = None,
-    ) -> TreePrompt:
+    def prompt(self, messages: Sequence[Message]) -> TreePrompt:
         """Find what these messages continue, and encode what is new; then `add` or `cancel` it.
 
-        `writer` encodes this request alone, in place of the tree's own. Raises ConfigError for
-        messages that the chat template cannot write.
+        Raises ConfigError for messages that the chat template cannot write.
         """
-        writer = writer or self.writer
-        digest = _digest(b"", tools or [])
+        prompt = self.match(messages)
+        try:
+            prompt.encode(self.writer)
+        except BaseException:
+            self.cancel(prompt)
+            raise
+        return prompt
+
+    def match(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> TreePrompt:
+        """Find what these messages continue; `encode` the prompt, then `add` or `cancel` it."""
+        digest = _digest(b"", tools)
         parent, num_common = None, 0
         for number, message in enumerate(messages, 1):
             digest = _digest(digest, self._key(message))
             if message.get("role") == "assistant" and digest in self._known:
                 parent, num_common = _same_calls(self._known[digest], message), number
-        new = messages[num_common:]
-        if parent is None:
-            before: list[int] = []
-            context = writer.prompt_ids(new, tools)
-        else:
-            before = parent.conversation_ids()
-            context = writer.increment_ids(new, parent.ids, messages[:num_common])
         if self._under_way == 0:
             self._wave += 1
         self._under_way += 1
         self._requests[digest] += 1
         repeat = self._requests[digest] - 1
-        return TreePrompt(before + context, parent, new, context, digest, self._wave, repeat)
+        history, new = messages[:num_common], messages[num_common:]
+        return TreePrompt(parent, history, new, tools, digest, self._wave, repeat)
 
     def add(
         self,
