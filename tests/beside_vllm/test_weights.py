@@ -1,6 +1,7 @@
 """New weights: in place, counted, used from then on and not before."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -68,6 +69,42 @@ def test_every_turn_is_sampled_by_the_weights_whose_version_it_has(engine, first
     for request, result in others:
         saved = first if result.weight_version == version else second
         assert saved.gap(request, result) < TOLERANCE
+
+
+def test_in_flight_a_turn_goes_on_with_the_new_weights(engine, first, second):
+    """Each token has the version and the log-prob of the weights that sampled it."""
+    requests = [GenerationRequest([5 + i] * 40, 200, seed=i) for i in range(4)]
+    version, counts = engine.weight_version, [0] * len(requests)
+
+    def note(row):
+        return lambda ids: counts.__setitem__(row, len(ids))
+
+    requests = [replace(request, on_tokens=note(i)) for i, request in enumerate(requests)]
+
+    async def update_in_between():
+        begun = [asyncio.create_task(engine.sample(request)) for request in requests]
+        await until(lambda: min(counts) >= 5)
+        await asyncio.to_thread(engine.update_weights, second.model.state_dict())
+        later = GenerationRequest([5] * 40, 20, seed=9)  # its prompt was in the cache
+        return await asyncio.gather(*begun), later, await engine.sample(later)
+
+    engine.in_flight = "recompute"
+    try:
+        results, later, last = asyncio.run(update_in_between())
+    finally:
+        engine.in_flight = None
+    assert last.weight_version == version + 1
+    assert second.gap(later, last) < TOLERANCE
+    for request, result in zip(requests, results, strict=True):
+        assert len(result.ids) == 200
+        assert result.weight_version == version
+        ((start, new),) = result.later_versions
+        assert new == version + 1
+        assert 5 <= start < 200
+        for saved, part in ((first, slice(0, start)), (second, slice(start, None))):
+            expected = saved.log_probs(request, result.ids)[part]
+            given = torch.tensor(result.log_probs)[part]
+            torch.testing.assert_close(given, expected, atol=TOLERANCE, rtol=0)
 
 
 def test_an_update_may_block_the_loop_whose_turns_it_waits_for(engine, second):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -147,7 +147,8 @@ class VLLMInferenceEngine(WorkerEngine):
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
 
-        Running turns finish first, with the old weights.
+        Running turns finish first, with the old weights. With `in_flight` they go on with the new
+        ones, and vLLM computes their keys and values again.
         """
         if weights is None:
             raise ConfigError(
@@ -163,13 +164,13 @@ class VLLMInferenceEngine(WorkerEngine):
             self._skeleton.check(weights)
             if torch.cuda.is_available():  # the kernels that compute them must finish first
                 torch.cuda.synchronize()
-            return self._updated(
-                self._in_thread(lambda: self._take_tensors(weights), wait_for_idle=True)
-            )
+            return self._update(lambda: self._take_tensors(weights))
         folder = existing_folder(weights)
         self._skeleton.check_folder(folder)
-        taking = self._in_thread(lambda: self._take(weights_path=str(folder)), wait_for_idle=True)
-        return self._updated(taking)
+        return self._update(lambda: self._take(weights_path=str(folder)))
+
+    def _update(self, take: Callable[[], int]) -> int:
+        return self._updated(self._in_thread(take, wait_for_idle=self.in_flight is None))
 
     def _start(self) -> None:
         self._process_lock = ProcessLock()
@@ -280,10 +281,16 @@ class VLLMInferenceEngine(WorkerEngine):
             self._failure = f"new weights did not load, and the old are gone: {error}"
             raise
         self.weight_version += 1
+        for turn in self._turns.values():
+            turn.weights_changed(self.weight_version - 1, self.weight_version)
         return self.weight_version
 
     def _forget_prefixes(self) -> None:
         """Reset the prefix cache, whose keys and values belong to the old weights."""
+        if self._turns:
+            # They cannot keep theirs: new conversations would read them from the cache.
+            self._vllm.reset_prefix_cache(reset_running_requests=True)
+            return
         for _ in range(8):  # an aborted batch may still hold some blocks for a step or two
             if self._vllm.reset_prefix_cache():
                 return
