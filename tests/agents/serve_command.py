@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from agents.serving import ask, joined
+from forked import Turnwise
 from turnwise.agents.gateway import LLM
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -26,16 +27,40 @@ def served(*options, model="tiny"):
         text=True,
     )
     try:
-        printed = ""
-        while "curl" not in printed:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            printed += line
-        found = re.search(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", printed)
-        yield LLM(found[1], found[2], re.search(r"is served as (\S+)", printed)[1]), process
+        yield _read_llm(process.stdout, process.stderr), process
     finally:
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def forked(*options, model="tiny"):
+    """The LLM of the same command, which begins sooner but cannot have child processes."""
+    ours, theirs = os.pipe()
+    with open(ours) as output, open(os.devnull) as nothing:
+        process = Turnwise(
+            *("serve", model, "--port", "0", *options),
+            stdin=nothing.fileno(),
+            stdout=theirs,
+            stderr=theirs,
+        )
+        os.close(theirs)
+        try:
+            yield _read_llm(output, output)
+        finally:
+            process.kill()
+            process.wait(60)
+
+
+def _read_llm(output, errors):
+    """Reads what the command prints until it serves."""
+    printed = ""
+    while "curl" not in printed:
+        line = output.readline()
+        assert line, printed + errors.read()
+        printed += line
+    found = re.search(r"OPENAI_BASE_URL=(\S+) OPENAI_API_KEY=(\S+)", printed)
+    return LLM(found[1], found[2], re.search(r"is served as (\S+)", printed)[1])
 
 
 def say(llm, *texts, **more):

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from agents.serve_command import CHAT, check_served, say, served
+from agents.serve_command import CHAT, check_served, forked, say, served
 from agents.serving import ask, make_session
 from agents.test_engines import TOKENIZER, make_model, sglang
 from turnwise import ConfigError
@@ -51,7 +51,7 @@ def test_a_model_is_served_until_an_interrupt():
 
 
 def test_transformers_can_serve():
-    with served("--backend", "transformers") as (llm, _):
+    with forked("--backend", "transformers") as llm:
         check_served(llm)
 
 
@@ -61,7 +61,7 @@ def test_a_server_of_sglang_can_be_served(tmp_path):
     model.config.save_pretrained(tmp_path)
     with sglang(model, deterministic=True) as (_, server, _):  # it only has seeds so
         options = ("--backend", "sglang", "--tokenizer", str(tmp_path), "--name", "mine")
-        with served(*options, model=server.url) as (llm, _):
+        with forked(*options, model=server.url) as llm:
             assert llm.model == "mine"
             check_served(llm)
             assert len(server.asked("/generate")) == 9

@@ -236,23 +236,28 @@ class TestOtherSettings:
 
 
 class TestDamagedStatus:
-    @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 5000, b'{"status": 3}', None])
-    def test_beside_checkpoints_it_is_an_error_and_nothing_is_begun(self, tmp_path, content):
+    def test_beside_checkpoints_it_is_an_error_and_nothing_is_begun(self, tmp_path):
         folder = stopped(tmp_path)
         status_file = RunFolder(folder).status_file
-        status_file.unlink() if content is None else status_file.write_bytes(content)
         before = sorted((folder / "checkpoints").iterdir())
-        for name in ("null", "Echo"):
-            with pytest.raises(ConfigError) as caught:
-                finished(tmp_path, f"checkpoint.run_name={name}")
-            assert f"{status_file}" in str(caught.value)
-            assert "there are checkpoints in" in str(caught.value)
-        assert os.listdir(tmp_path) == ["Echo"]
-        assert sorted((folder / "checkpoints").iterdir()) == before
+        repaired = set()
+        for content in (b"", b"[]", b"{", b"[" * 5000, b'{"status": 3}', None):
+            status_file.unlink() if content is None else status_file.write_bytes(content)
+            for name in ("null", "Echo"):
+                with pytest.raises(ConfigError) as caught:
+                    finished(tmp_path, f"checkpoint.run_name={name}")
+                assert f"{status_file}" in str(caught.value), content
+                assert "there are checkpoints in" in str(caught.value), content
+            assert os.listdir(tmp_path) == ["Echo"]
+            assert sorted((folder / "checkpoints").iterdir()) == before
+            # The command that the error names repairs it.
+            command = str(caught.value).partition("write the file anew: ")[2]
+            assert os.system(command.partition(". To begin")[0]) == 0
+            repaired.add(status_file.read_bytes())
+        (whole,) = repaired
+        status_file.unlink()
         assert finished(tmp_path, resume="never") == tmp_path / "Echo-2"
-        # The command that the error names repairs it.
-        command = str(caught.value).partition("write the file anew: ")[2].partition(". To begin")[0]
-        assert os.system(command) == 0
+        status_file.write_bytes(whole)
         assert finished(tmp_path) == folder
         assert steps(folder) == [1, 2]
 
