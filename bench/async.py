@@ -253,10 +253,12 @@ def main() -> None:
         if args.record:
             where = f"{args.ray} workers on Ray" if args.ray else "in one process"
             where += " on a GPU" if torch.cuda.is_available() else ""
-            where += "" if args.pace == 1.0 else f", sleeps / {args.pace:g}"
             known = {name: value for name, value in figures.items() if not math.isnan(value)}
             device = "cuda" if torch.cuda.is_available() else "cpu"
-            record(f"async/max_staleness {max_staleness} {where}", known, device)
+            if args.pace == 1.0:
+                record(f"async/max_staleness {max_staleness} {where}", known, device)
+            else:
+                record(f"async_many/max_staleness {max_staleness}", known, device)
     if args.plot:
         plot(runs, args.plot)
 
