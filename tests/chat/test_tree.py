@@ -1,14 +1,17 @@
 """Agents that edit their history: every sampled token is trained on once, where it was sampled."""
 
+import dataclasses
 import itertools
 from dataclasses import dataclass, field
 
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
 from chat.families import FAMILIES, make_format
 from turnwise.chat import ConversationTree, TokenStream
 from turnwise.errors import ConfigError
+from turnwise.learner import PPOBatch
 
 WORDS = st.text("abcdehlo <>|[]{}/\n,.05é☃", max_size=12)
 ACTIONS = st.sampled_from(
@@ -113,6 +116,10 @@ def test_a_harness_that_only_appends_has_the_stream_of_an_episode(name):
     stream = harness.tree.stream()
     assert stream.branches == []
     assert vars(stream) == vars(conversation.stream)
+    ours, expected = (PPOBatch.from_streams([s]) for s in (stream, conversation.stream))
+    for kept in dataclasses.fields(PPOBatch):
+        one, other = getattr(ours, kept.name), getattr(expected, kept.name)
+        assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def test_a_retry_shares_its_whole_context():
