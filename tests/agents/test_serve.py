@@ -35,7 +35,9 @@ def test_a_model_is_served_until_an_interrupt():
         same = [say(llm, "Hi", seed=3)[1]["choices"][0]["message"] for _ in range(2)]
         assert same[0] == same[1] != say(llm, "Hi", seed=4)[1]["choices"][0]["message"]
         assert say(llm, "Hi", temperature=-1)[0] == 400
-        assert ask(llm, CHAT, {}, key="sk-other")[0] == 401
+        status, refused = ask(llm, CHAT, {}, key="sk-other")
+        assert status == 401
+        assert "that the server printed" in refused["error"]["message"]
         assert ask(llm, "/models", None, method="GET")[1]["data"][0]["id"] == "tiny"
         root = LLM(llm.anthropic_url, llm.api_key, "tiny")
         assert ask(root, "/health", None, method="GET") == (200, {"status": "ok", "model": "tiny"})

@@ -227,12 +227,13 @@ class Gateway:
             episode.key is None or hmac.compare_digest(given.encode(), episode.key.encode())
         )
         if episode is None or not is_allowed:
-            raise ApiError(
-                "Incorrect API key provided, or the episode has ended. An agent's client needs the "
-                "llm.base_url and llm.api_key of the same episode.",
-                status=401,
-                code="invalid_api_key",
+            hint = (
+                ", or the episode has ended. An agent's client needs the llm.base_url and "
+                "llm.api_key of the same episode."
             )
+            if "" in self._episodes:  # a served model, which has one key
+                hint = ". Send the one that the server printed: 'Authorization: Bearer KEY'."
+            raise ApiError(f"Incorrect API key provided{hint}", status=401, code="invalid_api_key")
         return episode.session
 
     async def _health(self, request: Request) -> Response:
