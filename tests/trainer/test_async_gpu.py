@@ -45,5 +45,6 @@ def test_episodes_are_played_while_the_learner_computes(tmp_path, lora_rank):
         trainer.fit(1, 12)
         history = trainer.metrics_history
     assert [metrics["num_steps"] for metrics in history] == [1] * 12
-    assert max(metrics["weights_behind"] for metrics in history) >= 1
-    assert all(metrics["gap_mean"] < 0.1 for metrics in history if "gap_mean" in metrics)
+    assert any("weights_behind" in metrics for metrics in history)
+    assert all(metrics.get("weights_behind", 0) <= 4 for metrics in history)
+    assert all(metrics["errors"] == 0 for metrics in history)
