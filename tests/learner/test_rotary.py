@@ -9,6 +9,7 @@ import os
 
 import pytest
 import torch
+from transformers import Phi3Config, Phi3ForCausalLM
 
 from inference.tiny_models import CONFIGS, make_model
 from turnwise.learner.fast import rotary
@@ -80,6 +81,35 @@ def test_the_same_numbers_and_gradients(family, kernels):
     torch.testing.assert_close(got, logits, rtol=1e-4, atol=1e-5)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_heads_that_are_rotated_in_part_are_left_to_transformers(kernels):
+    config = Phi3Config(
+        vocab_size=50,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        original_max_position_embeddings=64,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    model = Phi3ForCausalLM(config).to(DEVICE).eval()
+    ids = (torch.arange(9, device=DEVICE) % 50)[None]
+    expected = model(ids).logits
+    modules = rotary.fused_rotary(model.modules())
+    assert modules  # by its function alone it looks as usual
+    InTorch.calls = 0
+    with replaced_forwards(modules):
+        torch.testing.assert_close(model(ids).logits, expected, rtol=0, atol=0)
+    assert InTorch.calls == 0
 
 
 def test_several_rows_are_left_to_transformers(kernels):

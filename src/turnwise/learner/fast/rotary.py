@@ -49,12 +49,12 @@ def with_function(forward: FunctionType, plain: Callable[..., Any]) -> Callable[
 
 def _is_usual(plain: Callable[..., Any], size: int, weight: torch.Tensor) -> bool:
     """Return whether a function rotates the halves of all dimensions, as the kernel does."""
+    if size % 2 or _kernels_for(weight) is None:
+        return False
     generator = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=generator)
     query, key = (draw(1, heads, 3, size).to(weight) for heads in (2, 1))
     cos, sin = (draw(1, 3, size).to(weight) for _ in range(2))
-    if size % 2 or _kernels_for(query) is None:
-        return False
     try:
         expected = plain(query, key, cos, sin)
     except Exception:  # a function of that name with other arguments
@@ -85,7 +85,9 @@ def _rotate_both(
     """[1, H, N, D], [1, K, N, D] and two of [1, N, D]; anything else is left to `plain`."""
     kernels = _kernels_for(query)
     of_one_kind = {query.dtype, key.dtype, cos.dtype, sin.dtype} == {query.dtype}
-    if kernels is None or arguments or named or len(query) != 1 or not of_one_kind:
+    # Some models rotate only the first dimensions of a head.
+    has_all = cos.shape == sin.shape == (1, *query.shape[2:]) and query.shape[3] == key.shape[3]
+    if kernels is None or arguments or named or len(query) != 1 or not (of_one_kind and has_all):
         found: tuple[torch.Tensor, torch.Tensor] = plain(query, key, cos, sin, *arguments, **named)
         return found
     return _Rotate.apply(query, cos, sin, kernels), _Rotate.apply(key, cos, sin, kernels)  # type: ignore[no-untyped-call]
