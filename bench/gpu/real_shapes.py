@@ -5,12 +5,14 @@
     python bench/gpu/real_shapes.py --shape 7B --offload       a full fine-tune of 7B on one GPU
     python bench/gpu/real_shapes.py --groups 1 --members 1 --prompt 1024 --sampled 130048
                                                        one episode of 128k tokens
-    python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      the local engine instead
+    python bench/gpu/real_shapes.py --sample --shape 7B                the local engine instead
+    python bench/gpu/real_shapes.py --sample --groups 32               256 at once
+    python bench/gpu/real_shapes.py --sample --turns 6 --sampled 64    with 256 tokens in between
+    python bench/gpu/real_shapes.py --sample --shape 7B --lora 32      merged and not
     python bench/gpu/real_shapes.py --shape tiny       to see that everything runs; any device
 
 An update is timed with each of the fast forms in turn left out: the shared prompts and the kernels.
-With the optimiser on the CPU, or without groups, it is timed once. Sampling is timed with all
-weights, with adapters merged, and with adapters next to them.
+With the optimiser on the CPU, or without groups, it is timed once.
 
 Weights are random, in bfloat16. The model FLOPs utilisation counts 6 operations per weight and
 computed token, or 4 with LoRA, where the weights have no gradient.
@@ -170,8 +172,10 @@ def time_update(arguments: argparse.Namespace) -> None:
 def time_sampling(arguments: argparse.Namespace) -> None:
     """Time the local engine with all weights, with merged adapters, and with unmerged ones."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    num_rows, rank = arguments.groups * arguments.members, arguments.lora or 32
-    ways = {"full model": 0, "LoRA, merged": rank, "LoRA, not merged": rank}
+    num_rows, rank = arguments.groups * arguments.members, arguments.lora
+    ways = {"full model": 0}
+    if rank:
+        ways |= {"LoRA, merged": rank, "LoRA, not merged": rank}
     seconds = {}
     for way, own_rank in ways.items():
         model = make_model(arguments.shape, device)
@@ -179,41 +183,52 @@ def time_sampling(arguments: argparse.Namespace) -> None:
         forms = ("engine.merged_lora",) if way == "LoRA, not merged" else ()
         with plain_mode(forms):
             engine = LocalEngine(model, deterministic=False)
-        prompts = make_batch(
-            arguments.groups, arguments.members, arguments.prompt, 1, model.config.vocab_size
-        ).input_ids.tolist()
-        requests = [
-            GenerationRequest(ids, arguments.sampled, seed=row) for row, ids in enumerate(prompts)
-        ]
-        seconds[way] = median(timed_sampling(engine, requests) for _ in range(arguments.repeats))
+        seconds[way] = median(timed_sampling(engine, arguments) for _ in range(arguments.repeats))
         started = time.perf_counter()
         engine.update_weights(None)
         published = time.perf_counter() - started
-        speed = num_rows * arguments.sampled / seconds[way]
+        speed = num_rows * arguments.turns * arguments.sampled / seconds[way]
+        work = f"{num_rows} x ({arguments.prompt} + {arguments.sampled})"
+        if arguments.turns > 1:
+            work += f", {arguments.turns} turns"
         print(
-            f"sampling, {arguments.shape}, {num_rows} x ({arguments.prompt} + {arguments.sampled}),"
-            f" {way}: {speed:,.0f} tokens/s, weights published in {published:.3f} s",
+            f"sampling, {arguments.shape}, {work}, {way}: {speed:,.0f} tokens/s, "
+            f"weights published in {published:.3f} s",
             flush=True,
         )
         if arguments.record:
             figures = {"tokens/s": speed, "publish s": published}
-            record(f"gpu/sampling/{arguments.shape}/{way}", figures, device)
+            record(f"gpu/sampling/{arguments.shape}, {work}/{way}", figures, device)
         engine.close()
         del engine, model
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    full = seconds["full model"]
-    print(f"merged adapters take {seconds['LoRA, merged'] / full - 1:+.0%} time, bar +5%")
+    if rank:
+        extra = seconds["LoRA, merged"] / seconds["full model"] - 1
+        print(f"merged adapters take {extra:+.0%} time, bar +5%")
 
 
-def timed_sampling(engine: LocalEngine, requests: list[GenerationRequest]) -> float:
-    async def sample_all() -> None:
-        await asyncio.gather(*(engine.sample(request) for request in requests))
+def timed_sampling(engine: LocalEngine, arguments: argparse.Namespace) -> float:
+    """Return the seconds of all conversations; their members share the first prompt."""
+    vocab_size = engine.model.config.vocab_size
+    prompts = make_batch(
+        arguments.groups, arguments.members, arguments.prompt, 1, vocab_size
+    ).input_ids.tolist()
+    observed = [index % vocab_size for index in range(arguments.observed)]
+
+    async def converse(row: int, ids: list[int]) -> None:
+        for _ in range(arguments.turns):
+            request = GenerationRequest(ids, arguments.sampled, seed=row, session=row)
+            ids = [*ids, *(await engine.sample(request)).ids, *observed]
+        engine.end_session(row)
+
+    async def converse_all() -> None:
+        await asyncio.gather(*(converse(row, ids) for row, ids in enumerate(prompts)))
 
     engine.update_weights(None)  # forgets the prompts of the last round
     started = time.perf_counter()
-    asyncio.run(sample_all())
+    asyncio.run(converse_all())
     return time.perf_counter() - started
 
 
@@ -229,6 +244,8 @@ def main() -> int:
     parser.add_argument("--members", type=int, default=8)
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--sampled", type=int, default=256)
+    parser.add_argument("--turns", type=int, default=1, help="of a sampled conversation")
+    parser.add_argument("--observed", type=int, default=256, help="tokens between two turns")
     parser.add_argument("--repeats", type=int, default=4)
     add_record_option(parser)
     arguments = parser.parse_args()

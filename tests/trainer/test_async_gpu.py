@@ -48,3 +48,24 @@ def test_episodes_are_played_while_the_learner_computes(tmp_path, lora_rank):
     assert any("weights_behind" in metrics for metrics in history)
     assert all(metrics.get("weights_behind", 0) <= 4 for metrics in history)
     assert all(metrics["errors"] == 0 for metrics in history)
+
+
+def test_what_is_sampled_during_an_update_has_the_log_probs_of_the_learner(tmp_path):
+    """Engine and learner compute at once: neither may read memory that the other writes."""
+    config = ConfigStore.load(
+        overrides=[
+            f"checkpoint.output_dir={tmp_path}",
+            "training.adv_estimator=grpo",
+            "training.group_size=4",
+            "training.batch_size=16",
+            "training.max_staleness=2",
+            "training.learning_rate=1e-12",
+            "model.dtype=float32",
+            "inference.max_tokens=64",
+        ]
+    )
+    with Trainer(config, Uneven) as trainer:
+        trainer.fit(1, 12)
+        history = trainer.metrics_history
+    assert any("weights_behind" in metrics for metrics in history)
+    assert all(metrics["gap_max"] < 1e-3 for metrics in history)

@@ -37,6 +37,23 @@ class ModelEngine(WorkerEngine):
         super().__init__(tokenizer, overflow)
         self.model = model.eval()
         self._max_model_len = max_model_len
+        self._stream: torch.cuda.Stream | None = None
+        """The stream that the engine's thread computes in; None: the default one."""
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+    def _work(self) -> None:
+        with self._on_stream():
+            super()._work()
+
+    def _synchronize(self) -> None:
+        """Wait until the device has computed what this thread has launched.
+
+        Work of one stream is computed in its order, so there is nothing to wait for with one.
+        """
+        if self._stream is not None:
+            torch.cuda.current_stream(self.model.device).synchronize()
 
     @property
     def context_length(self) -> int:
@@ -53,10 +70,13 @@ class ModelEngine(WorkerEngine):
         self._load(weights, version)
 
     def _load(self, weights: Mapping[str, torch.Tensor] | None, version: int | None) -> int:
+        self._synchronize()  # the caller's stream may be computing these weights
+
         def update() -> int:
             if weights is not None:
                 self.model.load_state_dict(weights)
             self._on_new_weights()
+            self._synchronize()  # the caller may change or free them
             before = self.weight_version
             self.weight_version = before + 1 if version is None else version
             for turn in self._active_turns():
@@ -74,6 +94,7 @@ class ModelEngine(WorkerEngine):
         is_paused, goes_on = threading.Event(), threading.Event()
 
         def wait() -> None:
+            self._synchronize()  # a step that is still running reads the weights
             is_paused.set()
             goes_on.wait()
 
@@ -84,8 +105,7 @@ class ModelEngine(WorkerEngine):
             pause.result()
         try:
             yield
-            if self.model.device.type == "cuda":
-                torch.cuda.synchronize(self.model.device)
+            self._synchronize()
         finally:
             goes_on.set()
 

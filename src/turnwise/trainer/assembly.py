@@ -129,8 +129,10 @@ def make_engine(config: ConfigStore, model: Any, tokenizer: Any) -> BaseInferenc
     """Return the engine of the settings; only some backends use the model itself."""
     inference = config.inference
     if inference.backend in SHARED_MODEL_BACKENDS:
+        # In an asynchronous run the engine samples while the learner computes.
+        own = {"own_stream": config.max_staleness > 0} if inference.backend == "local" else {}
         return create_inference_engine(
-            model, inference.backend, inference.options, tokenizer=tokenizer
+            model, inference.backend, own | inference.options, tokenizer=tokenizer
         )
     path = config.model.local_path or config.model.model_name
     if config.model.trust_remote_code:

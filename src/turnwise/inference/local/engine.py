@@ -41,8 +41,9 @@ class LocalEngine(ModelEngine):
 
     `deterministic` makes results batch-invariant: a turn's bits do not depend on the rest of the
     batch; None enables it on a CPU. `cache_tokens` is the size of the KV cache; None allocates what
-    the batch can need, within a budget. Raises `UnsupportedModel` for a model that cannot run on
-    this cache.
+    the batch can need, within a budget. With `own_stream` a GPU computes its steps beside those of
+    a learner in another thread, and before them. Raises `UnsupportedModel` for a model that cannot
+    run on this cache.
     """
 
     def __init__(
@@ -54,19 +55,24 @@ class LocalEngine(ModelEngine):
         cache_tokens: int | None = None,
         prefill_tokens: int | None = None,
         deterministic: bool | None = None,
+        own_stream: bool = False,
         max_model_len: int | None = None,
         overflow: Overflow = "truncate",
     ) -> None:
         super().__init__(model, tokenizer, max_model_len, overflow)
+        if own_stream and model.device.type == "cuda":
+            self._stream = torch.cuda.Stream(model.device, priority=-1)  # type: ignore[no-untyped-call]
+            self._stream.wait_stream(torch.cuda.current_stream(model.device))
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._on_cpu = on_cpu = model.device.type == "cpu"
-        self._runner = Runner(
-            model,
-            cache_tokens=cache_tokens,
-            max_tokens=max_batch_size * self.context_length,
-            context_length=self.context_length,
-            deterministic=on_cpu if deterministic is None else deterministic,
-        )
+        with self._on_stream():  # what it allocates is reused by work of the same stream only
+            self._runner = Runner(
+                model,
+                cache_tokens=cache_tokens,
+                max_tokens=max_batch_size * self.context_length,
+                context_length=self.context_length,
+                deterministic=on_cpu if deterministic is None else deterministic,
+            )
         self._schedule = Schedule(
             self._runner.kv_cache,
             max_batch_size=max_batch_size,
@@ -77,7 +83,8 @@ class LocalEngine(ModelEngine):
         self._max_batch_size = max_batch_size
         # A captured graph attends and samples by kernels.
         needed = ("engine.decode", "engine.attention", "engine.sampling")
-        self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
+        with self._on_stream():
+            self._graphs = None if on_cpu or any(map(is_plain, needed)) else self._make_graphs()
         self._can_capture = self._graphs is not None
         self._is_freed = False
         """Whether the copies of weights with adapters must be made again."""
