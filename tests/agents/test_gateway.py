@@ -27,12 +27,18 @@ from agents.serving import (
     serving,
 )
 from chat.families import make_format
+from turnwise.agents import Gateway
 from turnwise.episode import EpisodeLimits, timing
 from turnwise.inference import FinishReason, GenerationResult
 from turnwise.inference.scripted import ScriptedEngine
 from turnwise.types import EpisodeStatus
 
 CHAT = "/chat/completions"
+REQUESTS = {
+    CHAT: {"model": "policy", "messages": QUESTION},
+    "/responses": {"model": "policy", "input": "What is x?"},
+    "/messages": {"model": "policy", "messages": QUESTION, "max_tokens": 200},
+}
 
 
 def chat_body(messages, **more):
@@ -143,6 +149,7 @@ def test_what_is_refused_has_the_shape_of_the_api():
         (CHAT, {**chat_body(QUESTION), "tools": [function(name=5)]}, 400, None),
         (CHAT, {**chat_body(QUESTION), "tools": [function(parameters=[1])]}, 400, None),
         (CHAT, chat_body([{"role": "user", "content": "half \ud83d"}]), 400, "invalid_json"),
+        (CHAT, json.dumps(chat_body(QUESTION)).encode("utf-16"), 400, "invalid_json"),
         (CHAT, b'{"model": "policy", "metadata": {"a": NaN}}', 400, "invalid_json"),
         (
             "/responses",
@@ -168,12 +175,65 @@ def test_what_is_refused_has_the_shape_of_the_api():
             {"model": "policy", "messages": QUESTION},
             {"model": "x", "messages": []},
             {"model": "policy", "messages": [{"role": "user", "content": 5}], "max_tokens": 9},
+            {
+                "model": "policy",
+                "messages": [{"role": "user", "content": [{"type": "tool_result", "content": 5}]}],
+                "max_tokens": 9,
+            },
         ):
             status, found = ask(llm, "/messages", body)
             assert status in (400, 404)
             assert found["type"] == "error"
             assert found["error"]["type"] in ("invalid_request_error", "not_found_error")
         assert not session.tree.turns
+
+
+def test_messages_that_no_template_has_a_place_for_are_served_or_refused():
+    deep = '{"a":' * 20_000 + "1" + "}" * 20_000
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": deep}}
+    result = {"role": "tool", "tool_call_id": "a", "content": "x"}
+    with serving() as (_, _, llm):
+        _, found = ask(llm, CHAT, chat_body(QUESTION))
+        reply = found["choices"][0]["message"]
+        system = {"role": "system", "content": "Be brief."}
+        for messages in (
+            [*QUESTION, {"role": "assistant", "tool_calls": [call]}, result],
+            [*QUESTION, reply],  # nothing is new
+            [*QUESTION, {"role": "assistant", "content": "It"}],
+            [*QUESTION, reply, system, *QUESTION],
+            [*QUESTION, system, *QUESTION],
+            [*QUESTION, result],  # no call before it
+            [{"role": "user"}],
+            [{"role": "user", "content": "\x00"}, {"role": "assistant", "content": "\ufeff"}],
+        ):
+            status, found = ask(llm, CHAT, chat_body(messages))
+            assert status == 200, (messages, found)
+        assert (
+            ask(llm, "/messages/count_tokens", {**REQUESTS["/messages"], "messages": []})[0] == 400
+        )
+    chat = make_format("llama-2")  # which writes the system message with the first of the user
+    session = make_session_on(ScriptedEngine(chat.tokenizer, "Yes."))
+    with serving(session) as (_, _, llm):
+        status, found = ask(llm, CHAT, chat_body([system], tools=[]))
+        assert (status, found["error"]["param"]) == (400, "messages"), found
+        assert not session.tree.turns
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/responses", "/messages"])
+@pytest.mark.parametrize("streams", [False, True])
+def test_half_a_surrogate_pair_in_a_call_of_the_policy_can_be_sent(path, streams):
+    text = '<tool_call>{"name": "look", "arguments": {"key": "\\ud83d!"}}</tool_call>'
+    tools = [TOOL]
+    if path != CHAT:
+        tools = [{"type": "function", **LOOK}]
+    if path == "/messages":
+        tools = [{"name": "look", "input_schema": LOOK["parameters"]}]
+    with serving(make_session(lambda _: text)) as (_, session, llm):
+        body = {**REQUESTS[path], "tools": tools, "stream": streams}
+        status, found = ask(llm, path, body)
+        assert status == 200
+        assert "\ufffd!" in json.dumps(found, ensure_ascii=False)
+        assert len(session.tree.turns) == 1
 
 
 @pytest.mark.parametrize(
@@ -235,16 +295,66 @@ def test_what_goes_wrong_inside_is_an_error_of_the_api_and_costs_no_turn(caplog)
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 429
 
 
-def test_a_key_opens_its_own_episode_until_that_ends():
-    with serving() as (gateway, _, llm):
+@pytest.mark.parametrize("path", REQUESTS)
+def test_a_key_opens_its_own_episode_until_that_ends(path):
+    body = REQUESTS[path]
+    with serving() as (gateway, session, llm):
         other = gateway.open(make_session())
         assert ask(llm, "/models", None, method="GET")[0] == 200
+        for key in (other.api_key, "sk-é", "sk-", llm.api_key[:-1]):
+            status, found = ask(llm, path, body, key=key)
+            assert status == 401
+            assert "Incorrect API key provided" in found["error"]["message"]
         assert ask(llm, "/models", None, method="GET", key=other.api_key)[0] == 401
-        assert ask(llm, "/models", None, method="GET", key="sk-é")[0] == 401
+        assert not session.tree.turns
+        assert ask(llm, path, body)[0] == 200
         asyncio.run(gateway.close(llm))
-        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 401
-        assert ask(other, CHAT, chat_body(QUESTION))[0] == 200
+        for streams in (False, True):
+            status, found = ask(llm, path, {**body, "stream": streams})
+            assert status == 401
+            assert "the episode has ended" in found["error"]["message"]
+        assert len(session.tree.turns) == 1
+        assert ask(other, path, body)[0] == 200
         asyncio.run(gateway.close(other))
+
+
+def test_only_this_machine_is_served_by_default():
+    with serving() as (gateway, _, llm):
+        address = urlsplit(llm.base_url)
+        assert address.hostname == "127.0.0.1"
+        # Another address of the same machine: a server at 0.0.0.0 would answer there as well.
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", address.port), timeout=5)
+    with Gateway(host="0.0.0.0") as gateway:
+        port = urlsplit(gateway.address).port
+        socket.create_connection(("127.0.0.2", port), timeout=5).close()
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        ("/responses", "max_output_tokens"),
+        ("/messages", "max_tokens"),
+    ],
+)
+def test_a_request_may_ask_for_less_than_the_run_allows(path, field):
+    session = make_session(limits=EpisodeLimits(max_tokens_per_turn=7))
+    with serving(session) as (_, _, llm):
+        for most, expected in ((3, 3), (10**6, 7)):
+            _, found = ask(llm, path, {**REQUESTS[path], field: most})
+            used = found["usage"]
+            assert used.get("completion_tokens", used.get("output_tokens")) == expected
+            if path == CHAT:
+                assert found["choices"][0]["finish_reason"] == "length"
+            elif path == "/responses":
+                assert found["status"] == "incomplete"
+                assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+            else:
+                assert found["stop_reason"] == "max_tokens"
+        assert [len(turn.ids) for turn in session.tree.turns] == [3, 7]
+        assert ask(llm, path, {**REQUESTS[path], field: 0})[0] == 400
 
 
 def test_budgets_end_with_the_errors_of_the_real_api():

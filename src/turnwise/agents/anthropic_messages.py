@@ -17,11 +17,13 @@ from turnwise.agents.openai_chat import (
     stop_strings,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent, tool_choice
 from turnwise.chat import Message
 
 PATH = "/messages"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+_CHOICES = {"any": "required", "tool": "function"}
+"""Choices of tools that have other names in OpenAI's APIs."""
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 _KINDS |= {413: "request_too_large", 429: "rate_limit_error"}
 
@@ -64,10 +66,12 @@ def parse(body: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
     for number, message in enumerate(fields.messages):
         messages += _messages(message, f"messages.{number}")
     choice = fields.tool_choice or {}
+    tools = [_tool(tool, number) for number, tool in enumerate(fields.tools or ())]
+    kind = _CHOICES.get(str(choice.get("type")), choice.get("type"))
     return fields, ChatRequest(
         messages,
-        [_tool(tool, number) for number, tool in enumerate(fields.tools or ())],
-        may_call_tools=choice.get("type") != "none",
+        tools,
+        **tool_choice(kind, choice.get("name"), tools),
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
         stop=stop_strings(fields.stop_sequences),
@@ -129,6 +133,8 @@ def _messages(message: Mapping[str, Any], param: str) -> list[Message]:
 def _text(content: Any, param: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
+    if not isinstance(content, list):
+        raise ApiError(f"{param} got a {type(content).__name__}, expected text or blocks")
     texts = []
     for block in content:
         if not isinstance(block, Mapping) or block.get("type") != "text":

@@ -108,13 +108,12 @@ class ReplyStream:
             raise
 
     async def events(self) -> AsyncIterator[str]:
+        # Each is sent at once: asyncio logs several sends to a client that has hung up.
         delta = self._first
         while delta is not None:
-            for event in self._writer.delta(delta):
-                yield event
+            yield "".join(self._writer.delta(delta))
             delta = await self._deltas.get()
-        for event in self._last():
-            yield event
+        yield "".join(self._last())
 
     def _last(self) -> Iterator[str]:
         if self._work.cancelled():

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent, tool_choice
 from turnwise.chat import Message
 from turnwise.errors import ConfigError
 from turnwise.inference import SamplingParams
@@ -94,14 +94,15 @@ def parse(body: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
         raise not_supported("response_format")
     if fields.top_logprobs:
         raise not_supported("top_logprobs")
-    if isinstance(fields.tool_choice, str) and fields.tool_choice not in (
-        *("auto", "none", "required"),
-    ):
-        raise ApiError(f"tool_choice got {fields.tool_choice!r}", param="tool_choice")
+    choice, function = fields.tool_choice, None
+    if isinstance(choice, dict):
+        choice, function = choice.get("type"), choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    tools = fields.tools or []
     request = ChatRequest(
         [chat_message(message, number) for number, message in enumerate(fields.messages)],
-        fields.tools or [],
-        may_call_tools=fields.tool_choice != "none",
+        tools,
+        **tool_choice(choice, name, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         num_replies=fields.n or 1,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,

@@ -19,7 +19,7 @@ from turnwise.agents.openai_chat import (
     text_of,
     validated,
 )
-from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent
+from turnwise.agents.requests import ApiError, ChatReply, ChatRequest, Delta, Sent, tool_choice
 from turnwise.chat import Message
 
 PATH = "/responses"
@@ -85,10 +85,14 @@ def parse(
     messages += _messages(items)
     if fields.instructions:  # those of an earlier response are not carried over
         messages.insert(0, {"role": "system", "content": fields.instructions})
+    tools = [_tool(tool) for tool in fields.tools or ()]
+    choice, name = fields.tool_choice, None
+    if isinstance(choice, dict):
+        choice, name = choice.get("type"), choice.get("name")
     return fields, ChatRequest(
         messages,
-        [_tool(tool) for tool in fields.tools or ()],
-        may_call_tools=fields.tool_choice != "none",
+        tools,
+        **tool_choice(choice, name, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=fields.max_output_tokens,
         sampling=sampling_of(fields.temperature, fields.top_p),

@@ -72,9 +72,17 @@ def make_reply(
 def _openai_call(call: ToolCall, key: str, number: int) -> dict[str, Any]:
     """A call in OpenAI's form; its id is the same in a run that is repeated."""
     name = hashlib.blake2b(f"{key}/{number}".encode(), digest_size=12).hexdigest()
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    arguments = _sendable(json.dumps(call.arguments, ensure_ascii=False))
     return {
         "id": f"call_{name}",
         "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
+        "function": {"name": _sendable(call.name), "arguments": arguments},
     }
+
+
+def _sendable(text: str) -> str:
+    """The text with a replacement character for half a surrogate pair, which UTF-8 cannot encode.
+
+    A model can write one as an escape in the JSON of a call.
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

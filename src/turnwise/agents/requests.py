@@ -42,6 +42,8 @@ class ChatRequest:
     tools: Sequence[Mapping[str, Any]] = ()
     may_call_tools: bool = True
     """False: the reply is text, whatever the policy writes (`tool_choice: none`)."""
+    must_call: Sequence[str] = ()
+    """Names of tools: the reply begins a call of one of them (`tool_choice: required`)."""
     parallel_tool_calls: bool = True
     """False: the reply has one call at most."""
     num_replies: int = 1
@@ -53,6 +55,23 @@ class ChatRequest:
     enable_thinking: bool | None = None
     """What the request asks for; training has the run's own setting."""
     wants_log_probs: bool = False
+
+
+def tool_choice(choice: Any, name: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of a `ChatRequest` for a choice of tools: auto, none, required, or the one named."""
+    if choice in (None, "auto", "none"):
+        return {"may_call_tools": choice != "none"}
+    functions = [tool.get("function") for tool in tools]
+    names = [function.get("name") for function in functions if isinstance(function, Mapping)]
+    if choice not in ("required", "function"):
+        problem = f"got {choice!r}, expected auto, none, required or one function"
+    elif not names:
+        problem = "asks for a call, and the request has no tools"
+    elif choice == "function" and name not in names:
+        problem = f"names the function {name!r}, and tools has {', '.join(map(str, names))}"
+    else:
+        return {"must_call": names if choice == "required" else [name]}
+    raise ApiError(f"tool_choice {problem}", param="tool_choice")
 
 
 def check_message(message: Message, number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from turnwise.episode.thinking import TurnTokens, sample_turn
 from turnwise.episode.timing import EpisodeTimer
 from turnwise.errors import ConfigError, EngineError, ToolError
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.tools import get_parser
+from turnwise.tools import ToolCall, get_parser
 from turnwise.types import EpisodeStatus
 
 _RESPONSES_PER_CONVERSATION = 16
@@ -101,6 +102,7 @@ class AgentSession:
 
     async def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of a request's prompt, rendered from its messages."""
+        _check_messages(request.messages)
         prompt = ConversationTree(self.tree.writer).match(request.messages, request.tools)
         await self._encode(prompt, request)
         return len(prompt.ids)
@@ -124,10 +126,7 @@ class AgentSession:
         limits = self._setup.limits
         if self._is_closed:
             raise ApiError("the episode has ended", status=401, code="invalid_api_key")
-        if not request.messages:
-            raise ApiError("messages is empty, expected at least one message", param="messages")
-        for number, message in enumerate(request.messages):
-            check_message(message, number)
+        _check_messages(request.messages)
         most = limits.max_turns
         # A request that was refused or cancelled has no turn, and costs none.
         num_turns = len(self.tree.turns) + self._num_under_way + request.num_replies
@@ -180,6 +179,9 @@ class AgentSession:
         try:
             for tool in request.tools:
                 definition_of(tool)
+        except ToolError as error:
+            raise ApiError(str(error), param="tools") from error
+        try:
             writer = self._writer(request.enable_thinking)
             if _num_characters(prompt) < _LONG_TEXT:
                 prompt.encode(writer)
@@ -187,6 +189,8 @@ class AgentSession:
                 await asyncio.to_thread(prompt.encode, writer)
         except (ConfigError, ToolError) as error:
             raise ApiError(str(error), param="messages") from error
+        if not prompt.ids:
+            raise ApiError("the chat template writes nothing for these messages", param="messages")
 
     def _writer(self, enable_thinking: bool | None) -> MessageWriter:
         """What writes the messages of a request; raises ConfigError if the template cannot."""
@@ -257,7 +261,19 @@ class AgentSession:
             branch_of=session.branch_of,
             on_tokens=None if live is None else live.add,
         )
-        return await sample_turn(setup, generation, self._ask_engine)
+        opening = self._opening(request.must_call) if request.must_call else ()
+        return await sample_turn(setup, generation, self._ask_engine, opening)
+
+    def _opening(self, names: Sequence[str]) -> list[int]:
+        """The tokens with which every call of these tools begins."""
+        # What the first and the last name have in common, all names have.
+        calls = [ToolCall(n, given) for n in (min(names), max(names)) for given in ({}, {"a": 1})]
+        try:
+            turns = [self._setup.chat.answer_ids(self._parser.render(call)) for call in calls]
+        except (ConfigError, ToolError) as error:
+            raise ApiError(str(error), param="tool_choice") from error
+        same = itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*turns, strict=False))
+        return [ids[0] for ids in same]
 
     async def _ask_engine(self, request: GenerationRequest) -> GenerationResult:
         limit = None if request.timeout is None else request.timeout + 10.0
@@ -305,6 +321,13 @@ class AgentSession:
             self._timer.seconds - started,
             result.later_versions,
         )
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise ApiError("messages is empty, expected at least one message", param="messages")
+    for number, message in enumerate(messages):
+        check_message(message, number)
 
 
 def _num_characters(prompt: TreePrompt) -> int:

@@ -73,7 +73,7 @@ async def read_json(request: Request) -> Any:
                 code="request_too_large",
             )
     try:
-        value = json.loads(bytes(body), parse_constant=_refuse)
+        value = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse)
         if b"\\ud" in body.lower():  # half of a surrogate pair is no text that has tokens
             json.dumps(value, ensure_ascii=False).encode()
         return value

@@ -267,7 +267,7 @@ def _call_key(call: Mapping[str, Any]) -> list[Any]:
     function = call.get("function") or {}
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             arguments = json.loads(arguments)
     return [function.get("name"), arguments]
 

@@ -32,7 +32,12 @@ from turnwise.reward import Reward
 from turnwise.reward.compute import RewardLimit
 from turnwise.reward.function import RewardFunction, step_rewards
 from turnwise.tools import ToolRegistry
-from turnwise.tools.thoughts import THOUGHT_MARKS, may_open_thought, opens_thought
+from turnwise.tools.thoughts import (
+    THOUGHT_ENDS,
+    THOUGHT_MARKS,
+    may_open_thought,
+    opens_thought,
+)
 from turnwise.types import Trajectory
 
 _LOG = logging.getLogger("turnwise")
@@ -88,10 +93,17 @@ class EpisodeSetup:
 
     def begins_in_thought(self, prompt_ids: Sequence[int]) -> bool:
         """Whether a turn after these tokens begins inside a thought, which the template started."""
+        return self.may_open_thought and opens_thought(self._last_text(prompt_ids))
+
+    def may_think(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a turn after these tokens may have a thought: the template has not ended one."""
         if not self.may_open_thought:
             return False
+        return not self._last_text(prompt_ids).rstrip().endswith(THOUGHT_ENDS)
+
+    def _last_text(self, prompt_ids: Sequence[int]) -> str:
         last = list(prompt_ids[max(0, len(prompt_ids) - _NUM_TAG_TOKENS) :])
-        return opens_thought(str(self.chat.tokenizer.decode(last, skip_special_tokens=False)))
+        return str(self.chat.tokenizer.decode(last, skip_special_tokens=False))
 
     def may_compare(self) -> bool:
         """Whether to compare the stream with a full rendering: in the first few episodes only."""

@@ -101,7 +101,7 @@ def _readable_call(call: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {"arguments": arguments}
     function["arguments"] = arguments if isinstance(arguments, dict) else {"arguments": arguments}
     return {"id": call.get("id"), "type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Samples a turn with a budget for its thoughts."""
+"""Samples a turn with a budget for its thoughts, and with a given beginning of its answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from turnwise.episode.seeds import derive_seed
 from turnwise.episode.setup import EpisodeSetup
 from turnwise.inference import FinishReason, GenerationRequest, GenerationResult
-from turnwise.tools.thoughts import close_of
+from turnwise.tools.thoughts import THOUGHT_ENDS, close_of
 
 Sample: TypeAlias = Callable[[GenerationRequest], Awaitable[GenerationResult]]
 _LEAST_SECONDS = 0.001
@@ -27,7 +27,7 @@ class TurnTokens:
     finish_reason: FinishReason
     weight_version: int
     inserted: tuple[int, int] | None = None
-    """The span of `ids` that the policy did not sample: the end of a thought."""
+    """The span of `ids` that the policy did not sample: an end of a thought, the opening of a call."""
     later_versions: tuple[tuple[int, int], ...] = ()
     """As in `GenerationResult`."""
 
@@ -39,26 +39,49 @@ class TurnTokens:
 
 
 async def sample_turn(
-    setup: EpisodeSetup, request: GenerationRequest, sample: Sample
+    setup: EpisodeSetup, request: GenerationRequest, sample: Sample, opening: Sequence[int] = ()
 ) -> TurnTokens:
     """Samples a turn; a thought that uses up `max_thinking_tokens` is closed, and the turn goes on.
 
-    The tokens that close it were not sampled: they have no log-probs and are not trained on.
+    `opening` are tokens that the answer begins with, such as those of a tool call. Where the model
+    may think they follow its thought, and a turn without a thought is left as it is. Tokens that
+    close a thought or open an answer were not sampled: they have no log-probs and are not trained
+    on.
     """
-    budget = setup.limits.max_thinking_tokens
-    if budget is None or budget >= request.max_tokens:
-        return _tokens(await sample(request))
+    if len(opening) >= request.max_tokens:
+        opening = ()
     started = time.monotonic()
-    first = await sample(dataclasses.replace(request, max_tokens=budget))
-    if first.finish_reason is not FinishReason.LENGTH:
-        return _tokens(first)
+    if opening and not setup.may_think(request.prompt_ids):
+        return await _continued(request, sample, None, opening, started)
+    budget = setup.limits.max_thinking_tokens
+    most = request.max_tokens if budget is None else min(budget, request.max_tokens)
+    if most == request.max_tokens and not opening:
+        return _tokens(await sample(request))
+    stops = (*request.stop_strings, *(THOUGHT_ENDS if opening else ()))
+    first = await sample(dataclasses.replace(request, max_tokens=most, stop_strings=stops))
     text = setup.chat.decode(first.ids, setup.thought_marks)
-    close = close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids))
-    inserted = [] if close is None else setup.chat.written_ids(close)
-    num_left = request.max_tokens - len(first.ids) - len(inserted)
-    if num_left < 1:  # an answer does not fit
+    if first.finish_reason is FinishReason.LENGTH:
+        close = close_of(text, in_thought=setup.begins_in_thought(request.prompt_ids))
+    elif opening and text.endswith(THOUGHT_ENDS) and first.ids[-1] not in request.stop_ids:
+        close = "\n\n"
+    else:
         return _tokens(first)
-    ids = [*first.ids, *inserted]
+    inserted = [] if close is None else [*setup.chat.written_ids(close), *opening]
+    if request.max_tokens - len(first.ids) - len(inserted) < 1:  # an answer does not fit
+        return _tokens(first)
+    return await _continued(request, sample, first, inserted, started)
+
+
+async def _continued(
+    request: GenerationRequest,
+    sample: Sample,
+    first: GenerationResult | None,
+    inserted: Sequence[int],
+    started: float,
+) -> TurnTokens:
+    """Samples the rest of a turn after what was sampled of it, and what is inserted there."""
+    before = [] if first is None else first.ids
+    ids = [*before, *inserted]
     timeout = request.timeout
     if timeout is not None:
         timeout = max(timeout - (time.monotonic() - started), _LEAST_SECONDS)
@@ -66,22 +89,24 @@ async def sample_turn(
         dataclasses.replace(
             request,
             prompt_ids=[*request.prompt_ids, *ids],
-            max_tokens=num_left,
+            max_tokens=request.max_tokens - len(ids),
             seed=derive_seed(request.seed, "after the thought"),
             timeout=timeout,
-            branch_of=None,
+            branch_of=request.branch_of if first is None else None,
             on_tokens=request.on_tokens and _after(ids, request.on_tokens),
         )
     )
+    version = rest.weight_version if first is None else first.weight_version
     changes = [(0, rest.weight_version), *rest.later_versions]
-    versions = [*first.later_versions, *((len(ids) + start, version) for start, version in changes)]
+    versions = [] if first is None else list(first.later_versions)
+    versions += [(len(ids) + start, number) for start, number in changes]
     return TurnTokens(
         [*ids, *rest.ids],
-        [*first.log_probs, *rest.log_probs],
+        [*(() if first is None else first.log_probs), *rest.log_probs],
         rest.finish_reason,
-        first.weight_version,
-        (len(first.ids), len(ids)) if inserted else None,
-        _changes(first.weight_version, versions),
+        version,
+        (len(before), len(ids)) if inserted else None,
+        _changes(version, versions),
     )
 
 

@@ -23,6 +23,8 @@ _CLOSES = {"<think>": "\n</think>\n\n", "[THINK]": "[/THINK]"}
 THOUGHT_MARKS = (*(tag for pair in _TAGS for tag in pair), *HARMONY_MARKS)
 """Decoding must keep these, or thoughts cannot be told from answers."""
 
+THOUGHT_ENDS = tuple(end for _, end in _TAGS)
+
 
 def answer_of(text: str, *, in_thought: bool = False) -> str:
     """Returns a turn without its thoughts.

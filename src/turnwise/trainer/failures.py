@@ -16,6 +16,16 @@ _NUM_FIRST_STEPS = 2
 _MIN_EPISODES = 8
 """Fewer episodes may have the same reward by chance."""
 
+_LOOK_AT_REWARDS = (
+    "Look at what the reward depends on (turnwise play --player random), or begin with an easier "
+    "task or training.warm_start."
+)
+_LOOK_AT_AGENTS = (
+    "Read the conversations (turnwise view). If the model cannot do the task as yet, begin with an "
+    "easier one, or let it imitate an expert first: Trainer(agent=..., expert=...) with "
+    "training.warm_start: expert."
+)
+
 
 class FailureReport:
     """Reports the first failed episode of each kind, and when all episodes fail.
@@ -24,10 +34,10 @@ class FailureReport:
     five consecutive steps; in a mix, when this holds for one environment.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, is_agent: bool = False) -> None:
         self._say = say
         self._reported: set[FailureKind] = set()
-        self._first_steps = FirstSteps(say)
+        self._first_steps = FirstSteps(say, is_agent=is_agent)
         self._is_new_run = False
         self._in_a_row: dict[str, tuple[FailureKind, int]] = {}
         """By environment: how all its episodes failed, and in how many consecutive steps."""
@@ -93,8 +103,9 @@ class FirstSteps:
     """Reports in the first steps of a run a constant reward, and that no episode says whether it
     succeeded; each once."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, is_agent: bool) -> None:
         self._say = say
+        self._look = _LOOK_AT_AGENTS if is_agent else _LOOK_AT_REWARDS
         self._num_steps = 0
         self._rewards: list[float] = []
 
@@ -121,6 +132,5 @@ class FirstSteps:
             self._say(
                 f"the reward was {self._rewards[0]:.4g} in each of the {len(self._rewards)} "
                 f"episodes of the first {_NUM_FIRST_STEPS} steps: as long as all earn the same, "
-                "nothing is learned. Look at what the reward depends on (turnwise play --player "
-                "random), or begin with an easier task or training.warm_start."
+                f"nothing is learned. {self._look}"
             )

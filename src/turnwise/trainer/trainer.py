@@ -115,7 +115,7 @@ class Trainer(RunLifecycle):
         check_alone(agent, {**owned, "system_prompt": system_prompt})
         config, given = with_mix(config, given, environments)
         super().__init__(config, given, curriculum, reporter, resume)
-        self._failures = FailureReport(self._reporter.say)
+        self._failures = FailureReport(self._reporter.say, is_agent=self._user.agent is not None)
         self._by_hand: PlayedStep | None = None
         """The step that `rollout` played last."""
 

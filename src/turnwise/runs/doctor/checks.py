@@ -156,7 +156,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         rewards.constant_reward,
         "First look at the reward: turnwise play with --player expert and with --player random "
-        "prints what a good and a bad episode earn. If these differ, the reward is right and the "
+        "(of an agent: turnwise eval, with and without --agent expert) prints what a good and a "
+        "bad episode earn. If these differ, the reward is right and the "
         "task too hard as yet: begin with an easier one (environment.params, a curriculum), "
         "warm-start on the expert (training.warm_start=expert), reward partial progress, or raise "
         "training.group_size and inference.temperature until some episodes differ.",
