@@ -49,14 +49,15 @@ def serving(session=None):
         asyncio.run(gateway.close(llm))
 
 
-def ask(llm, path, body, *, method="POST", key=None):
+def ask(llm, path, body, *, method="POST", key=None, headers=()):
     """Send a request; the status and the JSON or the events of the answer."""
     address = urlsplit(llm.base_url)
     connection = http.client.HTTPConnection(address.netloc, timeout=60)
     data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-    headers = {"authorization": f"Bearer {key or llm.api_key}", "content-type": "application/json"}
+    sent = {"authorization": f"Bearer {key or llm.api_key}", "content-type": "application/json"}
+    sent |= dict(headers)
     try:
-        connection.request(method, address.path + path, data, headers)
+        connection.request(method, address.path + path, data, sent)
         answer = connection.getresponse()
         text = answer.read().decode()
         if answer.headers["content-type"].startswith("text/event-stream"):

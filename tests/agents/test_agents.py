@@ -80,10 +80,17 @@ def test_rewards_are_numbers_parts_or_what_a_reward_function_says():
     assert result.reward.parts == {"right": 1.0, "short": 0.5}
     (result,) = play(lambda task, llm: "a text", reward_fn=lambda t: float(len(t.result)))
     assert result.reward.total == 6.0
-    for returned in ("a text", None, float("nan")):
+    for returned, problem in (
+        ("a text", "the agent returned 'a text', which is no reward: returned type str, expected"),
+        (None, "the agent returned no reward, expected a number or a dict of numbers"),
+        (float("nan"), "the agent returned nan, which is no reward"),
+        ([1.0, 2.0], "got 2 rewards for an episode of 0 turns"),
+    ):
         (result,) = play(lambda task, llm, returned=returned: returned)
         assert result.status is EpisodeStatus.REWARD_ERROR
         assert result.reward is None
+        assert problem in result.error
+        assert "pass reward_fn" in result.error
 
 
 def test_agents_that_raise_hang_or_run_out_of_turns():
@@ -101,9 +108,10 @@ def test_agents_that_raise_hang_or_run_out_of_turns():
         time.sleep(60)
 
     limits = EpisodeLimits(max_seconds=0.3)
-    (result,) = play(hangs, limits=limits)
-    assert result.status is EpisodeStatus.AGENT_ERROR
-    assert "limits.max_seconds" in result.error
+    for result in play(hangs, 3, limits=limits):  # one message: these are failures of one kind
+        assert result.status is EpisodeStatus.AGENT_ERROR
+        said = "the agent took longer than 0.3 s. Make it faster, or raise limits.max_seconds."
+        assert result.error == said
     (result,) = play(hangs, limits=limits, reward_fn=lambda trajectory: 0.25)
     assert result.status is EpisodeStatus.TRUNCATED_BY_TIME
     assert result.reward.total == 0.25
@@ -176,8 +184,35 @@ def test_commands_that_cannot_start_or_leave_no_reward():
     assert "'no-such-command-anywhere' could not be started: No such file" in result.error
     (result,) = play(f"{sys.executable} -c 'import sys; sys.exit(\"no model\")'")
     assert result.status is EpisodeStatus.REWARD_ERROR
+    assert "ended with exit code 1 and left no reward" in result.error
     assert "$TURNWISE_REWARD_FILE" in result.error
-    assert result.error.endswith("exit code 1: no model")
+    assert result.error.endswith("Its output: no model")
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        (b"good", "wrote 'good' into $TURNWISE_REWARD_FILE, expected a number"),
+        (b"", "wrote '' into $TURNWISE_REWARD_FILE"),
+        (b"\xff\xfe", "wrote '\ufffd\ufffd' into $TURNWISE_REWARD_FILE"),
+        (b"[1]", "the agent wrote [1] into its reward file, which is no reward"),
+        (b'"a"', "the agent wrote 'a' into its reward file, which is no reward"),
+    ],
+)
+def test_a_reward_file_without_a_reward(tmp_path, written, problem):
+    (tmp_path / "reward").write_bytes(written)
+    (result,) = play(f'sh -c "cp {tmp_path}/reward $TURNWISE_REWARD_FILE"')
+    assert result.status.is_error
+    assert problem in result.error
+
+
+def test_a_failure_inside_of_a_library_has_the_lines_of_the_agent():
+    def unreachable(task, llm):
+        urllib.request.urlopen("http://127.0.0.1:9/v1", timeout=5)
+
+    (result,) = play(unreachable)
+    assert result.status is EpisodeStatus.AGENT_ERROR
+    assert "in unreachable" in result.traceback
 
 
 def test_a_client_with_another_key_or_url_is_told_which_ones_to_use():

@@ -185,6 +185,9 @@ def test_what_is_refused_has_the_shape_of_the_api():
             assert status in (400, 404)
             assert found["type"] == "error"
             assert found["error"]["type"] in ("invalid_request_error", "not_found_error")
+        status, found = ask(llm, "/v1/messages", {}, headers={"anthropic-version": "2023-06-01"})
+        assert (status, found["error"]["type"]) == (404, "not_found_error"), "the shape of its API"
+        assert "llm.anthropic_url" in found["error"]["message"]
         assert not session.tree.turns
 
 

@@ -204,9 +204,7 @@ def test_the_learner_computes_the_log_probs_of_an_opened_call():
     engine = create_inference_engine(loaded.model, "local", tokenizer=loaded.tokenizer)
     with engine:
         session = AgentSession(make_setup(engine, CollectorOptions(parser="hermes")))
-        request = ChatRequest(
-            QUESTION, TOOLS, max_tokens=90, **tool_choice("required", None, TOOLS)
-        )
+        request = ChatRequest(QUESTION, TOOLS, max_tokens=90, **tool_choice("required", TOOLS))
 
         async def ask_twice():
             (reply,) = await session.complete(request)

@@ -123,7 +123,7 @@ def test_one_environment_of_a_mix_that_fails_later_on_stops_the_run_too(tmp_path
         "more to learn from."
     )
     assert kind == "environment error: OSError: the server is gone"
-    assert lines[-2].strip() == 'raise OSError("the server is gone")'
+    assert lines[-1].strip() == 'raise OSError("the server is gone")'
     steps = metrics_of(newest_run(tmp_path))
     assert [step["later/errors"] for step in steps] == [0, 1, 1, 1, 1, 1]
     assert all(step["num_steps"] for step in steps)  # the other one was learned from

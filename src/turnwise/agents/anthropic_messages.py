@@ -22,8 +22,6 @@ from turnwise.chat import Message
 
 PATH = "/messages"
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-_CHOICES = {"any": "required", "tool": "function"}
-"""Choices of tools that have other names in OpenAI's APIs."""
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error"}
 _KINDS |= {413: "request_too_large", 429: "rate_limit_error"}
 
@@ -67,11 +65,10 @@ def parse(body: Mapping[str, Any]) -> tuple[MessagesBody, ChatRequest]:
         messages += _messages(message, f"messages.{number}")
     choice = fields.tool_choice or {}
     tools = [_tool(tool, number) for number, tool in enumerate(fields.tools or ())]
-    kind = _CHOICES.get(str(choice.get("type")), choice.get("type"))
     return fields, ChatRequest(
         messages,
         tools,
-        **tool_choice(kind, choice.get("name"), tools),
+        **tool_choice(choice, tools),
         parallel_tool_calls=not choice.get("disable_parallel_tool_use"),
         max_tokens=fields.max_tokens,
         stop=stop_strings(fields.stop_sequences),

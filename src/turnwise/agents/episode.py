@@ -26,7 +26,7 @@ from turnwise.errors import (
     error_message,
 )
 from turnwise.reward.function import step_rewards
-from turnwise.reward.result import count_turns, read_reward
+from turnwise.reward.result import Reward, count_turns, read_reward
 from turnwise.tools import ToolCall
 from turnwise.types import EpisodeStatus
 from turnwise.user_code import user_traceback
@@ -168,6 +168,12 @@ class AgentEpisode:
         exhausted = self._session.exhausted
         text = error_message(error) if isinstance(error, TurnwiseError) else describe_error(error)
         is_late = isinstance(error, DeadlineExceeded) and self._timer.is_over
+        if is_late:  # the same words in every episode, whatever was left of its time
+            limit = self._setup.limits.max_seconds
+            text = (
+                f"the agent took longer than {limit:g} s. Make it faster, or raise "
+                "limits.max_seconds."
+            )
         if self._has_reward_function and (is_late or exhausted is not None):
             return exhausted or EpisodeStatus.TRUNCATED_BY_TIME, text
         self.result.traceback = user_traceback(error)
@@ -195,9 +201,24 @@ class AgentEpisode:
                 return
             if value is None:
                 raise RewardError(_no_reward(returned))
-            record.reward = read_reward(value, count_turns(record.trajectory))
+            record.reward = self._read_reward(value, record, returned)
         except RewardError as error:
             self._set_status(record, EpisodeStatus.REWARD_ERROR, error_message(error))
+
+    def _read_reward(self, value: Any, record: AgentRecord, returned: Any) -> Reward:
+        try:
+            return read_reward(value, count_turns(record.trajectory))
+        except RewardError as error:
+            is_file = isinstance(returned, CommandResult)
+            what = (
+                f"wrote {value!r:.80} into its reward file"
+                if is_file
+                else f"returned {value!r:.80}"
+            )
+            raise RewardError(
+                f"the agent {what}, which is no reward: {error_message(error)} Or pass reward_fn, "
+                "which finds it in trajectory.result."
+            ) from error
 
     def _record(self, returned: Any) -> AgentRecord:
         """The tree as a stream with branches, and its turns in the same order."""
@@ -251,9 +272,9 @@ def _no_reward(returned: Any) -> str:
         )
     said = f": {returned.output.strip()[-500:]}" if returned.output.strip() else ""
     return (
-        "the agent's command left no reward. Write a number or an object of numbers as JSON into "
-        f"the file $TURNWISE_REWARD_FILE, or pass reward_fn. It ended with exit code "
-        f"{returned.exit_code}{said}"
+        f"the agent's command ended with exit code {returned.exit_code} and left no reward. Write "
+        "a number or an object of numbers as JSON into the file $TURNWISE_REWARD_FILE, or pass "
+        f"reward_fn. Its output{said or ' is empty'}"
     )
 
 

@@ -325,8 +325,12 @@ class Gateway:
         _, asked = anthropic_messages.parse(await read_json(request))
         return JSONResponse({"input_tokens": await session.count_tokens(asked)})
 
-    @answering(openai_chat.error_body)
     async def _unknown(self, request: Request) -> Response:
+        is_anthropic = "anthropic-version" in request.headers
+        write = anthropic_messages.error_body if is_anthropic else openai_chat.error_body
+        return await answering(write)(Gateway._refuse_url)(self, request)
+
+    async def _refuse_url(self, request: Request) -> Response:
         raise ApiError(
             f"Invalid URL ({request.method} {request.url.path}). Clients of OpenAI's API take a "
             "base URL that ends with /v1 (llm.base_url), those of Anthropic's the same without it "
@@ -337,8 +341,9 @@ class Gateway:
 
     def _check_model(self, name: str) -> None:
         if name != self.model:
+            hint = "." if "" in self._episodes else ": pass llm.model to the agent's client."
             raise ApiError(
-                f"The model `{name}` does not exist; this server has `{self.model}`.",
+                f"The model `{name}` does not exist; this server has `{self.model}`{hint}",
                 status=404,
                 code="model_not_found",
                 param="model",

@@ -94,15 +94,11 @@ def parse(body: Mapping[str, Any]) -> tuple[ChatCompletionBody, ChatRequest]:
         raise not_supported("response_format")
     if fields.top_logprobs:
         raise not_supported("top_logprobs")
-    choice, function = fields.tool_choice, None
-    if isinstance(choice, dict):
-        choice, function = choice.get("type"), choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
     tools = fields.tools or []
     request = ChatRequest(
         [chat_message(message, number) for number, message in enumerate(fields.messages)],
         tools,
-        **tool_choice(choice, name, tools),
+        **tool_choice(fields.tool_choice, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         num_replies=fields.n or 1,
         max_tokens=fields.max_completion_tokens or fields.max_tokens,

@@ -86,13 +86,10 @@ def parse(
     if fields.instructions:  # those of an earlier response are not carried over
         messages.insert(0, {"role": "system", "content": fields.instructions})
     tools = [_tool(tool) for tool in fields.tools or ()]
-    choice, name = fields.tool_choice, None
-    if isinstance(choice, dict):
-        choice, name = choice.get("type"), choice.get("name")
     return fields, ChatRequest(
         messages,
         tools,
-        **tool_choice(choice, name, tools),
+        **tool_choice(fields.tool_choice, tools),
         parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=fields.max_output_tokens,
         sampling=sampling_of(fields.temperature, fields.top_p),

@@ -57,20 +57,27 @@ class ChatRequest:
     wants_log_probs: bool = False
 
 
-def tool_choice(choice: Any, name: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields of a `ChatRequest` for a choice of tools: auto, none, required, or the one named."""
-    if choice in (None, "auto", "none"):
-        return {"may_call_tools": choice != "none"}
+def tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of a `ChatRequest` for a choice of tools, in the form of any of the APIs."""
+    kind, name = choice, None
+    if isinstance(choice, Mapping):
+        function = choice.get("function")
+        named = function if isinstance(function, Mapping) else choice
+        kind, name = choice.get("type"), named.get("name")
+    if kind in (None, "auto", "none"):
+        return {"may_call_tools": kind != "none"}
     functions = [tool.get("function") for tool in tools]
     names = [function.get("name") for function in functions if isinstance(function, Mapping)]
-    if choice not in ("required", "function"):
-        problem = f"got {choice!r}, expected auto, none, required or one function"
+    if kind not in ("required", "any", "function", "tool"):  # two APIs, two names each
+        problem = f"got {kind!r}, expected auto, none, required or one function"
     elif not names:
         problem = "asks for a call, and the request has no tools"
-    elif choice == "function" and name not in names:
-        problem = f"names the function {name!r}, and tools has {', '.join(map(str, names))}"
+    elif kind in ("required", "any"):
+        return {"must_call": names}
+    elif name in names:
+        return {"must_call": [name]}
     else:
-        return {"must_call": names if choice == "required" else [name]}
+        problem = f"names the function {name!r}, and tools has {', '.join(map(str, names))}"
     raise ApiError(f"tool_choice {problem}", param="tool_choice")
 
 

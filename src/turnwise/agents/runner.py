@@ -147,12 +147,12 @@ async def _output_of(process: asyncio.subprocess.Process) -> str:
 def _result(code: int, output: str, reward_file: Path) -> CommandResult:
     reward = None
     if reward_file.exists():
-        text = reward_file.read_text(encoding="utf-8")[:_MOST_OUTPUT]
+        text = reward_file.read_text(encoding="utf-8", errors="replace")[:_MOST_OUTPUT]
         try:
             reward = json.loads(text)
         except ValueError:
             raise ConfigError(
                 f"the agent wrote {text[:80]!r} into $TURNWISE_REWARD_FILE, expected a number or "
-                "an object of numbers as JSON"
+                'an object of numbers as JSON. Write 0.5 or {"success": true}, for example.'
             ) from None
     return CommandResult(code, output, reward)

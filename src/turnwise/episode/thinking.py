@@ -27,7 +27,7 @@ class TurnTokens:
     finish_reason: FinishReason
     weight_version: int
     inserted: tuple[int, int] | None = None
-    """The span of `ids` that the policy did not sample: an end of a thought, the opening of a call."""
+    """The span of `ids` that was not sampled: the end of a thought, the opening of a call."""
     later_versions: tuple[tuple[int, int], ...] = ()
     """As in `GenerationResult`."""
 

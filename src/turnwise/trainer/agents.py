@@ -58,9 +58,9 @@ def expert_of(given: Any, config: ConfigStore, agent: AgentSource | None) -> Exp
     start = config.training.warm_start
     if agent is not None and (start == "random" or (start == "expert" and expert is None)):
         raise ConfigError(
-            f"training.warm_start got {start!r}, and an agent has no such player. Pass "
-            "expert=function with training.warm_start: expert; it takes (messages, tools) and "
-            "returns what the model should reply."
+            f"training.warm_start got {start!r}, and an agent has no such player. Set "
+            "training.warm_start to expert, and pass Trainer(expert=function) or set expert: "
+            "file.py:function; it takes (messages, tools) and returns what the model should reply."
         )
     found: Expert | None = expert
     return found

@@ -96,7 +96,8 @@ def _kind(result: EpisodeResult) -> FailureKind:
 
 def _described(result: EpisodeResult) -> str:
     text = f"{result.status.value.replace('_', ' ')}: {result.error}"
-    return text if result.traceback is None else f"{text}\n{result.traceback}"
+    lines = (result.traceback or "").removesuffix(str(result.error)).rstrip()  # said already
+    return f"{text}\n{lines}" if lines else text
 
 
 class FirstSteps:

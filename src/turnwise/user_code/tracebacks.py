@@ -22,23 +22,25 @@ def user_traceback(error: BaseException) -> str | None:
         return 1 / 0
     ZeroDivisionError: division by zero
     """
-    notes = [note for cause in _causes(error) for note in getattr(cause, "__notes__", ())]
-    while error.__cause__ is not None:
-        error = error.__cause__
-    own = (
-        (frame, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if not is_foreign(frame.f_code.co_filename)
-    )
-    frames = traceback.StackSummary.extract(own)  # it reads the files, so only the user's own
-    if not frames:  # its return value was wrong: then where it is defined
+    causes = list(_causes(error))
+    notes = [note for cause in causes for note in getattr(cause, "__notes__", ())]
+    for cause in reversed(causes):  # a library that the user called may have causes of its own
+        own = [
+            (frame, line)
+            for frame, line in traceback.walk_tb(cause.__traceback__)
+            if not is_foreign(frame.f_code.co_filename)
+        ]
+        if own:
+            break
+    else:  # its return value was wrong: then where it is defined
         return "\n".join(dict.fromkeys(notes)) or None
+    frames = traceback.StackSummary.extract(own)  # it reads the files, so only the user's own
     lines = []
     for frame in frames[-_MAX_LINES:]:
         lines.append(f"  {_place(frame.filename)}, line {frame.lineno}, in {frame.name}")
         if frame.line:
             lines.append(f"    {frame.line}")
-    return "\n".join([*lines, describe_error(error)])
+    return "\n".join([*lines, describe_error(cause)])
 
 
 def definition_note(function: Callable[..., Any]) -> str | None:
