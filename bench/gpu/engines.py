@@ -3,7 +3,9 @@
     python bench/gpu/engines.py local                      1.5B: a step
     python bench/gpu/engines.py vllm                       7B: new weights; 1.5B: a step
     python bench/gpu/engines.py sglang
-    python bench/gpu/engines.py vllm --server              also through a server on the same GPU
+    python bench/gpu/engines.py vllm --server              7B: new weights in a server on this GPU
+    python bench/gpu/engines.py sglang attention_backend=fa3
+                                                           other options of the engine
     python bench/gpu/engines.py vllm --shape tiny          to see that everything runs; any device
 
 Weights are random, in bfloat16. After each update the engine's log-probs are compared with a plain
@@ -26,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -37,6 +39,7 @@ from real_shapes import SHAPES, make_model
 from results import add_record_option, record
 from turnwise import BaseEnvironment, ConfigStore, Trainer, create_inference_engine
 from turnwise.errors import EngineError
+from turnwise.inference.weight_group import Transfer
 from turnwise.models import load_tokenizer
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,21 +51,23 @@ LAUNCH = {
 }
 
 
-def options_of(backend: str) -> dict[str, Any]:
+def options_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the engine's options for a GPU that it shares with the learner."""
-    if DEVICE == "cpu" and backend == "vllm":
-        return {"block_size": 32, "kv_cache_memory_bytes": 2**28}
-    return {SHARE[backend]: 0.3} if backend in SHARE else {}
+    asked = dict(option.split("=", 1) for option in arguments.options)
+    if DEVICE == "cpu" and arguments.backend == "vllm":
+        return {"block_size": 32, "kv_cache_memory_bytes": 2**28, **asked}
+    return {SHARE[arguments.backend]: 0.3, **asked} if arguments.backend in SHARE else asked
 
 
 @contextmanager
-def server(backend: str, folder: str) -> Iterator[str]:
-    """Start a server on this machine; yield its URL at once, before it is up."""
+def server(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> Iterator[Any]:
+    """Start a server on this machine; yield an engine on it."""
+    backend = arguments.backend
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     command = [sys.executable, *LAUNCH[backend], folder, "--port", str(port)]
-    for name, value in options_of(backend).items():
+    for name, value in options_of(arguments).items():
         command += [f"--{name.replace('_', '-')}", str(value)]
     if backend == "vllm":
         from turnwise.inference.vllm.receiver import RECEIVER
@@ -70,24 +75,23 @@ def server(backend: str, folder: str) -> Iterator[str]:
         command += ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", RECEIVER]
         command += ["--enforce-eager"] if DEVICE == "cpu" else []
     process = subprocess.Popen(command, env={**os.environ, "VLLM_SERVER_DEV_MODE": "1"})
+    options = {"model_path": folder, "transfer": arguments.transfer}
     try:
-        yield f"http://127.0.0.1:{port}"
+        while process.poll() is None:
+            try:
+                engine = create_inference_engine(
+                    f"http://127.0.0.1:{port}", backend, options, tokenizer=tokenizer
+                )
+            except EngineError:
+                time.sleep(2.0)
+            else:
+                with engine:
+                    yield engine
+                return
+        raise SystemExit(f"the server exited with {process.returncode}")
     finally:
         process.terminate()
         process.wait()
-
-
-def connect(backend: str, url: str, folder: str, tokenizer: Any, seconds: float = 600.0) -> Any:
-    until = time.monotonic() + seconds
-    while True:
-        try:
-            return create_inference_engine(
-                url, backend, {"model_path": folder}, tokenizer=tokenizer
-            )
-        except EngineError:
-            if time.monotonic() > until:
-                raise
-            time.sleep(2.0)
 
 
 @torch.no_grad()
@@ -140,8 +144,10 @@ class Recital(BaseEnvironment):
         return "a recital"
 
 
-def time_step(backend: str, shape: str, folder: str, tokenizer: Any, model: Any) -> bool:
+def time_step(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> bool:
     """Time a GRPO step through the engine, in the process of the trainer."""
+    backend, shape = arguments.backend, arguments.shape or "1.5B"
+    model = saved(shape, folder, tokenizer)
     sampled = 256 if shape != "tiny" else 8
     config = ConfigStore.load(
         overrides=[
@@ -156,7 +162,7 @@ def time_step(backend: str, shape: str, folder: str, tokenizer: Any, model: Any)
             "training.max_log_prob_gap=null",
         ]
     )
-    config.inference.options = options_of(backend)
+    config.inference.options = options_of(arguments)
     with Trainer(config, Recital, model=model, tokenizer=tokenizer) as trainer:
         found = []
         for _ in range(5):
@@ -180,19 +186,16 @@ def saved(shape: str, folder: str, tokenizer: Any) -> Any:
     return model
 
 
-def time_syncs(arguments: argparse.Namespace, tokenizer: Any) -> list[bool]:
-    """Time new weights in an engine of this process, and in a server if asked for."""
-    backend, shape, results = arguments.backend, arguments.shape or "7B", []
-    with tempfile.TemporaryDirectory() as folder:
-        model = saved(shape, folder, tokenizer)
-        with create_inference_engine(
-            folder, backend, options_of(backend), tokenizer=tokenizer
-        ) as engine:
-            results.append(time_sync(engine, model, f"{backend}/{shape}"))
-        if arguments.server:
-            with server(backend, folder) as url, connect(backend, url, folder, tokenizer) as engine:
-                results.append(time_sync(engine, model, f"{backend}/{shape}/server"))
-    return results
+def time_syncs(arguments: argparse.Namespace, folder: str, tokenizer: Any) -> bool:
+    """Time new weights in an engine of this process, or in a server."""
+    backend, shape = arguments.backend, arguments.shape or "7B"
+    model = saved(shape, folder, tokenizer)
+    if arguments.server:
+        with server(arguments, folder, tokenizer) as engine:
+            return time_sync(engine, model, f"{backend}/{shape}/server")
+    options = options_of(arguments)
+    with create_inference_engine(folder, backend, options, tokenizer=tokenizer) as engine:
+        return time_sync(engine, model, f"{backend}/{shape}")
 
 
 def main() -> int:
@@ -200,21 +203,22 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("backend", choices=("local", *SHARE))
+    parser.add_argument("options", nargs="*", metavar="NAME=VALUE", help="of the engine")
     parser.add_argument("--shape", choices=SHAPES, help="of both; default 7B and 1.5B")
-    parser.add_argument("--server", action="store_true", help="also time a server")
+    parser.add_argument("--server", action="store_true", help="time new weights in a server")
+    parser.add_argument("--transfer", choices=get_args(Transfer), default="auto", help="to it")
     add_record_option(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    backend, tokenizer = arguments.backend, load_tokenizer("tiny")
+    tokenizer = load_tokenizer("tiny")
+    works = [time_syncs] if arguments.backend != "local" else []  # which has the learner's weights
+    works += [] if arguments.server else [time_step]
     results = []
-    if backend != "local":  # which has the learner's own weights
-        results += time_syncs(arguments, tokenizer)
-    with tempfile.TemporaryDirectory() as folder:
-        shape = arguments.shape or "1.5B"
-        model = saved(shape, folder, tokenizer)
-        results.append(time_step(backend, shape, folder, tokenizer, model))
-    for work, figures in RECORDED.items() if arguments.record else ():
-        record(work, figures, DEVICE)
+    for work in works:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(work(arguments, folder, tokenizer))
+        for name, figures in RECORDED.items() if arguments.record else ():
+            record(name, figures, DEVICE)
     print("passed" if all(results) else "WRONG or too slow")
     return int(not all(results))
 

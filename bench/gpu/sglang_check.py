@@ -9,6 +9,7 @@ process. Other options, such as sampling_backend=pytorch, are passed to SGLang.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def check(engine: Any, old: Any, new: Any) -> Iterator[tuple[str, bool]]:
 def main() -> int:
     is_server = "--server" in sys.argv
     options: dict[str, Any] = dict(word.split("=", 1) for word in sys.argv[1:] if "=" in word)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # how weights reach SGLang
     tokenizer = load_tokenizer("tiny")
     old, new = (make_model(seed, len(tokenizer)) for seed in (0, 1))
     failures = 0

@@ -1,6 +1,9 @@
 """A small server that speaks SGLang's wire format, as recorded from a real one."""
 
+import base64
+import io
 import json
+import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -130,13 +133,34 @@ def _abort(handler, runtime, body):
 
 
 def _join(handler, runtime, body):
-    success, message = runtime.init_weights_update_group(body)
-    handler.send(200, {"success": success, "message": message})
+    _send_outcome(handler, *runtime.init_weights_update_group(body))
 
 
 def _receive(handler, runtime, body):
-    success, message = runtime.update_weights_from_distributed(body)
-    handler.send(200, {"success": success, "message": message})
+    _send_outcome(handler, *runtime.update_weights_from_distributed(body))
+
+
+def _open(handler, runtime, body):
+    (payload,) = body["serialized_named_tensors"]  # one for each worker
+    named = _HandleUnpickler(io.BytesIO(base64.b64decode(payload, validate=True))).load()
+    options = {key: body[key] for key in ("flush_cache", "weight_version")}
+    _send_outcome(handler, *runtime.update_weights_from_tensor(named, **options))
+
+
+def _send_outcome(handler, success, message):
+    handler.send(200 if success else 400, {"success": success, "message": message})
+
+
+class _HandleUnpickler(pickle.Unpickler):
+    """Reads what SGLang's `SafeUnpickler` reads, as far as tensors need it."""
+
+    def find_class(self, module, name):
+        if module.split(".")[0] not in ("builtins", "collections", "torch") and module not in (
+            "multiprocessing.reduction",
+            "multiprocessing.resource_sharer",
+        ):
+            raise Exited
+        return super().find_class(module, name)
 
 
 def _pause(handler, runtime, _):
@@ -155,6 +179,8 @@ def _release(handler, runtime, body):
 
 
 def _take_back(handler, runtime, body):
+    if not set(body["tags"]) <= runtime.is_released:
+        runtime._exit()
     runtime.is_released -= set(body["tags"])
     handler.send(200)
 
@@ -175,5 +201,6 @@ POST = {
     "/release_memory_occupation": _release,
     "/resume_memory_occupation": _take_back,
     "/update_weights_from_distributed": _receive,
+    "/update_weights_from_tensor": _open,
     "/flush_cache": _flush,
 }

@@ -74,12 +74,69 @@ def test_a_server_that_cannot_join_gets_files(tmp_path, monkeypatch, caplog):
     assert "weights reach SGLang by disk: a gloo group with the server failed" in caplog.text
 
 
+def test_a_server_on_the_learners_gpu_reads_the_weights_there(monkeypatch, caplog):
+    refusal = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000"
+
+    def refuse(*_):
+        raise RuntimeError(f"NCCL error: ncclInvalidUsage. Last error:\n{refusal}")
+
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    with (
+        caplog.at_level("INFO", "turnwise"),
+        serving(transfer="broadcast") as (runtime, server, engine),
+    ):
+        monkeypatch.setattr("turnwise.inference.weight_group.WeightSender.send", refuse)
+        monkeypatch.setattr(
+            runtime,
+            "update_weights_from_distributed",
+            lambda _: (False, f"Failed to update parameter online: {refusal}."),
+        )
+        for version in (1, 2):
+            other = make_model(seed=version)
+            assert engine.update_weights(other.state_dict()) == version
+            assert gap(other, request, sample(engine, request)) < 1e-4
+        assert len(server.asked("/update_weights_from_distributed")) == 1
+        assert [b["weight_version"] for b in server.asked("/update_weights_from_tensor")] == [
+            "1",
+            "2",
+        ]
+        assert runtime.num_flushed == 2
+    assert caplog.text.count("weights reach SGLang by ipc: it runs on the learner's GPU") == 1
+
+
+def test_weights_that_arrived_in_part_are_never_sampled_from(monkeypatch):
+    monkeypatch.setattr("turnwise.inference.sglang.server._BUCKET_BYTES", 20_000)
+    request = GenerationRequest([5, 6, 7], 9, GREEDY)
+    with serving(transfer="broadcast") as (runtime, server, engine):
+        receive = runtime.update_weights_from_distributed
+
+        def fail_at_second(body):
+            answer = receive(body)
+            is_second = len(server.asked("/update_weights_from_distributed")) == 2
+            return (False, "Failed to update parameter online: disk full.") if is_second else answer
+
+        monkeypatch.setattr(runtime, "update_weights_from_distributed", fail_at_second)
+        other = make_model(seed=1)
+        with pytest.raises(EngineError, match="disk full"):
+            engine.update_weights(other.state_dict())
+        with pytest.raises(EngineError, match=r"did not reach SGLang.*update_weights again"):
+            sample(engine, request)
+        with pytest.raises(EngineError, match="did not reach SGLang"):
+            asyncio.run(engine.score([5, 6, 7], 1))
+        assert engine.update_weights(other.state_dict()) == 1
+        assert gap(other, request, sample(engine, request)) < 1e-4
+
+
 def test_an_engine_sleeps_until_its_next_weights(tmp_path):
     request = GenerationRequest([5, 6, 7], 9, GREEDY)
     with serving(sleep=True, weights_dir=tmp_path) as (runtime, _, engine):
         engine.sleep()
         engine.sleep()
         assert runtime.is_released == {"weights", "kv_cache"}
+        with pytest.raises(EngineError, match="sleeps"):
+            sample(engine, request)
+        with pytest.raises(EngineError, match="did not take"):
+            engine.update_weights(tmp_path / "missing")
         with pytest.raises(EngineError, match="sleeps"):
             sample(engine, request)
         other = make_model(seed=1)

@@ -13,6 +13,7 @@ import uuid
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -64,7 +65,9 @@ class SGLangEngine(BaseInferenceEngine):
     ) -> None:
         super().__init__(tokenizer, overflow)
         self._asked_transfer = transfer
-        self._may_sleep, self._is_asleep = sleep, False
+        self._may_sleep = sleep
+        self._released: set[str] = set()
+        self._is_broken = False
         self._transfer: Transfer | None = None
         self.log_prob_slack = 0.0
         self._num_top_log_probs = num_top_log_probs
@@ -130,8 +133,6 @@ class SGLangEngine(BaseInferenceEngine):
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         check_ids(request.prompt_ids, self._vocab_size)
-        if self._is_asleep:
-            raise EngineError("SGLang sleeps, without weights. Call update_weights first.")
         if request.sampling.min_p > 0.0 and self._facts.is_deterministic:
             raise ConfigError(
                 f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
@@ -149,13 +150,13 @@ class SGLangEngine(BaseInferenceEngine):
 
     def sleep(self) -> None:
         """Free weights and KV cache until `update_weights`, if the engine was made with `sleep`."""
-        if self._may_sleep and not self._is_asleep:
+        if self._may_sleep and not self._released:
             self._thread.call(self._fall_asleep()).result(self.update_timeout)
 
     async def _fall_asleep(self) -> None:
         async with self._update_lock.exclusive():
             await self._occupy("release", ["kv_cache", "weights"])
-            self._is_asleep = True
+            self._released = {"kv_cache", "weights"}
 
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights: tensors, or the folder of a checkpoint that SGLang can read.
@@ -164,7 +165,8 @@ class SGLangEngine(BaseInferenceEngine):
         says how. Otherwise they are written into a folder in `weights_dir`, which must be on a
         disk that SGLang can read. None means that another client has updated SGLang's weights.
         Running turns finish with the old weights, and none starts before the new ones are loaded.
-        If SGLang refuses a folder, it keeps the old weights and their version.
+        If SGLang refuses a folder, it keeps the old weights and their version. If it fails to take
+        tensors, some may be new, so it must be given all of them again.
         """
         if not isinstance(weights, Mapping):
             return self._updated(self._thread.call(self._update(self._folder_loader(weights))))
@@ -182,8 +184,11 @@ class SGLangEngine(BaseInferenceEngine):
         if sample.is_cuda:  # the kernels that compute them must finish first
             torch.cuda.synchronize()
         named = self._skeleton.as_files_have_them(weights)
-        sending = self._update(lambda version: self._send(named, version))
-        return self._updated(self._thread.call(sending))
+        return self._updated(self._thread.call(self._update(partial(self._send_whole, named))))
+
+    async def _send_whole(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
+        self._is_broken = True
+        await self._send(weights, weight_version)
 
     async def _find_transfer(self, sample: torch.Tensor) -> Transfer:
         """Return how weights are sent; decided and logged once."""
@@ -217,6 +222,7 @@ class SGLangEngine(BaseInferenceEngine):
         except TimeoutError:
             return self._result(turn, FinishReason.DEADLINE)
         try:
+            self._check_works()
             response = await self._request(turn)
             while not turn.add(response):
                 response = await self._request(turn)
@@ -291,6 +297,7 @@ class SGLangEngine(BaseInferenceEngine):
     async def _score(self, ids: Sequence[int], start: int) -> list[float]:
         await self._update_lock.enter()
         try:
+            self._check_works()
             latest: list[Mapping[str, Any]] = []
             await self._listen(wire.scoring_body(ids, start, uuid.uuid4().hex), latest)
             return wire.read_scores(latest[0], len(ids) - start)
@@ -303,15 +310,26 @@ class SGLangEngine(BaseInferenceEngine):
             if load is None:
                 self._served = await self._flush_cache()
             else:
-                if self._is_asleep:
-                    await self._occupy("resume", ["weights"])
+                await self._take_memory("weights")
                 await load(str(version))
-                if self._is_asleep:
-                    await self._occupy("resume", ["kv_cache"])
-                    self._is_asleep = False
+                await self._take_memory("kv_cache")
                 self._served = str(version)
+            self._is_broken = False
             self.weight_version = version
             return version
+
+    async def _take_memory(self, tag: str) -> None:
+        if tag in self._released:
+            await self._occupy("resume", [tag])
+            self._released.remove(tag)
+
+    def _check_works(self) -> None:
+        if self._is_broken:
+            raise EngineError(
+                "new weights did not reach SGLang as a whole. Call update_weights again."
+            )
+        if self._released:
+            raise EngineError("SGLang sleeps, without weights. Call update_weights first.")
 
     def _drop(self, rid: str) -> None:
         """Abort a request without waiting for it."""

@@ -111,10 +111,10 @@ class SGLangInferenceEngine(SGLangEngine):
     async def _send(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
         requests = importlib.import_module("sglang.srt.managers.io_struct")
         # The in-process call takes bytes where the server takes base64.
-        payload = wire.serialized(weights)
+        payloads = wire.serialized(weights, self._facts.num_workers)
         success, message = await self._engine.tokenizer_manager.update_weights_from_tensor(
             requests.UpdateWeightsFromTensorReqInput(
-                serialized_named_tensors=[payload] * self._facts.num_workers,
+                serialized_named_tensors=payloads,
                 flush_cache=True,
                 weight_version=weight_version,
             )

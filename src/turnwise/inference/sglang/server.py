@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from functools import partial
@@ -19,6 +20,7 @@ from turnwise.inference.sglang.engine import SGLangEngine
 from turnwise.inference.weight_group import Transfer, WeightSender, buckets, run_both
 from turnwise.models import load_tokenizer
 
+_LOG = logging.getLogger("turnwise")
 _BUCKET_BYTES = 2**30
 """SGLang holds this much of the new weights beside the old ones."""
 
@@ -31,9 +33,10 @@ class SGLangServerEngine(SGLangEngine):
     `tokenizer`, a name or a folder, is for strings only: `generate` and stop strings. `model_path`
     is the model's folder on this machine, if it differs from the server's: token ids and new
     weights are checked against its configuration. `transfer` chooses how weights are sent:
-    "broadcast" (NCCL), "disk", or "ipc" to a server on the learner's GPU, which must have the same
-    index there. With `sleep` a trainer on the same GPU has the memory of weights and KV cache
-    during its updates; the server needs --enable-memory-saver for that.
+    "broadcast" (NCCL), "disk", or "ipc" to a server that sees the learner's GPU. A server on the
+    learner's own GPU, which NCCL cannot connect, gets them by "ipc" in any case. With `sleep` a
+    trainer on the same GPU has the memory of weights and KV cache during its updates; the server
+    needs --enable-memory-saver for that.
 
     With `stream`, tokens arrive as they are sampled. A long turn then costs more, since SGLang
     sends all of it again with each token; but the tokens until the deadline are kept even if the
@@ -126,17 +129,29 @@ class SGLangServerEngine(SGLangEngine):
         return "broadcast", f"{backend}, to {self._facts.num_workers} workers"
 
     async def _send(self, weights: Mapping[str, torch.Tensor], weight_version: str) -> None:
-        if self._sender is None:
-            body = wire.tensor_body(weights, self._facts.num_workers, weight_version)
-            await self._client.request("POST", "/update_weights_from_tensor", body)
-            return
+        if self._sender is not None:
+            try:
+                await self._broadcast(self._sender, weights, weight_version)
+                return
+            except RuntimeError as error:  # of the server, or of NCCL at this end
+                # NCCL says so when it connects, before anything is sent.
+                if "Duplicate GPU" not in str(error):
+                    raise
+            self._sender, self._transfer = None, "ipc"
+            _LOG.info("weights reach SGLang by ipc: it runs on the learner's GPU")
+        body = wire.tensor_body(weights, self._facts.num_workers, weight_version)
+        await self._client.request("POST", "/update_weights_from_tensor", body)
+
+    async def _broadcast(
+        self, sender: WeightSender, weights: Mapping[str, torch.Tensor], weight_version: str
+    ) -> None:
         parts = buckets(weights, _BUCKET_BYTES)
         for number, part in enumerate(parts, 1):
-            body = wire.broadcast_body(self._sender.address, part, weight_version)
+            body = wire.broadcast_body(sender.address, part, weight_version)
             if number < len(parts):  # the version and the cache belong to all of them
                 body |= {"weight_version": None, "flush_cache": False}
             receiving = self._client.request("POST", "/update_weights_from_distributed", body)
-            await run_both(receiving, partial(self._sender.send, part.values()))
+            await run_both(receiving, partial(sender.send, part.values()))
 
     async def _occupy(self, action: Literal["release", "resume"], tags: list[str]) -> None:
         await self._client.request("POST", f"/{action}_memory_occupation", {"tags": tags})

@@ -13,15 +13,20 @@ import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.multiprocessing  # teaches the pickler to send handles of tensors
 
 from turnwise.errors import EngineError
+from turnwise.inference.cuda_ipc import gpu_ids
 from turnwise.inference.protocol import GenerationRequest
 from turnwise.inference.sampling import SamplingParams
 from turnwise.inference.weight_group import GroupAddress, tensor_specs
+
+_reductions = cast(Any, torch.multiprocessing).reductions
+_DEVICE = 6
+"""The position of the GPU among what torch rebuilds a tensor from."""
 
 
 @dataclass(frozen=True)
@@ -269,17 +274,33 @@ def tensor_body(
     weights: Mapping[str, torch.Tensor], num_workers: int, weight_version: str
 ) -> dict[str, Any]:
     """Return a request to read weights from the memory of the learner's GPU."""
-    payload = base64.b64encode(serialized(weights)).decode()
+    payloads = serialized(weights, num_workers)
     return {
-        "serialized_named_tensors": [payload] * num_workers,
+        "serialized_named_tensors": [base64.b64encode(each).decode() for each in payloads],
         "flush_cache": True,
         "weight_version": weight_version,
     }
 
 
-def serialized(weights: Mapping[str, torch.Tensor]) -> bytes:
-    """Return named tensors as SGLang reads them: pickled, with handles instead of values."""
-    buffer = io.BytesIO()
+def serialized(weights: Mapping[str, torch.Tensor], num_workers: int) -> list[bytes]:
+    """Return named tensors as SGLang reads them: pickled, with handles instead of values.
+
+    Each worker gets its own handles, since torch counts those that are in use.
+    """
     named = [(name, tensor.detach()) for name, tensor in weights.items()]
-    ForkingPickler(buffer, pickle.HIGHEST_PROTOCOL).dump(named)
-    return buffer.getvalue()
+    buffers = [io.BytesIO() for _ in range(num_workers)]
+    for buffer in buffers:
+        _HandlePickler(buffer, pickle.HIGHEST_PROTOCOL).dump(named)
+    return [buffer.getvalue() for buffer in buffers]
+
+
+class _HandlePickler(ForkingPickler):
+    """Names a GPU by its hardware id, as SGLang does: its workers may number GPUs otherwise."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.is_cuda):
+            return NotImplemented
+        rebuild, arguments = _reductions.reduce_tensor(value)
+        device = arguments[_DEVICE]
+        name = gpu_ids()[device] if isinstance(device, int) else device
+        return rebuild, (*arguments[:_DEVICE], name, *arguments[_DEVICE + 1 :])
