@@ -109,6 +109,7 @@ OTHER_VALUES: dict[str, Any] = {
     "expert": "agents.py:expert",
     "ray.use_ray": True,
     "ray.num_actors": 4,
+    "ray.min_actors": 2,
     "ray.num_learners": 2,
     "ray.context_parallel_size": 2,
     "ray.gpus_per_worker": 1.0,

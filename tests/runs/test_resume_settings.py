@@ -40,8 +40,9 @@ MAY_CHANGE = frozenset(
         *("limits.reward_timeout", "limits.close_timeout"),
         *("checkpoint.output_dir", "checkpoint.run_name", "checkpoint.save_interval"),
         *("checkpoint.keep_last_n", "checkpoint.best_metric"),
-        *("ray.use_ray", "ray.num_actors", "ray.num_learners", "ray.gpus_per_worker"),
+        *("ray.use_ray", "ray.num_actors", "ray.min_actors", "ray.num_learners"),
         *("ray.address", "ray.mode", "ray.max_failures", "ray.context_parallel_size"),
+        "ray.gpus_per_worker",
         *("logging.level", "logging.sinks", "logging.episodes_gb"),
     }
 )

@@ -148,6 +148,11 @@ class RayConfig(Section):
 
     use_ray: bool = setting(False, "Run episodes and learners as Ray actors.")
     num_actors: Positive = setting(1, "Workers that play episodes.")
+    min_actors: Positive | None = setting(
+        None,
+        "Episode workers with which a run starts; others join when the cluster has room for them. "
+        "null waits for all.",
+    )
     num_learners: Positive = setting(1, "Workers that compute each update together.")
     context_parallel_size: Positive = setting(
         1, "Learners that split the tokens of each episode, where one is too long for a GPU."
@@ -162,7 +167,7 @@ class RayConfig(Section):
         "sync", "one_step_off: an older form of training.max_staleness=1."
     )
     max_failures: Annotated[int, Ge(0)] = setting(
-        3, "Lost workers that are replaced in one step; one more ends the run."
+        3, "Losses of workers that one step survives; one more ends the run."
     )
 
 

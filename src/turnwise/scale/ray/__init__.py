@@ -57,6 +57,11 @@ def assemble(
             f"ray.context_parallel_size got {config.ray.context_parallel_size}, expected a divisor "
             f"of ray.num_learners, which is {config.ray.num_learners}"
         )
+    if (config.ray.min_actors or 0) > config.ray.num_actors:
+        raise ConfigError(
+            f"ray.min_actors got {config.ray.min_actors}, expected at most ray.num_actors, which "
+            f"is {config.ray.num_actors}"
+        )
     gpus = config.ray.gpus_per_worker
     num_split = config.model.tensor_parallel_size
     if num_split > max(1, gpus):

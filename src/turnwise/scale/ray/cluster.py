@@ -24,10 +24,15 @@ _COPIES = 12
 
 
 class Cluster:
-    """Owns the placement group of the workers. `close` releases it, and may be called twice."""
+    """Owns the placement group of the workers that a run starts with.
+
+    `close` releases it, and may be called twice.
+    """
 
     def __init__(self, settings: RayConfig, weight_bytes: int) -> None:
         self._settings = settings
+        self.num_reserved = settings.min_actors or settings.num_actors
+        """Episode workers that a run starts with. Further ones are placed when there is room."""
         self._folder: SessionFolder | None = None
         self._group: Any = None
         self._is_ours = not ray.is_initialized()
@@ -48,14 +53,25 @@ class Cluster:
         """The number of machines that are alive."""
         return sum(bool(node["Alive"]) for node in ray.nodes())
 
-    def options(self, bundle: int) -> dict[str, Any]:
-        """Return the Ray options of the actor in a bundle. Ray must not restart it: we do."""
-        strategy = import_extra("ray.util.scheduling_strategies", "ray")
+    def learner_options(self, rank: int) -> dict[str, Any]:
+        """Return the Ray options of a learner."""
+        return self._options(rank)
+
+    def worker_options(self, number: int) -> dict[str, Any]:
+        """Return the Ray options of an episode worker."""
+        is_reserved = number < self.num_reserved
+        return self._options(self._settings.num_learners + number if is_reserved else None)
+
+    def _options(self, bundle: int | None) -> dict[str, Any]:
+        """Return the options of the actor in a bundle, or of one that is placed anywhere."""
+        strategies = import_extra("ray.util.scheduling_strategies", "ray")
         return {
             "num_cpus": 1,
             "num_gpus": self._settings.gpus_per_worker,
-            "max_restarts": 0,
-            "scheduling_strategy": strategy.PlacementGroupSchedulingStrategy(
+            "max_restarts": 0,  # Ray must not restart it: we do
+            "scheduling_strategy": "DEFAULT"
+            if bundle is None
+            else strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=bundle
             ),
         }
@@ -70,10 +86,6 @@ class Cluster:
             ray.shutdown()
             if self._folder is not None:
                 self._folder.remove()
-
-    @property
-    def _num_workers(self) -> int:
-        return self._settings.num_actors + self._settings.num_learners
 
     def _start(self, weight_bytes: int) -> None:
         address = self._settings.address or os.environ.get("RAY_ADDRESS")
@@ -105,7 +117,9 @@ class Cluster:
             ray.init(
                 address="local",
                 # Workers mostly wait: there may be more of them than cores.
-                num_cpus=max(self._num_workers, os.cpu_count() or 1),
+                num_cpus=max(
+                    self._settings.num_actors + self._settings.num_learners, os.cpu_count() or 1
+                ),
                 object_store_memory=max(_SMALLEST_STORE, _COPIES * weight_bytes),
                 include_dashboard=False,
                 _temp_dir=str(self._folder.path),
@@ -113,10 +127,10 @@ class Cluster:
             )
 
     def _reserve(self) -> Any:
-        """Reserve one bundle per worker, all or none: a part of the workers would wait for ever."""
+        """Reserve a bundle for each worker of the start, all or none: a part would wait."""
         gpus = self._settings.gpus_per_worker
         resources = {"CPU": 1.0, **({"GPU": gpus} if gpus else {})}
-        number = self._num_workers
+        number = self._settings.num_learners + self.num_reserved
         group = ray.util.placement_group([resources] * number, strategy="PACK")
         try:
             ray.get(group.ready(), timeout=_PLACEMENT_SECONDS)
@@ -127,7 +141,8 @@ class Cluster:
                 f"the cluster has too few free resources: {number} workers need {number} CPUs and "
                 f"{number * gpus:g} GPUs, and it has {there.get('CPU', 0):g} CPUs and "
                 f"{there.get('GPU', 0):g} GPUs, some of which may be taken. Lower ray.num_actors, "
-                "ray.num_learners or ray.gpus_per_worker."
+                "ray.num_learners or ray.gpus_per_worker; or set ray.min_actors, to start with "
+                "fewer."
             ) from None
         return group
 

@@ -46,11 +46,11 @@ class RemoteEngine(BaseInferenceEngine):
         return self._context_length
 
     async def sample(self, request: GenerationRequest) -> GenerationResult:
-        result: GenerationResult = await self.pool.call_first("sample", request, self.weights)
+        result: GenerationResult = await self.pool.call_any("sample", request, self.weights)
         return result
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
-        scores: list[float] = await self.pool.call_first("score", list(ids), start, self.weights)
+        scores: list[float] = await self.pool.call_any("score", list(ids), start, self.weights)
         return scores
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
@@ -95,9 +95,8 @@ class RemoteCollector(EpisodeCollector):
         num_tasks: int,
     ) -> None:
         setup, pool = self.setup, self._remote.pool
-        num_slots = min(self.options.max_concurrency, -(-num_tasks // pool.num_workers))
         how = (setup.sampling, setup.seed)
-        await pool.play_from(next_task, on_result, num_slots, how, lambda: self._remote.weights)
+        await pool.play_from(next_task, on_result, num_tasks, how, lambda: self._remote.weights)
 
     async def finish(self, played: list[EpisodeResult]) -> Collection:
         self._remote.pool.failures.reset()

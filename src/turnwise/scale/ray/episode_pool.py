@@ -1,19 +1,25 @@
-"""`EpisodePool`: the workers that play episodes. A worker that dies is replaced, and its episodes
-are played again."""
+"""`EpisodePool`: the workers that play episodes, as many as the cluster has room for.
+
+A worker that is lost is requested again, and the others play its episodes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import itertools
+import logging
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from turnwise.episode import EpisodeResult
 from turnwise.episode.collector import together
 from turnwise.episode.types import EpisodeTask
-from turnwise.errors import EngineError, import_extra
+from turnwise.errors import EngineError, TrainingStopped, import_extra
 from turnwise.inference import SamplingParams
 from turnwise.scale.ray.cluster import Cluster
 from turnwise.scale.ray.episode_worker import EpisodeSpec, EpisodeWorker, Weights
@@ -31,10 +37,32 @@ ray = import_extra("ray", "ray")
 
 T = TypeVar("T")
 OnResult = Callable[[EpisodeResult], None]
+_LOG = logging.getLogger("turnwise")
+
+
+class _Worker:
+    """A worker process, from the request for it until it is lost."""
+
+    def __init__(self, number: int, actor: Any, spec: Any) -> None:
+        self.number = number
+        self.actor = actor
+        self.requested = time.monotonic()
+        self.prepared: Future[int] = actor.prepare.remote(spec).future()
+        """Its context length, as soon as it can play; that may take as long as the run."""
+        self.is_ready = False
+        self.num_playing = 0
+        """Episodes that it has under way."""
+        self.called: tuple[float, Future[int]] | None = None
+        """The liveness check that it has not answered, and when it was sent."""
+        self.taking: Future[None] | None = None
+        """The last weights that were sent to it."""
 
 
 class EpisodePool:
-    """Splits episodes over the workers. An episode is the same on any of them."""
+    """Splits episodes over the workers. An episode is the same on any of them.
+
+    Workers join when the cluster has room for them, and leave with their machines.
+    """
 
     def __init__(
         self, cluster: Cluster, num_workers: int, spec: EpisodeSpec, failures: Failures
@@ -43,17 +71,24 @@ class EpisodePool:
         self._spec = ray.put(spec)
         self.failures = failures
         self._lock = threading.Lock()
-        self._actors: list[Any] = []
-        self._prepared: list[Any] = []
-        for number in range(num_workers):
-            actor, prepared = self._started(number)
-            self._actors.append(actor)
-            self._prepared.append(prepared)
+        self._workers = [self._request(number) for number in range(num_workers)]
 
     def context_length(self) -> int:
-        """Wait until the workers are ready, and return their context length in tokens."""
+        """Wait until the workers with which a run starts are ready; return their context length."""
+        deadline = time.monotonic() + SECONDS_TO_ANSWER
+        starting = {worker.prepared for worker in self._workers}
+        num_left = len(starting) - self._cluster.num_reserved
+        found: list[int] = []
         try:
-            found: list[int] = ray.get(self._prepared, timeout=SECONDS_TO_ANSWER)
+            while len(starting) > num_left:
+                done, starting = concurrent.futures.wait(
+                    starting,
+                    timeout=max(deadline - time.monotonic(), 0.0),
+                    return_when=concurrent.futures.FIRST_COMPLETED,
+                )
+                if not done:
+                    raise TimeoutError(f"not within {SECONDS_TO_ANSWER:g} s")
+                found += [prepared.result() for prepared in done]
         except Exception as error:
             cause = own_error(error)
             if cause is not error:
@@ -62,9 +97,9 @@ class EpisodePool:
         return min(found)
 
     def pids(self) -> list[int]:
-        """Return the process ids of the workers."""
+        """Return the process ids of all workers."""
         found: list[int] = ray.get(
-            [actor.ping.remote() for actor in self._actors], timeout=SECONDS_TO_ANSWER
+            [worker.actor.ping.remote() for worker in self._workers], timeout=SECONDS_TO_ANSWER
         )
         return found
 
@@ -85,54 +120,50 @@ class EpisodePool:
                 if on_result is not None:
                     on_result(result)
 
-        async with self._exclusive():
-            shares = split_evenly(len(tasks), len(self._actors))
+        async with self._exclusive(), self._watched():
+            shares = split_evenly(len(tasks), max(self.num_workers, 1))
             how = (sampling, seed, weights)
             await together(
-                self._play_share(number, places, tasks, how, results, keep)
-                for number, places in enumerate(shares)
+                self._play_share(places, tasks, how, results, keep) for places in shares
             )
         return [results[place] for place in range(len(tasks))]
 
     async def _play_share(
         self,
-        number: int,
         places: Sequence[int],
         tasks: Sequence[EpisodeTask],
         how: tuple[SamplingParams, int, Weights],
         results: dict[int, EpisodeResult],
         keep: Callable[[int, EpisodeResult], None],
     ) -> None:
-        """Play one worker's share; if the worker is lost, its successor plays what is missing."""
+        """Play a share on one worker; if that is lost, another one plays what is missing."""
         while missing := [place for place in places if place not in results]:
-            actor = self._actors[number]
-            watch = asyncio.create_task(_check_liveness(actor))
-            try:
-                await self._prepared[number]
-                episodes = actor.play.remote(missing, [tasks[p] for p in missing], *how)
-                async for reference in episodes:
-                    played, lines = await reference
-                    log_for(f"episode worker {number}", lines)
-                    for place, result in played:
-                        keep(place, result)
-            except asyncio.CancelledError:
-                actor.stop.remote()
-                raise
-            except Exception as error:
-                if not is_loss(error):
-                    raise own_error(error) from None
-                self._replace(number, error)
-            finally:
-                watch.cancel()
+            async with self._picked(len(missing)) as worker:
+                try:
+                    episodes = worker.actor.play.remote(missing, [tasks[p] for p in missing], *how)
+                    async for reference in episodes:
+                        played, lines = await reference
+                        log_for(f"episode worker {worker.number}", lines)
+                        for place, result in played:
+                            keep(place, result)
+                except asyncio.CancelledError:
+                    worker.actor.stop.remote()
+                    raise
 
     @property
     def num_workers(self) -> int:
-        return len(self._actors)
+        """The number of workers that are ready."""
+        return len(self._ready())
 
     def push(self, weights: Weights) -> None:
-        """Send newer weights to all workers, without waiting for them."""
-        for actor in self._actors:
-            actor.take.remote(weights)
+        """Send newer weights to all workers, without waiting for them.
+
+        One that still loads the last ones, or hangs, gets the newest with its next episode: else
+        the object store would keep a version for each call that waits.
+        """
+        for worker in self._workers:
+            if worker.is_ready and (worker.taking is None or worker.taking.done()):
+                worker.taking = worker.actor.take.remote(weights).future()
 
     async def play_from(
         self,
@@ -142,80 +173,122 @@ class EpisodePool:
         how: tuple[SamplingParams, int],
         newest: Callable[[], Weights],
     ) -> None:
-        """Play tasks as they come, `num_slots` at once on each worker, until there are no more.
+        """Play tasks as they come, `num_slots` at once on all workers, until there are no more.
 
-        Each episode starts with the newest weights of that moment.
+        Each episode starts with the newest weights of that moment, on the worker with the fewest.
         """
 
-        async def work(number: int) -> None:
+        async def work() -> None:
             while (found := await next_task()) is not None:
                 key, task = found
-                on_result(key, await self._play_one(number, task, how, newest))
+                on_result(key, await self._play_one(task, how, newest))
 
-        watches = [asyncio.create_task(self._watch(number)) for number in range(self.num_workers)]
         try:
-            await together(
-                work(number) for _ in range(num_slots) for number in range(self.num_workers)
-            )
+            async with self._watched():
+                await together(work() for _ in range(num_slots))
         finally:
-            for watch in watches:
-                watch.cancel()
-            for actor in self._actors:
-                actor.stop.remote()
+            for worker in self._workers:
+                if worker.is_ready:
+                    worker.actor.stop.remote()
 
     async def _play_one(
         self,
-        number: int,
         task: EpisodeTask,
         how: tuple[SamplingParams, int],
         newest: Callable[[], Weights],
     ) -> EpisodeResult:
-        """Play one episode; if its worker is lost, the worker's successor plays it again."""
+        """Play one episode; if its worker is lost, another one plays it again."""
         while True:
-            actor = self._actors[number]
-            try:
-                await self._prepared[number]
-                played: tuple[EpisodeResult, Lines] = await actor.play_one.remote(
+            async with self._picked(1) as worker:
+                played: tuple[EpisodeResult, Lines] = await worker.actor.play_one.remote(
                     task, *how, newest()
                 )
-            except asyncio.CancelledError:
-                raise
-            except Exception as error:
-                if not is_loss(error):
-                    raise own_error(error) from None
-                if self._actors[number] is actor:  # the first of its episodes to notice
-                    self._replace(number, error)
-                continue
-            result, lines = played
-            log_for(f"episode worker {number}", lines)
-            return result
+                result, lines = played
+                log_for(f"episode worker {worker.number}", lines)
+                return result
 
-    async def _watch(self, number: int) -> None:
+    async def call_any(self, method: str, *arguments: Any) -> Any:
+        """Call a method of one of the workers."""
         while True:
-            await _check_liveness(self._actors[number])
-            await asyncio.sleep(SECONDS_BETWEEN_CALLS)
-
-    def _replace(self, number: int, error: Exception) -> None:
-        """Start a successor of a worker that was lost."""
-        self.failures.record(f"episode worker {number}", error)
-        ray.kill(self._actors[number])
-        self._actors[number], self._prepared[number] = self._started(number)
-
-    async def call_first(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the first worker."""
-        await self._prepared[0]
-        return await getattr(self._actors[0], method).remote(*arguments)
+            async with self._picked(1) as worker:
+                return await getattr(worker.actor, method).remote(*arguments)
 
     def close(self) -> None:
-        for actor in self._actors:
+        for worker in self._workers:
             with contextlib.suppress(Exception):
-                ray.kill(actor)
-        self._actors.clear()
+                ray.kill(worker.actor)
+        self._workers.clear()
 
-    def _started(self, number: int) -> tuple[Any, Any]:
-        make = ray.remote(EpisodeWorker).options(**self._cluster.options(number))
-        actor = make.remote(number)
-        return actor, actor.prepare.remote(self._spec)
+    @contextlib.asynccontextmanager
+    async def _picked(self, num_episodes: int) -> AsyncIterator[_Worker]:
+        """Pick the worker with the fewest episodes for some more; if it is lost, the block ends."""
+        worker = await self._pick()
+        worker.num_playing += num_episodes
+        try:
+            yield worker
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not is_loss(error):
+                raise own_error(error) from None
+            self._replace(worker, error)
+        finally:
+            worker.num_playing -= num_episodes
+
+    async def _pick(self) -> _Worker:
+        """Return the worker with the fewest episodes, as soon as one is ready."""
+        deadline = time.monotonic() + SECONDS_TO_ANSWER
+        while not (ready := self._ready()):
+            if time.monotonic() > deadline:
+                raise TrainingStopped(
+                    f"there has been no episode worker for {SECONDS_TO_ANSWER:g} s: the cluster "
+                    "has no room for one, or it does not start. The same command resumes the run "
+                    "from its last checkpoint."
+                )
+            await asyncio.sleep(0.05)
+        return min(ready, key=lambda worker: worker.num_playing)
+
+    def _ready(self) -> list[_Worker]:
+        """Return the workers that can play; those that were requested join when they can."""
+        for worker in list(self._workers):
+            if not worker.is_ready and worker.prepared.done():
+                error = worker.prepared.exception()
+                if error is not None:
+                    self._replace(worker, own_error(error))
+                    continue
+                worker.is_ready = True
+                _LOG.info("episode worker %d is ready", worker.number)
+        return [worker for worker in self._workers if worker.is_ready]
+
+    def _replace(self, worker: _Worker, error: BaseException) -> None:
+        """Request a successor of a worker that was lost; its first episode to notice does so."""
+        if worker not in self._workers:
+            return
+        self.failures.record(f"episode worker {worker.number}", error, worker.requested)
+        ray.kill(worker.actor)
+        self._workers[worker.number] = self._request(worker.number)
+
+    def _request(self, number: int) -> _Worker:
+        """Request a worker. Ray starts it as soon as the cluster has room for it."""
+        make = ray.remote(EpisodeWorker).options(**self._cluster.worker_options(number))
+        return _Worker(number, make.remote(number), self._spec)
+
+    @contextlib.asynccontextmanager
+    async def _watched(self) -> AsyncIterator[None]:
+        """Kill workers that no longer answer, so that their episodes count as lost."""
+
+        async def watch() -> None:
+            while True:
+                for worker in self._workers:
+                    if worker.is_ready:
+                        _check_liveness(worker)
+                await asyncio.sleep(SECONDS_BETWEEN_CALLS)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
 
     @contextlib.asynccontextmanager
     async def _exclusive(self) -> AsyncIterator[None]:
@@ -228,18 +301,12 @@ class EpisodePool:
             self._lock.release()
 
 
-async def _check_liveness(actor: Any) -> None:
-    """Kill a worker that no longer answers, so that its episodes count as lost."""
-    while True:
-        try:
-            async with asyncio.timeout(SECONDS_TO_ANSWER):
-                await actor.ping.remote()
-        except TimeoutError:
-            ray.kill(actor)
-            return
-        except Exception:  # it is dead, which raises where its episodes are awaited
-            return
-        await asyncio.sleep(SECONDS_BETWEEN_CALLS)
+def _check_liveness(worker: _Worker) -> None:
+    now = time.monotonic()
+    if worker.called is None or worker.called[1].done():
+        worker.called = now, worker.actor.ping.remote().future()
+    elif now - worker.called[0] > SECONDS_TO_ANSWER:
+        ray.kill(worker.actor)
 
 
 def split_evenly(number: int, num_ranges: int) -> list[range]:

@@ -80,7 +80,7 @@ class EpisodeWorker:
     def __init__(self, number: int) -> None:
         self._number = number
         self._objects: tuple[Any, ...] = ()
-        self._playing: asyncio.Task[Any] | None = None
+        self._playing: set[asyncio.Task[Any]] = set()
         self._stream: EpisodeStream | None = None
         self._loading = asyncio.Lock()
         self._newest = 0
@@ -125,7 +125,7 @@ class EpisodeWorker:
             places_of.setdefault((task.seed, task.group, task.member), []).append(place)
         playing = asyncio.create_task(collector.play(tasks, on_result=ended.put_nowait))
         playing.add_done_callback(lambda _: ended.put_nowait(None))
-        self._playing = playing
+        self._playing.add(playing)
         try:
             is_over = False
             while not is_over:
@@ -139,6 +139,7 @@ class EpisodeWorker:
                     yield placed, lines
             await playing
         finally:
+            self._playing.discard(playing)
             playing.cancel()
 
     async def play_one(
@@ -159,11 +160,10 @@ class EpisodeWorker:
     async def stop(self) -> None:
         """Cancel the running episodes."""
         stream, self._stream = self._stream, None
-        for playing in (self._playing, None if stream is None else stream.playing):
-            if playing is not None:
-                playing.cancel()
-                with contextlib.suppress(BaseException):
-                    await playing
+        for playing in [*self._playing, *([] if stream is None else [stream.playing])]:
+            playing.cancel()
+            with contextlib.suppress(BaseException):
+                await playing
 
     async def sample(self, request: GenerationRequest, weights: Weights) -> GenerationResult:
         await self._fetch(weights)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 
 from turnwise.errors import TrainingStopped, TurnwiseError, import_extra
 
@@ -25,16 +27,23 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self._max_in_a_row = most
-        self._num_in_a_row = 0
         self.num_lost = 0
         """Workers lost in the whole run."""
+        self.reset()
 
-    def record(self, who: str, why: BaseException) -> None:
-        """Count a lost worker; raises `TrainingStopped` after too many."""
+    def record(self, who: str, why: BaseException, requested: float = math.inf) -> None:
+        """Count a lost worker; raises `TrainingStopped` after too many.
+
+        `requested` is when it was requested. Those that were there before the last one was lost do
+        not count: a machine that leaves takes several with it.
+        """
         self.num_lost += 1
-        self._num_in_a_row += 1
         reason = brief(why)
         _LOG.warning("%s was lost and is replaced: %s", who, reason)
+        if requested < self._last:
+            return
+        self._last = time.monotonic()
+        self._num_in_a_row += 1
         if self._num_in_a_row > self._max_in_a_row:
             raise TrainingStopped(
                 f"{self._num_in_a_row} workers were lost in one step, and ray.max_failures is "
@@ -43,7 +52,7 @@ class Failures:
 
     def reset(self) -> None:
         """Restart the count: work was completed."""
-        self._num_in_a_row = 0
+        self._num_in_a_row, self._last = 0, -math.inf
 
 
 def is_loss(error: BaseException) -> bool:

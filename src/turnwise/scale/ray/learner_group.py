@@ -111,9 +111,8 @@ class LearnerGroup:
     def _start(self) -> None:
         # A liveness check must not wait for an update.
         make = ray.remote(concurrency_groups={"liveness": 1})(LearnerWorker)
-        first = self._settings.ray.num_actors
         for rank in range(self.num_workers):
-            options = self._cluster.options(first + rank)
+            options = self._cluster.learner_options(rank)
             self._actors.append(make.options(**options).remote(rank, self.num_workers))
         address = None
         if self.num_workers > 1:

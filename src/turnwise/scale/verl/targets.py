@@ -56,7 +56,7 @@ COPIED: dict[str, str] = {
 
 UNSUPPORTED = frozenset((
     "expert", "model.load_in_4bit", "checkpoint.best_metric", "ray.mode", "ray.max_failures",
-    "ray.context_parallel_size",
+    "ray.context_parallel_size", "ray.min_actors",
     "inference.enable_thinking", "inference.options", "inference.stale_kv",
     "inference.stall_timeout", "inference.start_timeout", "inference.summary_prompt",
     "inference.thoughts", "inference.url", "limits.max_context_tokens",
