@@ -123,9 +123,7 @@ class EpisodePool:
         async with self._exclusive(), self._watched():
             shares = split_evenly(len(tasks), max(self.num_workers, 1))
             how = (sampling, seed, weights)
-            await together(
-                self._play_share(places, tasks, how, results, keep) for places in shares
-            )
+            await together(self._play_share(places, tasks, how, results, keep) for places in shares)
         return [results[place] for place in range(len(tasks))]
 
     async def _play_share(

@@ -27,9 +27,9 @@ class Failures:
 
     def __init__(self, most: int) -> None:
         self._max_in_a_row = most
+        self._num_in_a_row, self._last = 0, -math.inf
         self.num_lost = 0
         """Workers lost in the whole run."""
-        self.reset()
 
     def record(self, who: str, why: BaseException, requested: float = math.inf) -> None:
         """Count a lost worker; raises `TrainingStopped` after too many.
