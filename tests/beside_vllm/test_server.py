@@ -186,6 +186,73 @@ def test_new_weights_are_loaded_counted_and_waited_for(client, first, second, tm
         assert first.gap(request, result) < TOLERANCE
 
 
+def test_in_flight_turns_are_cut_and_go_on_with_the_new_weights(client, server, first, second):
+    """Each token has the version and the log-prob of the weights that sampled it."""
+    requests = [
+        GenerationRequest([5 + i] * 40, 300, SAMPLING[name], seed=i, timeout=120)
+        for i, name in enumerate(("plain", "cold", "top-k", "greedy"))
+    ]
+    version = client.weight_version
+
+    async def update_in_between():
+        begun = [asyncio.create_task(client.sample(request)) for request in requests]
+        for saved in (second, first):
+            enough = server.metric("generation_tokens_total") + 80
+            await until(lambda least=enough: server.metric("generation_tokens_total") > least)
+            await asyncio.to_thread(client.update_weights, saved.model.state_dict())
+        late = GenerationRequest([5] * 40, 20, seed=9)  # its prompt was in the cache
+        return await asyncio.gather(*begun), late, await client.sample(late)
+
+    client.in_flight = "recompute"
+    try:
+        results, late, last = asyncio.run(update_in_between())
+    finally:
+        client.in_flight = None
+    assert last.weight_version == version + 2
+    assert first.gap(late, last) < TOLERANCE
+    for request, result in zip(requests, results, strict=True):
+        assert (len(result.ids), result.finish_reason) == (300, FinishReason.LENGTH)
+        assert result.weight_version == version
+        (one, new), (two, newest) = result.later_versions
+        assert (new, newest) == (version + 1, version + 2)
+        assert 0 < one < two < 300
+        whole = torch.tensor(result.log_probs)
+        parts = ((first, slice(0, one)), (second, slice(one, two)), (first, slice(two, None)))
+        for saved, part in parts:
+            expected = saved.log_probs(request, result.ids)[part]
+            torch.testing.assert_close(whole[part], expected, atol=TOLERANCE, rtol=0)
+
+
+def test_a_turn_that_is_cut_again_and_again_is_the_one_that_is_not(client, first):
+    """With the same weights: the same greedy tokens, and the same end at a stop string."""
+    free = GenerationRequest([5, 6], 200, SAMPLING["greedy"])
+    ids = list(sample(client, free).ids)
+    # Of several tokens, near the end, so that a cut may lie within it.
+    text = tokenizer().decode(ids)
+    words = (tokenizer().decode(ids[i : i + 6]) for i in range(150, 190))
+    word = next(w for w in words if w.isascii() and text.index(w) > len(text) // 2)
+    stopping = GenerationRequest([5, 6], 200, SAMPLING["greedy"], stop_strings=(word,))
+    stopped = sample(client, stopping)
+    assert stopped.finish_reason is FinishReason.STOP
+
+    async def update_all_the_time(request):
+        turn = asyncio.create_task(client.sample(request))
+        while not turn.done():
+            await asyncio.sleep(0.1)  # some tokens
+            await asyncio.to_thread(client.update_weights, first.folder)
+        return await turn
+
+    client.in_flight = "recompute"
+    try:
+        for request, expected in ((free, ids), (stopping, list(stopped.ids))):
+            result = asyncio.run(update_all_the_time(request))
+            assert list(result.ids) == expected
+            assert len(result.later_versions) > 1
+            assert first.gap(request, result) < TOLERANCE
+    finally:
+        client.in_flight = None
+
+
 @pytest.mark.parametrize(
     ("transfer", "log"), [("auto", "by broadcast: gloo, to 1 workers"), ("disk", "by disk: chosen")]
 )

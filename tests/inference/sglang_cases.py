@@ -58,6 +58,22 @@ def gap(model, request, result):
     return (torch.tensor(result.log_probs) - expected).abs().max().item()
 
 
+def sample_in_flight(engine, runtime, request, models, cut_after):
+    """One turn, in which the engine takes new weights whenever so many tokens were sampled."""
+    engine.in_flight = "recompute"
+    runtime.hold_after = cut_after
+
+    async def update_in_between():
+        turn = asyncio.create_task(engine.sample(request))
+        for model in models:
+            await until(lambda: [len(run.output) for run in runtime._runs.values()] == [cut_after])
+            await asyncio.to_thread(engine.update_weights, model.state_dict())
+        runtime.hold_after = None
+        return await turn
+
+    return asyncio.run(update_in_between())
+
+
 def start_clock_after(engine, runtime, num_tokens):
     """The engine's time stands still until a turn has so many tokens: it is never too short."""
 

@@ -53,7 +53,7 @@ def make_turn(prompt, max_tokens, seed, session=None, timeout=None, branch_of=No
     request = GenerationRequest(
         prompt, max_tokens, seed=seed, session=session, timeout=timeout, branch_of=branch_of
     )
-    return EngineTurn(request, asyncio.Future(loop=LOOP), 10_000, None)
+    return EngineTurn(request, 10_000, asyncio.Future(loop=LOOP))
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

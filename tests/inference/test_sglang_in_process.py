@@ -21,6 +21,7 @@ from inference.sglang_cases import (
     gap,
     make_model,
     sample,
+    sample_in_flight,
     start_clock_after,
 )
 from inference.sglang_runtime import TinySGLang
@@ -219,6 +220,18 @@ def test_new_weights_are_used_from_then_on(engine):
     assert engine.weight_version == 1
     assert engine.update_weights(None) == 2
     assert sample(engine, request) == replace(result, weight_version=2)
+
+
+def test_in_flight_a_turn_goes_on_with_the_new_weights(engine):
+    runtime, other = Engine.made.tokenizer_manager.runtime, make_model(seed=1)
+    request = GenerationRequest([5, 6, 7], 20, SamplingParams(temperature=0.7))
+    result = sample_in_flight(engine, runtime, request, [other], 6)
+    assert (result.weight_version, result.later_versions) == (0, ((6, 1),))
+    expected = [
+        plain_log_probs(model, request, list(result.ids)) for model in (make_model(), other)
+    ]
+    parts = [*expected[0][:6].tolist(), *expected[1][6:].tolist()]
+    assert result.log_probs == pytest.approx(parts, abs=1e-4)
 
 
 def test_what_sglang_refuses_is_passed_on(engine):

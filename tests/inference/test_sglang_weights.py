@@ -1,6 +1,7 @@
 """New weights for an SGLang server: in time, whole, or not at all."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -8,16 +9,19 @@ import torch
 
 from inference.sglang_cases import (
     GREEDY,
+    TOKENIZER,
     gap,
     make_model,
     sample,
+    sample_in_flight,
     serving,
     until,
 )
 from inference.sglang_runtime import Refused
+from inference.tiny_models import plain_log_probs
 from turnwise import ConfigError
 from turnwise.errors import EngineError
-from turnwise.inference import GenerationRequest
+from turnwise.inference import FinishReason, GenerationRequest, SamplingParams
 
 
 def test_new_weights_are_used_from_then_on_and_nothing_that_was_cached(tmp_path):
@@ -182,6 +186,43 @@ def test_no_turn_is_sampled_by_two_sets_of_weights():
     for request, result in zip(requests, results, strict=True):
         assert len(result.ids) == 25
         assert gap(models[result.weight_version], request, result) < 1e-4
+
+
+def test_in_flight_a_turn_is_cut_and_goes_on_with_the_new_weights():
+    """Each token has the version and the log-prob of the weights that sampled it."""
+    models = [make_model(), make_model(seed=1), make_model(seed=2)]
+    request = GenerationRequest([5, 6, 7], 25, SamplingParams(temperature=0.7, top_k=9), timeout=60)
+    with serving() as (runtime, server, engine):
+        result = sample_in_flight(engine, runtime, request, models[1:], 4)
+        assert len(server.asked("/generate")) == 3
+    assert (result.weight_version, result.later_versions) == (0, ((4, 1), (8, 2)))
+    assert (len(result.ids), result.finish_reason) == (25, FinishReason.LENGTH)
+    given = torch.tensor(result.log_probs)
+    parts = (slice(0, 4), slice(4, 8), slice(8, None))
+    for model, part in zip(models, parts, strict=True):
+        expected = plain_log_probs(model, request, list(result.ids))[part]
+        torch.testing.assert_close(given[part], expected, atol=1e-4, rtol=0)
+
+
+def test_a_turn_that_is_cut_ends_where_it_would_have_ended():
+    """At a stop string across the cut, at a stop token or the last token right before it."""
+    free = GenerationRequest([5, 6, 7], 12, GREEDY)
+    same = [make_model()]
+    with serving() as (_, _, engine):
+        ids = list(sample(engine, free).ids)
+    word = TOKENIZER.decode(ids[:6])[-len(TOKENIZER.decode(ids[5:6])) - 1 :]
+    end = next(n for n in range(1, 13) if word in TOKENIZER.decode(ids[:n]))
+    stop = ids.index(ids[3]) + 1
+    cases = [
+        (replace(free, stop_strings=(word,)), end - 1, end, FinishReason.STOP),
+        (replace(free, stop_ids=frozenset({ids[3]})), stop, stop, FinishReason.STOP),
+        (replace(free, max_tokens=7), 7, 7, FinishReason.LENGTH),
+        (free, 5, 12, FinishReason.LENGTH),
+    ]
+    for request, cut_after, length, reason in cases:
+        with serving() as (runtime, _, engine):
+            result = sample_in_flight(engine, runtime, request, same, cut_after)
+        assert (list(result.ids), result.finish_reason) == (ids[:length], reason)
 
 
 def test_new_weights_need_not_wait_for_turns_that_have_not_begun():

@@ -78,6 +78,7 @@ class BaseInferenceEngine(ABC):
     def __init__(self, tokenizer: Any = None, overflow: Overflow = "truncate") -> None:
         self.tokenizer = tokenizer
         self.weight_version = 0
+        self._coming_version: int | None = None
         self.in_flight: StaleCache | None = None
         """Set to load new weights while turns are sampled, where the engine can: what happens to
         the KV cache of their tokens. None: an update waits until the running turns have ended."""
@@ -107,8 +108,17 @@ class BaseInferenceEngine(ABC):
 
     def load_version(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
         """Load weights whose version the caller counts."""
-        self.update_weights(weights)
-        self.weight_version = version
+        self._coming_version = version
+        try:
+            self.update_weights(weights)
+        finally:
+            self._coming_version = None
+
+    @property
+    def _next_version(self) -> int:
+        """The version of the weights that are being loaded."""
+        version = self._coming_version
+        return self.weight_version + 1 if version is None else version
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

@@ -63,7 +63,7 @@ class ScriptedEngine(BaseInferenceEngine):
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
         """Count the version; there are no weights."""
-        self.weight_version += 1
+        self.weight_version = self._next_version
         return self.weight_version
 
     def close(self) -> None:

@@ -64,12 +64,6 @@ class ModelEngine(WorkerEngine):
         return await asyncio.wrap_future(task)
 
     def update_weights(self, weights: Mapping[str, torch.Tensor] | None) -> int:
-        return self._load(weights, None)
-
-    def load_version(self, weights: Mapping[str, torch.Tensor] | None, version: int) -> None:
-        self._load(weights, version)
-
-    def _load(self, weights: Mapping[str, torch.Tensor] | None, version: int | None) -> int:
         self._synchronize()  # the caller's stream may be computing these weights
 
         def update() -> int:
@@ -77,8 +71,7 @@ class ModelEngine(WorkerEngine):
                 self.model.load_state_dict(weights)
             self._on_new_weights()
             self._synchronize()  # the caller may change or free them
-            before = self.weight_version
-            self.weight_version = before + 1 if version is None else version
+            before, self.weight_version = self.weight_version, self._next_version
             for turn in self._active_turns():
                 turn.weights_changed(before, self.weight_version)
             return self.weight_version

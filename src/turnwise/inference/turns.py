@@ -14,35 +14,24 @@ from turnwise.inference.protocol import FinishReason, GenerationRequest, Generat
 
 
 @dataclass(eq=False)
-class EngineTurn:
-    """A request that an engine's thread samples, or will sample."""
+class SampledTurn:
+    """A request, and what was sampled for it so far."""
 
     request: GenerationRequest
-    future: asyncio.Future[GenerationResult]
     context_left: int
     """Tokens that fit into the context after the prompt."""
-    decode: Callable[[list[int]], str] | None = None
+    decode: Callable[[list[int]], str] | None = field(default=None, kw_only=True)
     """Decodes tokens, to look for stop strings."""
-    rng: random.Random = field(init=False)
-    started: float = field(default_factory=time.monotonic)
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[tuple[int, int]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list, init=False)
+    log_probs: list[float] = field(default_factory=list, init=False)
+    versions: list[tuple[int, int]] = field(default_factory=list, init=False)
     """First tokens and versions of the weights that sampled them, after an update in flight."""
 
     def __post_init__(self) -> None:
-        self.rng = random.Random(self.request.seed)
         stops = self.request.stop_strings
         # A token is at least a byte, so a stop string lies within as many tokens as it has bytes;
         # twice that, since a token may also be part of a character, or of no text at all.
         self._tail = 2 * max((len(s.encode()) for s in stops), default=0) + 8
-        self._num_reported = 0
-
-    @property
-    def deadline(self) -> float:
-        """When the turn must end, on the monotonic clock."""
-        timeout = self.request.timeout
-        return math.inf if timeout is None else self.started + timeout
 
     def finish_reason(self) -> FinishReason | None:
         """Return why sampling stops here; None if it continues."""
@@ -57,7 +46,49 @@ class EngineTurn:
             return FinishReason.LENGTH
         if len(ids) >= self.context_left:
             return FinishReason.CONTEXT
-        if request.timeout is not None and time.monotonic() > self.deadline:
+        return None
+
+    def weights_changed(self, before: int, now: int) -> None:
+        """Record that other weights sample the next tokens."""
+        if not self.ids or before == now:
+            return
+        self.versions = self.versions or [(0, before)]
+        if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
+            self.versions.pop()
+        self.versions.append((len(self.ids), now))
+
+    def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
+        """Return the result so far; `weight_version` is the engine's current one."""
+        (_, first), *later = self.versions or [(0, weight_version)]
+        later = [change for change in later if change[0] < len(self.ids)]
+        return GenerationResult(self.ids, self.log_probs, reason, first, tuple(later))
+
+
+@dataclass(eq=False)
+class EngineTurn(SampledTurn):
+    """A request that an engine's thread samples, or will sample."""
+
+    future: asyncio.Future[GenerationResult]
+    rng: random.Random = field(init=False)
+    started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.rng = random.Random(self.request.seed)
+        self._num_reported = 0
+
+    @property
+    def deadline(self) -> float:
+        """When the turn must end, on the monotonic clock."""
+        timeout = self.request.timeout
+        return math.inf if timeout is None else self.started + timeout
+
+    def finish_reason(self) -> FinishReason | None:
+        """Return why sampling stops here; None if it continues."""
+        reason = super().finish_reason()
+        if reason is not None:
+            return reason
+        if self.request.timeout is not None and time.monotonic() > self.deadline:
             return FinishReason.DEADLINE
         if self.future.cancelled():
             return FinishReason.ABORTED
@@ -75,15 +106,6 @@ class EngineTurn:
         self.ids += ids[:left]
         self.log_probs += log_probs[:left]
         return min(left, len(ids))
-
-    def weights_changed(self, before: int, now: int) -> None:
-        """Record that other weights sample the next tokens. Called in the engine's thread."""
-        if not self.ids:
-            return
-        self.versions = self.versions or [(0, before)]
-        if self.versions[-1][0] == len(self.ids):  # those weights sampled nothing
-            self.versions.pop()
-        self.versions.append((len(self.ids), now))
 
     def report(self) -> None:
         """Report new tokens, if the request asks for that. Called in the engine's thread."""
@@ -105,12 +127,6 @@ class EngineTurn:
         # A closed loop raises RuntimeError: nobody awaits the result any more.
         with contextlib.suppress(RuntimeError):
             self.future.get_loop().call_soon_threadsafe(_set_outcome, self.future, outcome)
-
-    def result(self, reason: FinishReason, weight_version: int) -> GenerationResult:
-        """Return the result so far; `weight_version` is the engine's current one."""
-        (_, first), *later = self.versions or [(0, weight_version)]
-        later = [change for change in later if change[0] < len(self.ids)]
-        return GenerationResult(self.ids, self.log_probs, reason, first, tuple(later))
 
 
 def _set_outcome(

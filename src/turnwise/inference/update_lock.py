@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 
@@ -17,6 +17,11 @@ class UpdateLock:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._updating = asyncio.Lock()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether an update waits for turns, or is running."""
+        return not self._is_open.is_set()
 
     async def enter(self) -> None:
         """Start to sample, after the update that is running."""
@@ -32,11 +37,15 @@ class UpdateLock:
             self._is_idle.set()
 
     @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Hold new turns back, and wait until all running ones have finished."""
+    async def exclusive(
+        self, cut: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncIterator[None]:
+        """Hold new turns back, and wait until all running ones have finished, or `cut` them."""
         async with self._updating:
             self._is_open.clear()
             try:
+                if cut is not None:
+                    await cut()
                 await self._is_idle.wait()
                 yield
             finally:

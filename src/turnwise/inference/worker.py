@@ -70,7 +70,7 @@ class WorkerEngine(BaseInferenceEngine):
     async def sample(self, request: GenerationRequest) -> GenerationResult:
         future = asyncio.get_running_loop().create_future()
         decode = None if self.tokenizer is None else self.tokenizer.decode
-        self._put(EngineTurn(request, future, self.context_left(request), decode))
+        self._put(EngineTurn(request, self.context_left(request), future, decode=decode))
         result: GenerationResult = await future
         return result
 

@@ -138,8 +138,8 @@ class SGLangEngine(BaseInferenceEngine):
                 f"min_p got {request.sampling.min_p}, but an SGLang with deterministic inference "
                 "has no min-p, and would exit. Leave it out, or start SGLang without that."
             )
-        limit = min(request.max_tokens, self.context_left(request))
-        return await asyncio.wrap_future(self._thread.call(self._sample(request, limit)))
+        context_left = self.context_left(request)
+        return await asyncio.wrap_future(self._thread.call(self._sample(request, context_left)))
 
     async def score(self, ids: Sequence[int], start: int) -> list[float]:
         check_scored(ids, start, self.context_length)
@@ -165,6 +165,7 @@ class SGLangEngine(BaseInferenceEngine):
         says how. Otherwise they are written into a folder in `weights_dir`, which must be on a
         disk that SGLang can read. None means that another client has updated SGLang's weights.
         Running turns finish with the old weights, and none starts before the new ones are loaded.
+        With `in_flight` they are cut, and go on with the new weights after their tokens so far.
         If SGLang refuses a folder, it keeps the old weights and their version. If it fails to take
         tensors, some may be new, so it must be given all of them again.
         """
@@ -209,32 +210,44 @@ class SGLangEngine(BaseInferenceEngine):
     def close(self) -> None:
         self._thread.close(self._end_turns, self.abort_grace)
 
-    async def _sample(self, request: GenerationRequest, limit: int) -> GenerationResult:
-        now = self._loop.time()
-        turn = StreamedTurn(
-            request, limit, None if request.timeout is None else now + request.timeout
-        )
-        if limit == 0:
-            return self._result(turn, FinishReason.CONTEXT)
-        try:
-            async with asyncio.timeout_at(turn.deadline):
-                await self._update_lock.enter()
-        except TimeoutError:
-            return self._result(turn, FinishReason.DEADLINE)
-        try:
-            self._check_works()
-            response = await self._request(turn)
-            while not turn.add(response):
-                response = await self._request(turn)
-        finally:
-            self._update_lock.leave()
-        reason = turn.reason(response, self._loop.time())
-        if turn.cut_at_stop_string(self.tokenizer):
+    async def _sample(self, request: GenerationRequest, context_left: int) -> GenerationResult:
+        deadline = None if request.timeout is None else self._loop.time() + request.timeout
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        turn = StreamedTurn(request, context_left, deadline, decode=decode)
+        version = self.weight_version
+        if context_left == 0:
+            return turn.result(FinishReason.CONTEXT, version)
+        reason = None
+        while reason is None:  # again after each update that has cut the turn
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._update_lock.enter()
+            except TimeoutError:
+                return turn.result(FinishReason.DEADLINE, version)
+            try:
+                self._check_works()
+                turn.weights_changed(version, self.weight_version)
+                version = self.weight_version
+                reason = await self._continue(turn)
+            finally:
+                self._update_lock.leave()
+        if turn.cut_at_stop_string():
             reason = FinishReason.STOP
-        return self._result(turn, reason)
+        return turn.result(reason, version)
 
-    def _result(self, turn: StreamedTurn, reason: FinishReason) -> GenerationResult:
-        return GenerationResult(turn.ids, turn.log_probs, reason, self.weight_version)
+    async def _continue(self, turn: StreamedTurn) -> FinishReason | None:
+        """Let SGLang sample the rest of a turn; return None if an update has cut it."""
+        while True:
+            response = await self._request(turn)
+            is_cut = (
+                self.in_flight is not None
+                and self._update_lock.is_waiting
+                and not self._thread.is_closed
+            )
+            if turn.add(response, is_cut=is_cut):
+                return turn.reason(response, self._loop.time())
+            if is_cut:
+                return None
 
     async def _request(self, turn: StreamedTurn) -> wire.Response:
         """Let SGLang continue a turn until it stops or its deadline passes."""
@@ -244,7 +257,7 @@ class SGLangEngine(BaseInferenceEngine):
         body = wire.generation_body(
             turn.request,
             [*turn.request.prompt_ids, *turn.ids],
-            turn.limit - len(turn.ids),
+            turn.num_left,
             rid,
             wire.num_top_needed(turn.request, self._num_top_log_probs, self._vocab_size),
         )
@@ -305,8 +318,8 @@ class SGLangEngine(BaseInferenceEngine):
             self._update_lock.leave()
 
     async def _update(self, load: WeightLoader | None) -> int:
-        async with self._update_lock.exclusive():
-            version = self.weight_version + 1
+        async with self._update_lock.exclusive(self._end_turns if self.in_flight else None):
+            version = self._next_version
             if load is None:
                 self._served = await self._flush_cache()
             else:
@@ -337,7 +350,7 @@ class SGLangEngine(BaseInferenceEngine):
             self._thread.call(self._abort(rid)).add_done_callback(_ignore_error)
 
     async def _end_turns(self) -> None:
-        """End every turn with the tokens sampled so far."""
+        """End every request with the tokens sampled so far."""
         aborts = (self._abort_and_wait(rid, task) for rid, task in list(self._requests.items()))
         await asyncio.gather(*aborts, return_exceptions=True)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from turnwise.inference.loop_thread import START_SECONDS, LoopThread
 from turnwise.inference.new_weights import NewWeights, Skeleton, existing_folder
 from turnwise.inference.protocol import FinishReason, GenerationRequest, GenerationResult
 from turnwise.inference.sampling import SamplingParams
+from turnwise.inference.turns import SampledTurn
 from turnwise.inference.update_lock import UpdateLock
 from turnwise.inference.vllm.server import UpdatesDisabledError, VLLMServer
 from turnwise.inference.vllm.transfer import ServerTransfer
@@ -63,6 +66,8 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._server = VLLMServer(url, api_key)
         self._transfer = ServerTransfer(self._server, transfer)
         self._update_lock = UpdateLock()
+        self._cuts: set[asyncio.Timeout] = set()
+        """End the requests that are being sampled, when they expire."""
         self._mode_lock = asyncio.Lock()
         self._has_processed_log_probs: bool | None = None
         self._failure: str | None = None
@@ -100,7 +105,8 @@ class VLLMServerEngine(BaseInferenceEngine):
     def update_weights(self, weights: NewWeights) -> int:
         """Load new weights in place, from tensors by their Hugging Face names or from a folder.
 
-        Running turns finish first, with the old weights.
+        Running turns finish first, with the old weights. With `in_flight` they are cut, and go on
+        with the new weights after the tokens that have arrived.
         """
         if weights is None:
             raise ConfigError(
@@ -151,23 +157,24 @@ class VLLMServerEngine(BaseInferenceEngine):
         self._thread.loop.run_until_complete(self._server.close())
 
     async def _sample(self, request: GenerationRequest, context_left: int) -> GenerationResult:
-        ids: list[int] = []
-        log_probs: list[float] = []
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        turn = SampledTurn(request, context_left, decode=decode)
         version = self.weight_version
+        reason = None if context_left else FinishReason.CONTEXT
         try:
-            async with asyncio.timeout(request.timeout), self._turn():
-                version = self.weight_version
-                reason = FinishReason.CONTEXT
-                if context_left:
-                    await self._check_mode(request)
-                    reason = await self._stream(request, context_left, ids, log_probs)
+            async with asyncio.timeout(request.timeout):
+                while reason is None:  # again after each update that has cut the turn
+                    async with self._turn():
+                        turn.weights_changed(version, self.weight_version)
+                        version = self.weight_version
+                        reason = await self._continue(turn)
         except TimeoutError:
             reason = FinishReason.DEADLINE
         except asyncio.CancelledError:
             if not self._thread.is_closed:
                 raise
             reason = FinishReason.ABORTED
-        return GenerationResult(ids, log_probs, reason, version)
+        return turn.result(reason, version)
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
@@ -179,30 +186,61 @@ class VLLMServerEngine(BaseInferenceEngine):
         finally:
             self._update_lock.leave()
 
-    async def _stream(
-        self, request: GenerationRequest, context_left: int, ids: list[int], log_probs: list[float]
-    ) -> FinishReason:
-        """Sample, appending tokens as they arrive: a turn that times out keeps them."""
+    async def _continue(self, turn: SampledTurn) -> FinishReason | None:
+        """Let the server sample the rest of a turn; return None if an update has cut it."""
+        if turn.ids and (reason := turn.finish_reason()) is not None:
+            return reason  # all had arrived when it was cut
+        try:
+            async with asyncio.timeout(None) as cut:
+                self._cuts.add(cut)
+                await self._check_mode(turn.request)
+                return await self._stream(turn)
+        except TimeoutError:
+            if not cut.expired():
+                raise
+            return None
+        finally:
+            self._cuts.discard(cut)
+
+    async def _cut_turns(self) -> None:
+        """End every request, which aborts it on the server. Its tokens so far are kept."""
+        for cut in self._cuts:
+            cut.reschedule(self._thread.loop.time())
+
+    async def _stream(self, turn: SampledTurn) -> FinishReason:
+        """Sample, appending tokens as they arrive: a turn that ends early keeps them."""
+        request, start = turn.request, len(turn.ids)
+        if start:  # it goes on with random numbers of its own, not with those of its first tokens
+            request = dataclasses.replace(
+                request,
+                prompt_ids=[*request.prompt_ids, *turn.ids],
+                max_tokens=request.max_tokens - start,
+                seed=random.Random(f"{request.seed} {start}").getrandbits(62),
+            )
         body = {
             "model": self.model,
             "prompt": list(request.prompt_ids),
-            **sampling_arguments(request, context_left),
+            **sampling_arguments(request, turn.context_left - start),
             "stop": list(request.stop_strings),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "spaces_between_special_tokens": False,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
-            # Only a turn with a deadline may need partial results.
-            "stream_interval": 1 if request.timeout is not None else 64,
+            # Only a turn that may end early needs partial results.
+            "stream_interval": 1 if request.timeout is not None or self.in_flight else 64,
         }
         ended = None
-        async for choice in self._server.stream(body):
-            if choice["token_ids"]:
-                ids += choice["token_ids"]
-                log_probs += choice["logprobs"]["token_logprobs"]
-            ended = choice["finish_reason"] or ended
-        return _reason(ended, len(ids) >= request.max_tokens)
+        async with aclosing(self._server.stream(body)) as choices:
+            async for choice in choices:
+                log_probs = choice["logprobs"]["token_logprobs"] if choice["token_ids"] else []
+                for token, log_prob in zip(choice["token_ids"] or [], log_probs, strict=True):
+                    turn.ids.append(token)
+                    turn.log_probs.append(log_prob)
+                    if start and turn.finish_reason() is FinishReason.STOP:
+                        return FinishReason.STOP  # a stop string that began before the cut
+                ended = choice["finish_reason"] or ended
+        return _reason(ended, len(turn.ids) >= turn.request.max_tokens)
 
     async def _score(self, ids: list[int]) -> list[float]:
         prompt, arguments = scoring_arguments(ids)
@@ -225,9 +263,9 @@ class VLLMServerEngine(BaseInferenceEngine):
         async with self._mode_lock:
             if self._has_processed_log_probs is None:
                 probe = GenerationRequest(request.prompt_ids[:1], 1, SamplingParams(top_k=1))
-                log_probs: list[float] = []
-                await self._stream(probe, 1, [], log_probs)
-                self._has_processed_log_probs = log_probs[0] == 0.0
+                turn = SampledTurn(probe, 1)
+                await self._stream(turn)
+                self._has_processed_log_probs = turn.log_probs[0] == 0.0
         if not self._has_processed_log_probs:
             raise ConfigError(
                 "the server gives log-probs before temperature and filters are applied, and "
@@ -236,10 +274,11 @@ class VLLMServerEngine(BaseInferenceEngine):
 
     async def _update(self, load: Callable[[], Awaitable[None]]) -> int:
         try:
-            async with asyncio.timeout(self._update_timeout), self._update_lock.exclusive():
+            cut = self._cut_turns if self.in_flight is not None else None
+            async with asyncio.timeout(self._update_timeout), self._update_lock.exclusive(cut):
                 self._check_works()
                 await self._load(load)
-                self.weight_version += 1
+                self.weight_version = self._next_version
                 return self.weight_version
         except TimeoutError:
             raise DeadlineExceeded(

@@ -124,7 +124,7 @@ class VLLMInferenceEngine(WorkerEngine):
         if start == len(ids):
             return []
         future = asyncio.get_running_loop().create_future()
-        self._put(_Scored(GenerationRequest(list(ids), 1), future, context_left=1))
+        self._put(_Scored(GenerationRequest(list(ids), 1), 1, future))
         result = await future
         if result.finish_reason is FinishReason.ABORTED:
             raise RuntimeError("the engine was closed before these tokens were scored")
@@ -280,9 +280,9 @@ class VLLMInferenceEngine(WorkerEngine):
         except Exception as error:
             self._failure = f"new weights did not load, and the old are gone: {error}"
             raise
-        self.weight_version += 1
+        before, self.weight_version = self.weight_version, self._next_version
         for turn in self._turns.values():
-            turn.weights_changed(self.weight_version - 1, self.weight_version)
+            turn.weights_changed(before, self.weight_version)
         return self.weight_version
 
     def _forget_prefixes(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ class VLLMServer:
         (choice,) = reply["choices"]
         return dict(choice)
 
-    async def stream(self, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """Yield a completion in pieces."""
         lines = self._client.post_lines("/v1/completions", {**body, "stream": True})
         async for line in lines:
