@@ -39,6 +39,12 @@ def test_a_model_is_served_until_an_interrupt():
         assert status == 401
         assert "that the server printed" in refused["error"]["message"]
         assert ask(llm, "/models", None, method="GET")[1]["data"][0]["id"] == "tiny"
+        doubled = LLM(llm.base_url + "/v1", llm.api_key, "tiny")
+        for path in ("/messages", "/embeddings"):
+            status, refused = ask(doubled, path, {})
+            assert status == 404
+            assert "Invalid URL" in refused["error"]["message"]
+            assert "llm." not in refused["error"]["message"]
         root = LLM(llm.anthropic_url, llm.api_key, "tiny")
         assert ask(root, "/health", None, method="GET") == (200, {"status": "ok", "model": "tiny"})
         body = {"model": "tiny", "input": "Hello", "max_output_tokens": 5}

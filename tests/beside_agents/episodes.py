@@ -109,7 +109,8 @@ class Episode:
 def check_tokens(stream, sampled):
     """Each sampled token is trained on once, in the context that the engine was given."""
     trained = Counter()
-    for start, end in stream.turns:
+    for begin, end in stream.turns:
+        start = stream.mask.index(True, begin)  # after the opening of a call that was asked for
         context = [i for a, b in stream.context(start) for i in stream.ids[a:b]]
         log_probs = list(stream.log_probs[start:end])
         trained[str((context, list(stream.ids[start:end]), log_probs))] += 1

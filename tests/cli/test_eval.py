@@ -121,7 +121,10 @@ def test_a_certain_checkpoint(turnwise, run):
         ([".", "--env", "shop"], "the folder . holds no model"),
         (["tiny", "--env", "shopp"], "Did you mean 'shop'?"),
         (["tiny", "--env", "coins.py:Coins", "--checkpoint", "nowhere"], "nowhere"),
-        (["tiny", "--env", "coins.py:Broken", *FEW], "every episode failed, the first one with: "),
+        (
+            ["tiny", "--env", "coins.py:Broken", *FEW],
+            "every episode failed, the first one with: environment error: KeyError: 1\n  File",
+        ),
     ],
 )
 def test_a_mistake_is_a_message_and_nothing_else(turnwise, coins, tmp_path, arguments, message):

@@ -222,7 +222,10 @@ class Gateway:
         """The episode of a request, if its key is the episode's own."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         given = request.headers.get("x-api-key") or (token if scheme.lower() == "bearer" else "")
-        episode = self._episodes.get(request.path_params.get("episode", ""))
+        name = request.path_params.get("episode", "")
+        if name and self._is_at_root:
+            raise self._unknown_url(request)
+        episode = self._episodes.get(name)
         is_allowed = episode is not None and (
             episode.key is None or hmac.compare_digest(given.encode(), episode.key.encode())
         )
@@ -231,7 +234,7 @@ class Gateway:
                 ", or the episode has ended. An agent's client needs the llm.base_url and "
                 "llm.api_key of the same episode."
             )
-            if "" in self._episodes:  # a served model, which has one key
+            if self._is_at_root:  # a served model, which has one key
                 hint = ". Send the one that the server printed: 'Authorization: Bearer KEY'."
             raise ApiError(f"Incorrect API key provided{hint}", status=401, code="invalid_api_key")
         return episode.session
@@ -331,17 +334,28 @@ class Gateway:
         return await answering(write)(Gateway._refuse_url)(self, request)
 
     async def _refuse_url(self, request: Request) -> Response:
-        raise ApiError(
+        raise self._unknown_url(request)
+
+    def _unknown_url(self, request: Request) -> ApiError:
+        of_openai, of_anthropic = " (llm.base_url)", " (llm.anthropic_url)"
+        if self._is_at_root:
+            of_openai = of_anthropic = ""
+        return ApiError(
             f"Invalid URL ({request.method} {request.url.path}). Clients of OpenAI's API take a "
-            "base URL that ends with /v1 (llm.base_url), those of Anthropic's the same without it "
-            "(llm.anthropic_url).",
+            f"base URL that ends with /v1{of_openai}, those of Anthropic's the same without "
+            f"it{of_anthropic}.",
             status=404,
             code="unknown_url",
         )
 
+    @property
+    def _is_at_root(self) -> bool:
+        """Whether this serves one model to everyone, at `/v1`."""
+        return "" in self._episodes
+
     def _check_model(self, name: str) -> None:
         if name != self.model:
-            hint = "." if "" in self._episodes else ": pass llm.model to the agent's client."
+            hint = "." if self._is_at_root else ": pass llm.model to the agent's client."
             raise ApiError(
                 f"The model `{name}` does not exist; this server has `{self.model}`{hint}",
                 status=404,

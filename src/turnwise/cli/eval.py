@@ -150,9 +150,10 @@ def evaluate(
         first = played[plan.who]
         if all(result.status.is_error for result in first):
             where = f" of {name}" if name else ""
-            raise ConfigError(
-                f"every episode{where} failed, the first one with: {legible(str(first[0].error))}"
-            )
+            from turnwise.trainer.failures import described
+
+            why = legible(described(first[0]))
+            raise ConfigError(f"every episode{where} failed, the first one with: {why}")
     facts: dict[str, Any] = {
         "name": run_or_model,
         "environment": config.environment_name,

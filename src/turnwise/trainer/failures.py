@@ -51,14 +51,14 @@ class FailureReport:
         for environment in sorted({result.part for result in episodes}):
             own = [result for result in episodes if result.part == environment]
             if (why := self._why_stop(environment, own, is_first_step=is_first_step)) is not None:
-                return f"{why}\n{_described(own[0])}"
+                return f"{why}\n{described(own[0])}"
         failed = [result for result in episodes if result.status.is_error]
         kinds = {_kind(result): result for result in reversed(failed)}
         for kind, result in kinds.items():
             if kind not in self._reported:
                 self._reported.add(kind)
                 number = sum(_kind(other) == kind for other in failed)
-                self._say(f"{number} of {len(episodes)} episodes failed: {_described(result)}")
+                self._say(f"{number} of {len(episodes)} episodes failed: {described(result)}")
         return None
 
     def _why_stop(
@@ -94,7 +94,8 @@ def _kind(result: EpisodeResult) -> FailureKind:
     return result.status.value, where or (result.error or "")
 
 
-def _described(result: EpisodeResult) -> str:
+def described(result: EpisodeResult) -> str:
+    """Return how an episode failed, with the lines of the user's code."""
     text = f"{result.status.value.replace('_', ' ')}: {result.error}"
     lines = (result.traceback or "").removesuffix(str(result.error)).rstrip()  # said already
     return f"{text}\n{lines}" if lines else text
