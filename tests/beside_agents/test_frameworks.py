@@ -35,12 +35,18 @@ def test_an_agent_with_a_tool(episode, name, api, streams):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_smolagents(episode, streams):
-    """It writes its calls and their results as texts of its own: each step is a branch."""
+    """It writes its calls and their results as texts of its own: each step is a branch.
+
+    Its requests have `tool_choice: required`: the engine continues the opening of a call.
+    """
     answer, used = play_smolagents(episode, streams)
     assert answer == "42"
     assert episode.looked == ["x", "y"]
-    assert used == total(episode.usage)
-    assert len(episode.session.tree.turns) == 3
+    turns = episode.session.tree.turns
+    assert len(turns) == 3
+    assert all(turn.inserted[0] == 0 for turn in turns)
+    num_prompt, num_sampled = total(episode.usage)
+    assert used == (num_prompt - sum(turn.inserted[1] for turn in turns), num_sampled)
     episode.keep(f"smolagents{'-stream' * streams}")
 
 
