@@ -114,9 +114,12 @@ async def _start(words: Sequence[str], variables: Mapping[str, str]) -> asyncio.
             start_new_session=True,
         )
     except OSError as error:
+        fix = "Install it, or write its whole path."
+        if words[0].endswith(".py"):
+            fix = f"Write {words[0]}:name for a function of that file, python {words[0]} to run it."
         raise ConfigError(
             f"the agent's command {words[0]!r} could not be started: {error.strerror or error}. "
-            "Install it, or write its whole path."
+            f"{fix}"
         ) from error
 
 

@@ -82,6 +82,10 @@ def check_env(
         contextlib.ExitStack() as closing,
     ):
         config = played_settings(source, supplied, is_checked=False)
+        if config.agent is not None:
+            from turnwise.trainer.agents import no_environment
+
+            raise no_environment(config.agent)
         report = run_checks(
             config.environment.name,
             config.environment,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -46,8 +47,9 @@ def apply_override(data: dict[str, Any], override: str, known: SettingTypes) -> 
     path = key.strip().lstrip("+").split(".")
     may_be_alone = path[0] in known or path[0] in SHORT_SECTIONS
     if not equals or not all(path) or (len(path) == 1 and not may_be_alone):
-        inside = [full for full in known if full.endswith(f".{key.strip()}")]
-        example = f"{inside[0]}={raw}" if inside else "training.learning_rate=3e-5"
+        names = {full.rpartition(".")[2]: full for full in reversed(list(known))}
+        near = difflib.get_close_matches(key.strip(), names, n=1, cutoff=0.8)
+        example = f"{names[near[0]]}={raw}" if near else "training.learning_rate=3e-5"
         raise ConfigError(
             f"cannot read the override {override!r}. Write section.name=value, "
             f"for example {example}"

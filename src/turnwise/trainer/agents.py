@@ -111,6 +111,14 @@ def remember_agent(label: str | None) -> None:
         remember_use(_use(label))
 
 
+def no_environment(name: str) -> ConfigError:
+    """Return the error of a command that needs an environment, for the run of an agent."""
+    return ConfigError(
+        f"this is played by the agent {name}, which has no environment. turnwise eval plays "
+        "it, turnwise view shows its conversations, turnwise serve lets you talk to its model."
+    )
+
+
 def check_alone(agent: Any, others: dict[str, Any]) -> None:
     """Raise if an agent was given together with what belongs to an environment."""
     for name, value in others.items():

@@ -29,7 +29,13 @@ from turnwise.reward.combine import reward_by_name
 from turnwise.reward.function import RewardFunction
 from turnwise.tools import Tool, ToolRegistry, get_parser
 from turnwise.tools.by_name import parser_by_name, tools_by_name
-from turnwise.trainer.agents import agent_episodes, agent_name, agent_of, expert_of
+from turnwise.trainer.agents import (
+    agent_episodes,
+    agent_name,
+    agent_of,
+    expert_of,
+    no_environment,
+)
 from turnwise.trainer.curriculum import Curriculum
 from turnwise.trainer.rollout import Rows, TaskSource, limits_of
 from turnwise.trainer.state import load_configured_model
@@ -169,9 +175,7 @@ class UserComponents:
         if self.mix:
             return self.mix[0].factory()
         if self.agent is not None:
-            raise ConfigError(
-                f"this is played by the agent {self.environment_name}, which has no environment"
-            )
+            raise no_environment(self.environment_name)
         assert self.environment is not None
         return environment_factory(self.environment, config.environment)
 
