@@ -6,7 +6,7 @@
 The grid-world and the shop, whose tools are called in its steps, sleep by a log-normal law (median
 0.05 s, 99 % below 1 s). Weights are random, so a run first imitates the expert, untimed. The busy
 shares are of the time of the steps: the engine's is the time in which it had turns to sample, the
-learner's that of updates; the GPU's is what its driver reports.
+learner's that of updates.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ import argparse
 import asyncio
 import math
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -90,23 +87,6 @@ class Clock:
     def end(self, outcome: str) -> None: ...
 
 
-@contextmanager
-def gpu_load() -> Iterator[list[float]]:
-    """Fill a list with the driver's load of the GPU, five times a second, inside the block."""
-    samples: list[float] = []
-    if shutil.which("nvidia-smi") is None:
-        yield samples
-        return
-    query = ["nvidia-smi", "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits"]
-    with subprocess.Popen([*query, "-lms", "200"], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield samples
-        finally:
-            process.terminate()
-            assert process.stdout is not None
-            samples += [float(line) / 100 for line in process.stdout if line.strip().isdigit()]
-
-
 def train(
     environment: type, max_staleness: int, args: argparse.Namespace, own_stream: bool
 ) -> dict[str, float]:
@@ -137,14 +117,14 @@ def train(
         config, environment, model=model, tokenizer=tokenizer, reporter=clock, resume="never"
     ) as trainer:
         clock.trainer = trainer
-        with gpu_load() as load, suppress(IsOver):
+        with suppress(IsOver):
             trainer.fit(1, args.updates + 1)
         history = trainer.metrics_history[1:]
     # The first step captures graphs and compiles kernels.
     seconds, idle = (
         last - first for first, last in zip(clock.seen[0], clock.seen[-1], strict=True)
     )
-    found = {
+    return {
         "episodes per s": sum(metrics["num_episodes"] for metrics in history) / seconds,
         "engine busy": 1.0 - idle / seconds,
         "learner busy": sum(metrics["time/update"] for metrics in history) / seconds,
@@ -152,8 +132,6 @@ def train(
         "updates behind": fmean(metrics.get("staleness/mean", 0.0) for metrics in history),
         "reward": fmean(metrics["reward"] for metrics in history),
     }
-    late = load[len(load) // 3 :]  # without the warm start
-    return found | ({"gpu busy": fmean(late)} if late else {})
 
 
 def main() -> None:
@@ -161,8 +139,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="1.5B")
-    parser.add_argument("--updates", type=int, default=6)
-    parser.add_argument("--warm-start-steps", type=int, default=30)
+    parser.add_argument("--updates", type=int, default=5)
+    parser.add_argument("--warm-start-steps", type=int, default=20)
     add_record_option(parser)
     args = parser.parse_args()
     for name, environment in (("grid-world", SlowGridWorld), ("shop", SlowShop)):
@@ -173,7 +151,7 @@ def main() -> None:
             print(f"{name}, {how}: ", end="")
             print(", ".join(f"{what} {value:.3g}" for what, value in found.items()), flush=True)
             if args.record:
-                record(f"gpu/async/{args.shape}/{name}/{how}", found, DEVICE)
+                record(f"gpu/async/{args.shape}/{name}, {how}", found, DEVICE)
 
 
 if __name__ == "__main__":
