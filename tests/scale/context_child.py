@@ -12,9 +12,10 @@ import torch
 
 from inference.tiny_models import make_model
 from learner.episodes import ALL_TERMS, double_model, random_batch, with_targets
+from learner.test_branches import make_stream
 from scale.sharded_child import adapted_model, left_over
 from turnwise.errors import ConfigError
-from turnwise.learner import Learner, PolicyValueModel, add_lora
+from turnwise.learner import Learner, PolicyValueModel, PPOBatch, add_lora
 from turnwise.learner.sharded import ShardedLearner
 from turnwise.learner.sharding import split_shards
 from turnwise.learner.workers import ShardedWorkers
@@ -39,14 +40,26 @@ CASES = {
     "reference": lambda: (double_model("llama"), make_model("llama").double()),
     "adapters": lambda: (adapted_model(), None),
     "windows": lambda: (windowed_model(), None),
+    "branches": lambda: (double_model("llama"), None),
 }
 
 
-def make_batch(model):
-    """Seven episodes; the first three have the same prompt of two tokens."""
-    batch = random_batch(7, width=15)
-    batch.input_ids[:3, :2] = batch.input_ids[0, :2]
-    batch.response_mask[:, 1] = False
+def make_batch(case, model):
+    """Seven episodes; the first three have the same prompt."""
+    if case == "branches":
+        trees = ((4, 5), (0, 2), (3, 6), (6, 6), (5, 1), (4, 4), (0, 5))
+        turns = [([5], [6, 7], 0), ([8], [9], 4), ([2, 2], [1, 0, 1], 5)]
+        batch = PPOBatch.from_streams(
+            [
+                make_stream([turns[0], (*turns[1][:2], at), (*turns[2][:2], then)])
+                for at, then in trees
+            ]
+        )
+        assert batch.branches is not None
+    else:
+        batch = random_batch(7, width=15)
+        batch.input_ids[:3, :2] = batch.input_ids[0, :2]
+        batch.response_mask[:, 1] = False
     batch = with_targets(batch, Learner(model))
     return batch if model.has_critic else dataclasses.replace(batch, returns=None, values=None)
 
@@ -73,7 +86,7 @@ def computed(learner, batch):
 
 def compare(case, context_size):
     """The learners of one group have the same rows; all learn from the whole batch."""
-    batch = make_batch(CASES[case]()[0])
+    batch = make_batch(case, CASES[case]()[0])
     model, reference = CASES[case]()
     alone = Learner(model, OPTIONS, reference=reference)
     model, reference = CASES[case]()
