@@ -6,7 +6,9 @@ import http.client
 import itertools
 import json
 import os
+import random
 import socket
+import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +29,7 @@ from agents.serving import (
     serving,
 )
 from chat.families import make_format
+from contention import wait_until
 from turnwise.agents import Gateway
 from turnwise.episode import EpisodeLimits, timing
 from turnwise.inference import FinishReason, GenerationResult
@@ -447,6 +450,51 @@ def test_a_client_that_hangs_up_leaves_nothing_behind():
         release.set()
         assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
         assert len(session.tree.turns) == 1
+
+
+def hang_up(llm, path, body, num_sent, num_read):
+    """Send the first bytes of a request, read the first bytes of its answer, and reset."""
+    address, data = urlsplit(llm.base_url), json.dumps(body).encode()
+    head = (
+        f"POST {address.path}{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {llm.api_key}\r\n"
+        f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+    )
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall((head.encode() + data)[:num_sent])
+        while num_read > 0 and (read := connection.recv(num_read)):
+            num_read -= len(read)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def test_clients_that_hang_up_at_any_point_leave_nothing_behind(caplog):
+    rng = random.Random(0)
+
+    def one(number):
+        path, body = list(REQUESTS.items())[number % 3]
+        body = {**body, "stream": number % 2 == 0}
+        if number % 4 == 0:
+            hang_up(llm, path, body, rng.randrange(1, 300), 0)
+        elif number % 4 < 3:
+            hang_up(llm, path, body, 10**6, rng.choice([0, 1, 50, 300, 900]))
+        else:
+            assert ask(llm, path, body)[0] == 200
+
+    session = make_session()
+    sample = session._setup.engine.sample
+
+    async def slow(request):
+        await asyncio.sleep(0.005)
+        return await sample(request)
+
+    session._setup.engine.sample = slow
+    with serving(session) as (_, _, llm), ThreadPoolExecutor(8) as pool:
+        list(pool.map(one, range(48)))
+        assert wait_until(lambda: session._num_under_way == 0)
+        assert ask(llm, CHAT, chat_body(QUESTION))[0] == 200
+        assert session.tree._under_way == len(session._tasks) == 0
+        assert len(session.engine_sessions) == len(session.tree.turns) > 12
+    assert len(session.engine_sessions) == 0
+    assert "socket.send" not in caplog.text
 
 
 def test_small_packets_are_sent_at_once():
