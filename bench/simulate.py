@@ -4,14 +4,16 @@
     python bench/simulate.py --episodes-per-gpu 16    # larger updates on more GPUs
     python bench/simulate.py --model 7B --median 1 --almost-all 60
 
-What a GPU does in a second was measured on one H200 with random weights of real shapes (prompt 512,
-256 sampled; 64 and 256 sequences at once; an update on 64 rows of 768 tokens); what the driver does
-on one CPU core (bench/scale.py). The network is an assumption. When groups start and which ones an
-update trains on is decided by `turnwise.trainer.pacing.Pacer`, as in a run.
+What a GPU does in a second are the figures of one H200 in bench/results.jsonl, with random weights
+of real shapes (bench/gpu/real_shapes.py: 64 episodes with a prompt of 512 and 256 sampled tokens);
+what the driver does, those of one CPU core (bench/scale.py). How sampling grows with the number of
+sequences, and the network, are assumptions. When groups start and which ones an update trains on is
+decided by `turnwise.trainer.pacing.Pacer`, as in a run.
 
-For each number of GPUs and each `max_staleness` the fastest split into learners and engines is
-printed, with the share of the time in which each part was busy. What is nearest to 1 saturates. If
-nothing is, the updates wait for the slowest episodes.
+For each number of GPUs and each `max_staleness` one draw of random sleeps decides which split into
+learners and engines is the fastest. Printed are the means of other draws with it: episodes per
+second with the lowest and the highest, and the share of the time in which each part was busy. What
+is nearest to 1 saturates. If nothing is, the updates wait for the slowest episodes.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ import itertools
 import json
 import math
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 
-from results import RESULTS, add_record_option, record
+from results import RESULTS, Figure, add_record_option, record
 from turnwise.trainer.pacing import Draw, Pacer
 
 GROUP_SIZE = 8
@@ -33,6 +37,8 @@ WORKER_SLOTS = 256
 """Episodes that an engine has under way at most."""
 NETWORK = 25e9
 """Bytes per second in and out of a GPU; all of a machine's GPUs have the same."""
+FEW, MANY, MANY_TIMES = 64, 256, 1.7
+"""Sequences at once of the recorded figure; so many sample this many times as many tokens."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +46,29 @@ class Model:
     """What one H200 was measured to do with a model."""
 
     weights: float
-    decode: tuple[tuple[int, float], tuple[int, float]]
-    """Sampled tokens per second with so many sequences at once, for two numbers of them."""
-    prefill: float
-    """Observed tokens per second."""
+    sampling: float
+    """Sampled tokens per second of `FEW` sequences."""
     update: float
     """Trained tokens per second."""
 
+    @property
+    def prefill(self) -> float:
+        """Observed tokens per second: a forward is a third of an update."""
+        return 3 * self.update
+
     def decode_step(self, num_sequences: int) -> float:
         """Seconds of a decode step: linear in the number of sequences."""
-        (few, slow), (many, fast) = self.decode
-        slope = (many / fast - few / slow) / (many - few)
-        return few / slow + slope * (num_sequences - few)
+        few, many = FEW / self.sampling, MANY / (MANY_TIMES * self.sampling)
+        return few + (many - few) * (num_sequences - FEW) / (MANY - FEW)
 
 
 MODELS = {
-    "1.5B": Model(1.54e9, ((64, 22_300), (256, 38_300)), 150_000, 41_700),
-    "7B": Model(7.6e9, ((64, 8_000), (256, 12_200)), 53_000, 9_800),
+    "1.5B": (1.54e9, "gpu/sampling/1.5B, 64 x (512 + 256)/full model", "gpu/update/1.5B/each"),
+    "7B": (7.6e9, "gpu/sampling/7B, 64 x (512 + 256)/full model", "gpu/update/7B-lora/each"),
 }
+"""Weights, and the recorded works; an update of 7B is one of LoRA: of more than one GPU none is."""
+UPDATE_TOKENS = 64 * (512 + 256)
+"""Of the recorded updates."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +103,8 @@ class Cluster:
     num_engines: int
     pacer: Pacer
     reads_per_second: float
+    rng: random.Random
     now: float = 0.0
-    rng: random.Random = field(default_factory=lambda: random.Random(0))
 
     def __post_init__(self) -> None:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -195,29 +206,55 @@ class Cluster:
         self._start()
 
 
-def reads_per_second() -> float:
-    """The lower end of what bench/scale.py measured on one core."""
+def recorded(work: str, figure: str) -> float:
+    """A figure in bench/results.jsonl; the lower end of a range."""
     for line in RESULTS.read_text().splitlines():
         entry = json.loads(line)
-        if entry["work"] == "scale/reading":
-            figure = entry["figures"]["episodes/s"]
-            return float(min(figure) if isinstance(figure, list) else figure)
-    raise SystemExit("bench/results.jsonl has no scale/reading: run bench/scale.py --record")
+        if entry["work"] == work:
+            found = entry["figures"][figure]
+            return float(min(found) if isinstance(found, list) else found)
+    raise SystemExit(f"bench/results.jsonl has no {work!r}")
 
 
-def fastest(
-    num_gpus: int, max_staleness: int, model: Model, work: Work, num_updates: int, reads: float
-) -> dict[str, float]:
-    """The figures of the fastest split into learners and engines."""
-    found: dict[str, float] = {}
-    for share in (1, 2, 4, 6):
-        num_learners = num_gpus * share // 8
-        pacer = Pacer(work.episodes // GROUP_SIZE, max_staleness, num_updates=num_updates)
-        cluster = Cluster(model, work, num_learners, num_gpus - num_learners, pacer, reads)
-        figures = {"GPUs": num_gpus, "GPUs of learners": num_learners, **cluster.run()}
-        if figures["episodes per s"] > found.get("episodes per s", 0.0):
-            found = figures
-    return found
+def recorded_model(name: str) -> Model:
+    weights, sampling, update = MODELS[name]
+    return Model(weights, recorded(sampling, "tokens/s"), UPDATE_TOKENS / recorded(update, "s"))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated, apart from the split of the GPUs and the draw of random sleeps."""
+
+    num_gpus: int
+    max_staleness: int
+    model: Model
+    work: Work
+    num_updates: int
+    reads_per_second: float
+
+    def run(self, num_learners: int, seed: int) -> dict[str, float]:
+        groups = self.work.episodes // GROUP_SIZE
+        pacer = Pacer(groups, self.max_staleness, num_updates=self.num_updates)
+        how = (num_learners, self.num_gpus - num_learners, pacer, self.reads_per_second)
+        return Cluster(self.model, self.work, *how, random.Random(seed)).run()
+
+    def figures(self, num_seeds: int) -> dict[str, Figure]:
+        """The means of the fastest split into learners and engines."""
+        splits = [self.num_gpus * share // 8 for share in (1, 2, 4, 6)]
+        short = replace(self, num_updates=min(self.num_updates, 20))
+        num_learners = max(splits, key=lambda split: short.run(split, 0)["episodes per s"])
+        runs = [self.run(num_learners, seed) for seed in range(1, num_seeds + 1)]
+        speeds = [run["episodes per s"] for run in runs]
+        return {
+            "GPUs": self.num_gpus,
+            "GPUs of learners": num_learners,
+            "lowest and highest": [min(speeds), max(speeds)],
+            **{name: statistics.mean(run[name] for run in runs) for name in runs[0]},
+        }
+
+
+def in_words(figure: Figure) -> str:
+    return " to ".join(f"{x:.3g}" for x in (figure if isinstance(figure, Sequence) else [figure]))
 
 
 def main() -> None:
@@ -233,22 +270,24 @@ def main() -> None:
     parser.add_argument("--median", type=float, default=0.1, help="seconds of an environment step")
     parser.add_argument("--almost-all", type=float, default=5.0, help="99 %% take less")
     parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--seeds", type=int, default=3, help="draws of random sleeps")
     add_record_option(parser)
     args = parser.parse_args()
-    reads = reads_per_second()
+    model, reads = recorded_model(args.model), recorded("scale/reading", "episodes/s")
+    settings = []
     for num_gpus, max_staleness in itertools.product(args.gpus, args.staleness):
         episodes = num_gpus * args.episodes_per_gpu if args.episodes_per_gpu else args.episodes
         work = Work(episodes, args.turns, args.sampled, args.observed, args.median, args.almost_all)
-        model = MODELS[args.model]
-        figures = fastest(num_gpus, max_staleness, model, work, args.updates, reads)
-        name = f"{num_gpus} GPUs, max_staleness {max_staleness}"
-        print(f"{name}: ", end="")
-        print(", ".join(f"{key} {value:.3g}" for key, value in figures.items()), flush=True)
-        if args.record:
-            size = (
-                f"{args.episodes_per_gpu} per GPU" if args.episodes_per_gpu else f"{args.episodes}"
-            )
-            record(f"simulate/{args.model}, {size} episodes/{name}", figures)
+        settings.append(Setting(num_gpus, max_staleness, model, work, args.updates, reads))
+    size = f"{args.episodes_per_gpu} per GPU" if args.episodes_per_gpu else f"{args.episodes}"
+    with ProcessPoolExecutor() as processes:
+        found = processes.map(Setting.figures, settings, itertools.repeat(args.seeds))
+        for setting, figures in zip(settings, found, strict=True):
+            name = f"{setting.num_gpus} GPUs, max_staleness {setting.max_staleness}"
+            texts = (f"{key} {in_words(value)}" for key, value in figures.items())
+            print(f"{name}: {', '.join(texts)}", flush=True)
+            if args.record:
+                record(f"simulate/{args.model}, {size} episodes/{name}", figures)
 
 
 if __name__ == "__main__":

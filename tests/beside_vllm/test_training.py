@@ -106,14 +106,25 @@ def test_grpo_through_a_server(tmp_path, first, servers):
     assert version == NUM_STEPS + 1  # the first brings what the run starts from
 
 
-def test_asynchronous_training_through_vllm_in_this_process(tmp_path, first):
-    options = "inference.options={block_size: 32, kv_cache_memory_bytes: 268435456}"
-    settings = (options, "training.max_staleness=2", "training.max_log_prob_gap=null")
-    history, version, gap = train(tmp_path, first.folder, *settings)
-    assert version == len(history) == NUM_STEPS
+def train_asynchronously(folder, model, *settings):
+    stale = ("training.max_staleness=2", "training.max_log_prob_gap=null")
+    history, version, gap = train(folder, model, *settings, *stale)
+    assert len(history) == NUM_STEPS
     for metrics in history:
         assert metrics["errors"] == 0
         assert metrics["grad_norm"] > 0
         assert metrics.get("weights_behind", 0) <= 2
     assert any("weights_behind" in metrics for metrics in history)
     assert gap < TOLERANCE
+    return version
+
+
+def test_asynchronous_training_through_vllm_in_this_process(tmp_path, first):
+    options = "inference.options={block_size: 32, kv_cache_memory_bytes: 268435456}"
+    assert train_asynchronously(tmp_path, first.folder, options) == NUM_STEPS
+
+
+def test_asynchronous_training_through_a_server(tmp_path, first, servers):
+    """Its turns are long enough to be under way when weights arrive."""
+    settings = (f"inference.url={servers[0].url}", "inference.max_tokens=60")
+    assert train_asynchronously(tmp_path, first.folder, *settings) == NUM_STEPS + 1

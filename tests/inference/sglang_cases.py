@@ -58,7 +58,7 @@ def gap(model, request, result):
     return (torch.tensor(result.log_probs) - expected).abs().max().item()
 
 
-def sample_in_flight(engine, runtime, request, models, cut_after):
+def sample_in_flight(engine, runtime, request, models, cut_after, update=None):
     """One turn, in which the engine takes new weights whenever so many tokens were sampled."""
     engine.in_flight = "recompute"
     runtime.hold_after = cut_after
@@ -67,7 +67,7 @@ def sample_in_flight(engine, runtime, request, models, cut_after):
         turn = asyncio.create_task(engine.sample(request))
         for model in models:
             await until(lambda: [len(run.output) for run in runtime._runs.values()] == [cut_after])
-            await asyncio.to_thread(engine.update_weights, model.state_dict())
+            await asyncio.to_thread(update or engine.update_weights, model.state_dict())
         runtime.hold_after = None
         return await turn
 

@@ -225,8 +225,12 @@ def test_new_weights_are_used_from_then_on(engine):
 def test_in_flight_a_turn_goes_on_with_the_new_weights(engine):
     runtime, other = Engine.made.tokenizer_manager.runtime, make_model(seed=1)
     request = GenerationRequest([5, 6, 7], 20, SamplingParams(temperature=0.7))
-    result = sample_in_flight(engine, runtime, request, [other], 6)
-    assert (result.weight_version, result.later_versions) == (0, ((6, 1),))
+
+    def update(weights):
+        engine.load_version(weights, 5)  # as a worker does that has missed some
+
+    result = sample_in_flight(engine, runtime, request, [other], 6, update)
+    assert (result.weight_version, result.later_versions) == (0, ((6, 5),))
     expected = [
         plain_log_probs(model, request, list(result.ids)) for model in (make_model(), other)
     ]
