@@ -6,9 +6,9 @@
 
 What a GPU does in a second are the figures of one H200 in bench/results.jsonl, with random weights
 of real shapes (bench/gpu/real_shapes.py: 64 episodes with a prompt of 512 and 256 sampled tokens);
-what the driver does, those of one CPU core (bench/scale.py). How sampling grows with the number of
-sequences, and the network, are assumptions. When groups start and which ones an update trains on is
-decided by `turnwise.trainer.pacing.Pacer`, as in a run.
+what the driver does, those of one CPU core (bench/scale.py). That a forward takes a third of the
+time of an update, and the network, are assumptions. When groups start and which ones an update
+trains on is decided by `turnwise.trainer.pacing.Pacer`, as in a run.
 
 For each number of GPUs and each `max_staleness` one draw of random sleeps decides which split into
 learners and engines is the fastest. Printed are the means of other draws with it: episodes per
@@ -37,8 +37,8 @@ WORKER_SLOTS = 256
 """Episodes that an engine has under way at most."""
 NETWORK = 25e9
 """Bytes per second in and out of a GPU; all of a machine's GPUs have the same."""
-FEW, MANY, MANY_TIMES = 64, 256, 1.7
-"""Sequences at once of the recorded figure; so many sample this many times as many tokens."""
+FEW, MANY = 64, 256
+"""Sequences at once of the recorded figures."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Model:
     weights: float
     sampling: float
     """Sampled tokens per second of `FEW` sequences."""
+    growth: float
+    """How many times as many `MANY` sequences sample."""
     update: float
     """Trained tokens per second."""
 
@@ -58,15 +60,15 @@ class Model:
 
     def decode_step(self, num_sequences: int) -> float:
         """Seconds of a decode step: linear in the number of sequences."""
-        few, many = FEW / self.sampling, MANY / (MANY_TIMES * self.sampling)
+        few, many = FEW / self.sampling, MANY / (self.growth * self.sampling)
         return few + (many - few) * (num_sequences - FEW) / (MANY - FEW)
 
 
 MODELS = {
-    "1.5B": (1.54e9, "gpu/sampling/1.5B, 64 x (512 + 256)/full model", "gpu/update/1.5B/each"),
-    "7B": (7.6e9, "gpu/sampling/7B, 64 x (512 + 256)/full model", "gpu/update/7B-lora/each"),
+    "1.5B": (1.54e9, "gpu/update/1.5B/each"),
+    "7B": (7.6e9, "gpu/update/7B-lora/each"),
 }
-"""Weights, and the recorded works; an update of 7B is one of LoRA: of more than one GPU none is."""
+"""Weights, and the recorded update; that of 7B is one of LoRA: of more than one GPU none is."""
 UPDATE_TOKENS = 64 * (512 + 256)
 """Of the recorded updates."""
 
@@ -217,8 +219,15 @@ def recorded(work: str, figure: str) -> float:
 
 
 def recorded_model(name: str) -> Model:
-    weights, sampling, update = MODELS[name]
-    return Model(weights, recorded(sampling, "tokens/s"), UPDATE_TOKENS / recorded(update, "s"))
+    weights, update = MODELS[name]
+    growth = recorded_sampling("1.5B", MANY) / recorded_sampling("1.5B", FEW)
+    sampling = recorded_sampling(name, FEW)
+    return Model(weights, sampling, growth, UPDATE_TOKENS / recorded(update, "s"))
+
+
+def recorded_sampling(name: str, num_sequences: int) -> float:
+    work = f"gpu/sampling/{name}, {num_sequences} x (512 + 256)/full model"
+    return recorded(work, "tokens/s")
 
 
 @dataclass(frozen=True)
