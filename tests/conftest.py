@@ -4,6 +4,7 @@
 """
 
 import os
+import signal
 import sys
 import tempfile
 
@@ -24,6 +25,10 @@ else:
     settings.register_profile("search", timeless, derandomize=False)
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+
+# A shell starts background jobs with interrupts ignored, and what they start inherits that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _STATE = tempfile.TemporaryDirectory(prefix="turnwise-state-")
 os.environ["XDG_STATE_HOME"] = _STATE.name  # which code may be run is remembered there

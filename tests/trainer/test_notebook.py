@@ -67,9 +67,9 @@ def test_a_notebook_trains_and_shows_its_own_lines_when_it_fails(notebook):
     told = json.loads(error)["evalue"]
     assert "every episode of the first step failed in the same way" in told
     assert told.splitlines()[-3:] == [
+        "environment error: KeyError: 'rose'",
         "  Cell In[3], line 4, in step",
         '    return plants["rose"], 1.0, True, {}',
-        "KeyError: 'rose'",
     ]
     assert (folder / "runs" / "Broken" / "episodes" / "step-00000001.npz").is_file()
 
