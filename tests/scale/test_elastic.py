@@ -117,7 +117,8 @@ def test_machines_come_and_go_and_nothing_is_lost_or_counted_twice(tmp_path, clu
         assert max(m.get("weights_behind", 0) for m in run[0]) <= staleness
     played = Counter((tmp_path / "played").read_text().split())
     assert len(played) == 2
-    assert played[listener.node.node_id] >= 2
+    # Both of its workers get a share of a synchronous step; else one may leave before it plays.
+    assert played[listener.node.node_id] >= (2 if staleness == 0 else 1)
     log = (run[2] / "log.txt").read_text()
     assert log.count(" is ready") == 3
     assert log.count(" was lost and is replaced: ") == 2

@@ -103,7 +103,7 @@ class RemoteLearner(Learner):
             log_for(f"learner {rank}", lines)
         # All workers report the same metrics: those of the whole batch.
         metrics, log_probs, _ = outputs[0]
-        self.log_probs_before_update = torch.from_numpy(log_probs)
+        self.log_probs_before_update = torch.tensor(log_probs)  # Ray's own array is read-only
         found: dict[str, float] = metrics
         return found
 
